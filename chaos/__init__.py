@@ -1,0 +1,1 @@
+"""Faults and the words everybody shares: events, scenarios, schedules. Never imports torch at module level."""

@@ -1,0 +1,55 @@
+"""Errors meant for people: what went wrong, where, and what to do about it.
+
+Each carries the exit code the command line returns. A dead rank is not an error; it is data in the event log.
+"""
+
+from __future__ import annotations
+
+EXIT_PASS = 0
+EXIT_FAIL = 1
+EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_HARNESS = 4
+EXIT_UNSAFE = 5
+EXIT_HALTED = 6
+EXIT_SKIPPED = 7
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class ChaosError(Exception):
+    """Base of every error this project raises for a person to read."""
+
+    exit_code = EXIT_HARNESS
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class ScenarioError(ChaosError):
+    """The scenario file is wrong; nothing was started."""
+
+    exit_code = EXIT_USAGE
+
+
+class InfrastructureError(ChaosError):
+    """The harness or the machine failed (disk full, no port, a process that cannot start)."""
+
+    exit_code = EXIT_HARNESS
+
+
+class MissingCapability(ChaosError):
+    """This machine or launcher lacks what the scenario requires; the run is skipped, never passed."""
+
+    exit_code = EXIT_SKIPPED
+
+
+class LogError(ChaosError):
+    """An event log cannot be read or written as promised."""
+
+    exit_code = EXIT_HARNESS

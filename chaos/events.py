@@ -1,0 +1,301 @@
+"""The one record: every claim the product makes is computed from these events and nothing else.
+
+One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a SIGKILL loses no
+whole line and tears at most the last one. Times are nanoseconds of the host's monotonic clock, the same for all processes
+of a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from chaos.errors import LogError
+
+ORCHESTRATOR = "orchestrator"
+
+
+class Kind(StrEnum):
+    """Closed set of event kinds; ``REQUIRED`` lists the data keys each must carry."""
+
+    # every actor
+    ACTOR_STARTED = "actor_started"
+    ACTOR_ENDED = "actor_ended"
+    # orchestrator: the run and its processes
+    RUN_STARTED = "run_started"
+    RUN_FINISHED = "run_finished"
+    PROCESS_SPAWNED = "process_spawned"
+    PROCESS_READY = "process_ready"
+    PROCESS_EXITED = "process_exited"
+    LEFTOVERS = "leftovers"
+    # orchestrator: faults
+    FAULT_PLANNED = "fault_planned"
+    FAULT_INJECTED = "fault_injected"
+    FAULT_LANDED = "fault_landed"
+    FAULT_FAILED = "fault_failed"
+    FAULT_HEALED = "fault_healed"
+    # orchestrator: detection and recovery
+    FAILURE_DETECTED = "failure_detected"
+    ABORT_SENT = "abort_sent"
+    SURVIVORS_PARKED = "survivors_parked"
+    DECISION = "decision"
+    GENERATION_STARTED = "generation_started"
+    GENERATION_READY = "generation_ready"
+    # ranks
+    GROUP_FORMED = "group_formed"
+    STATE_READY = "state_ready"
+    BATCH_TAKEN = "batch_taken"
+    STEP_COMMITTED = "step_committed"
+    NONFINITE_CAUGHT = "nonfinite_caught"
+    PARKED = "parked"
+    STATE_DIGEST = "state_digest"
+    CHECKPOINT_SAVING = "checkpoint_saving"
+    CHECKPOINT_COMMITTED = "checkpoint_committed"
+    CHECKPOINT_FAILED = "checkpoint_failed"
+    CHECKPOINT_REFUSED = "checkpoint_refused"
+    CHECKPOINT_DELETED = "checkpoint_deleted"
+    FAULT_EFFECT = "fault_effect"
+    ERROR_RAISED = "error_raised"
+
+
+REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
+    {
+        # host: machine name; wall_ns: unix time at the same moment as time_ns
+        Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
+        Kind.ACTOR_ENDED: frozenset(),
+        # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of this arm
+        # order: {"seed", "samples"} of the reference sample order; plus steps, global_batch, strategy, checkpoint_every
+        Kind.RUN_STARTED: frozenset(
+            {"arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy", "order"}
+        ),
+        # outcome: completed|gave-up|halted|interrupted|timed-out|broken
+        Kind.RUN_FINISHED: frozenset({"outcome", "reason", "committed_step"}),
+        # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; rank: first rank or None
+        Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
+        Kind.PROCESS_READY: frozenset({"process"}),
+        # exit_code or signal is set, the other None; expected: we asked for it; last_seq: last event the process claims
+        Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
+        # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
+        Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
+        # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger
+        Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
+        Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
+        # witness: who saw it, never the injector; evidence: what was seen
+        Kind.FAULT_LANDED: frozenset({"fault", "occurrence", "witness", "evidence"}),
+        Kind.FAULT_FAILED: frozenset({"fault", "occurrence", "reason"}),
+        Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
+        # failure: running number; cause: exit|hang|error|nonfinite|start-timeout; process and rank blamed
+        Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
+        Kind.ABORT_SENT: frozenset({"processes"}),
+        # processes: {name: {"step": last applied step, "valid": bool}}
+        Kind.SURVIVORS_PARKED: frozenset({"processes"}),
+        Kind.DECISION: frozenset({"actions", "reason"}),
+        # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process or None
+        # cause: start|failure|grow|refill
+        Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
+        # resume_step: step all members now hold (training goes on with resume_step + 1)
+        Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),
+        Kind.GROUP_FORMED: frozenset({"rank", "world", "seconds"}),
+        # origin: initial|kept|peer|checkpoint; event step = the step held
+        Kind.STATE_READY: frozenset({"rank", "origin", "source", "seconds"}),
+        # samples: this rank's share of the global batch of `step`
+        Kind.BATCH_TAKEN: frozenset({"rank", "epoch", "samples"}),
+        # samples: global sample count reduced over all ranks; loss: global mean; seconds: {phase: s}
+        Kind.STEP_COMMITTED: frozenset(
+            {"rank", "world", "samples", "loss", "lr", "grad_norm", "optimizer_step", "scheduler_step", "seconds"}
+        ),
+        Kind.NONFINITE_CAUGHT: frozenset({"rank", "blamed", "what"}),
+        # valid: False when the rank was in the middle of receiving state; why: aborted|pause|nonfinite
+        Kind.PARKED: frozenset({"valid", "why"}),
+        # hex digests of the state after `step`
+        Kind.STATE_DIGEST: frozenset({"rank", "parameters", "optimizer", "scheduler", "rng"}),
+        Kind.CHECKPOINT_SAVING: frozenset({"checkpoint"}),
+        Kind.CHECKPOINT_COMMITTED: frozenset({"checkpoint", "bytes", "seconds"}),
+        Kind.CHECKPOINT_FAILED: frozenset({"checkpoint", "error"}),
+        Kind.CHECKPOINT_REFUSED: frozenset({"checkpoint", "reason"}),
+        Kind.CHECKPOINT_DELETED: frozenset({"checkpoint"}),
+        # what a rank measured while a fault acts on it (bandwidth, digests, durations)
+        Kind.FAULT_EFFECT: frozenset({"fault", "occurrence", "evidence"}),
+        Kind.ERROR_RAISED: frozenset({"type", "message"}),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One line of one actor's log. ``time_ns``: monotonic nanoseconds; ``step``: the training step concerned, from 1."""
+
+    kind: Kind
+    actor: str
+    seq: int
+    time_ns: int
+    generation: int
+    step: int | None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """The event as one JSON line, keys in a fixed order, without newline."""
+        head = {"kind": self.kind.value, "actor": self.actor, "seq": self.seq, "time_ns": self.time_ns}
+        return json.dumps(
+            {**head, "generation": self.generation, "step": self.step, "data": self.data}, separators=(",", ":")
+        )
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        """Parse one line. Raises LogError when it is not a valid event."""
+        try:
+            raw = json.loads(line)
+            event = cls(
+                kind=Kind(raw["kind"]), actor=raw["actor"], seq=raw["seq"], time_ns=raw["time_ns"],
+                generation=raw["generation"], step=raw["step"], data=raw["data"],
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogError(f"not an event: {line[:120]!r} ({error})") from error
+        require_keys(event.kind, event.data)
+        return event
+
+
+def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
+    """Raise LogError if ``data`` lacks a key that ``kind`` must carry."""
+    missing = REQUIRED[kind] - data.keys()
+    if missing:
+        raise LogError(f"event {kind.value} lacks {', '.join(sorted(missing))}")
+
+
+class EventWriter:
+    """Appends one actor's events to ``directory/<actor>.jsonl``. Not thread-safe beyond one ``write`` per line.
+
+    Raises LogError when the file exists already (one writer per actor) or a line cannot be written.
+    """
+
+    def __init__(self, directory: Path, actor: str, clock_ns: Callable[[], int]) -> None:
+        self.actor = actor
+        self.last_seq = -1
+        self.generation = 0
+        self._clock_ns = clock_ns
+        self._path = directory / f"{actor}.jsonl"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            raise LogError(f"cannot create event log {self._path}: {error.strerror}") from error
+
+    def write(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+        """Append one event and return it. ``generation`` defaults to the writer's current one."""
+        require_keys(kind, data)
+        event = Event(
+            kind=kind, actor=self.actor, seq=self.last_seq + 1, time_ns=self._clock_ns(),
+            generation=self.generation if generation is None else generation, step=step, data=data,
+        )  # fmt: skip
+        line = (event.to_line() + "\n").encode()
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            raise LogError(f"cannot write event log {self._path}: {error.strerror}", hint="free disk space") from error
+        if written != len(line):
+            raise LogError(f"event log {self._path} took {written} of {len(line)} bytes", hint="free disk space")
+        self.last_seq = event.seq
+        return event
+
+    def close(self) -> None:
+        """Write the end mark and close the file; later calls do nothing."""
+        if self._fd >= 0:
+            try:
+                self.write(Kind.ACTOR_ENDED)
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorLog:
+    """What one file held: its whole events in order, and what is wrong with it."""
+
+    actor: str
+    events: tuple[Event, ...]
+    problems: tuple[str, ...]
+    ended: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """All actors of one arm. ``events`` is ordered by (time, actor, seq)."""
+
+    actors: Mapping[str, ActorLog]
+    events: tuple[Event, ...]
+
+    def of(self, *kinds: Kind) -> Iterator[Event]:
+        """Events of these kinds in time order."""
+        return (event for event in self.events if event.kind in kinds)
+
+    def first(self, kind: Kind) -> Event | None:
+        """The earliest event of a kind, or None."""
+        return next(self.of(kind), None)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends."""
+        return tuple(problem for log in self.actors.values() for problem in log.problems)
+
+
+def read_actor(path: Path) -> ActorLog:
+    """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted."""
+    raw = path.read_bytes().decode(errors="replace")
+    lines = raw.split("\n")
+    torn = lines.pop()
+    events: list[Event] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = Event.from_line(line)
+        except LogError as error:
+            problems.append(f"{path.name}:{number}: {error.message}")
+            continue
+        if event.actor != path.stem:
+            problems.append(f"{path.name}:{number}: written by {event.actor}")
+        expected = events[-1].seq + 1 if events else 0
+        if event.seq != expected:
+            problems.append(f"{path.name}:{number}: seq {event.seq} where {expected} was due")
+        events.append(event)
+    if torn:
+        problems.append(f"{path.name}: last line is torn ({len(torn)} bytes)")
+    ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
+    return ActorLog(actor=path.stem, events=tuple(events), problems=tuple(problems), ended=ended)
+
+
+def make_log(actors: Iterable[ActorLog]) -> Log:
+    """Merge actor logs, and note every actor that stopped without an end mark or an exit its supervisor explains."""
+    logs = {log.actor: log for log in actors}
+    merged = sorted((e for log in logs.values() for e in log.events), key=lambda e: (e.time_ns, e.actor, e.seq))
+    exits = {e.data["process"]: e.data["last_seq"] for e in merged if e.kind is Kind.PROCESS_EXITED}
+    for name, log in logs.items():
+        problem = _unexplained_end(log, exits)
+        if problem:
+            logs[name] = ActorLog(
+                actor=name, events=log.events, problems=(*log.problems, problem), ended=log.ended
+            )  # fmt: skip
+    return Log(actors=logs, events=tuple(merged))
+
+
+def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | None:
+    last = log.events[-1].seq if log.events else -1
+    claimed = exits.get(log.actor)
+    if claimed is not None and last < claimed:
+        return f"{log.actor}: log ends at seq {last}, but the process had written {claimed}"
+    if not log.ended and log.actor not in exits:
+        return f"{log.actor}: no end mark, and nobody saw the process exit"
+    return None
+
+
+def read_log(directory: Path) -> Log:
+    """Read every ``*.jsonl`` of one arm. Raises LogError when there is none."""
+    files = sorted(directory.glob("*.jsonl"))
+    if not files:
+        raise LogError(f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest")
+    return make_log(read_actor(path) for path in files)

@@ -1,0 +1,38 @@
+"""Finds plugins: one module in a package is one plugin, and the module's name (with dashes) is its name in YAML."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@cache
+def load(package_name: str, base: type[T]) -> dict[str, type[T]]:
+    """Every plugin of a package: YAML name -> the one public subclass of ``base`` its module defines.
+
+    Raises TypeError when a module defines none or several.
+    """
+    package = importlib.import_module(package_name)
+    found: dict[str, type[T]] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"{package_name}.{info.name}")
+            found[info.name.replace("_", "-")] = _only_class(module, base)
+    return found
+
+
+def _only_class(module: ModuleType, base: type[T]) -> type[T]:
+    classes = [
+        member
+        for name, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, base) and member.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one public {base.__name__}, it defines {len(classes)}")
+    return classes[0]

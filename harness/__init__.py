@@ -1,0 +1,1 @@
+"""Launch, supervise, inject, measure and judge."""

@@ -1,0 +1,1 @@
+"""Ways to run ranks, one file each."""

@@ -1,0 +1,215 @@
+"""The shape of ``results.json``: everything in it is derived from event logs by ``harness.judge``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+
+SCHEMA_VERSION = 1
+Verdict = Literal["pass", "fail", "inconclusive"]
+PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
+
+
+def merge(verdicts: list[Verdict]) -> Verdict:
+    """fail > inconclusive > pass; nothing at all is inconclusive (a run that tested nothing never passes)."""
+    if "fail" in verdicts:
+        return "fail"
+    if "inconclusive" in verdicts or not verdicts:
+        return "inconclusive"
+    return "pass"
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _to_json(value: float | None) -> float | str | None:
+    return "Infinity" if value is not None and math.isinf(value) else value
+
+
+def _from_json(value: Any) -> Any:
+    return math.inf if value == "Infinity" else value
+
+
+class Metric(Model):
+    """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in JSON), never missing."""
+
+    unit: str
+    values: list[float]
+    n: int
+    median: float | None
+    min: float | None
+    max: float | None
+    ci95: tuple[float, float] | None = Field(description="distribution-free interval of the median; None if n < 6")
+    better: Literal["lower", "higher", "neither"] = "lower"
+
+    @field_validator("values", "ci95", mode="before")
+    @classmethod
+    def _read_all(cls, value: Any) -> Any:
+        return value if value is None else [_from_json(v) for v in value]
+
+    @field_validator("median", "min", "max", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _from_json(value)
+
+    @field_serializer("values", "ci95")
+    def _write_all(self, value: Any) -> Any:
+        return value if value is None else [_to_json(v) for v in value]
+
+    @field_serializer("median", "min", "max")
+    def _write(self, value: float | None) -> float | str | None:
+        return _to_json(value)
+
+
+class PhaseSpan(Model):
+    """One recovery phase: seconds, and start relative to the injection in seconds."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+class Incident(Model):
+    """One occurrence of a fault in one arm, and what the system made of it."""
+
+    fault: str
+    kind: str
+    cell: str
+    repeat: int
+    occurrence: int
+    target: dict[str, Any]
+    step: int | None
+    injected_s: float = Field(description="seconds since the arm's run_started")
+    landed: bool
+    witness: str | None
+    evidence: dict[str, Any]
+    healed: bool
+    detected_by: str | None
+    blamed_rank: int | None
+    detection_time: float | None
+    recovery_time: float | None = Field(description="seconds; Infinity: no recovery; None: nothing to recover from")
+    outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
+    phases: list[PhaseSpan]
+    steps_lost: int
+    restored_step: int | None
+    first_new_step: int | None
+    decision: str
+
+    @field_validator("recovery_time", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _from_json(value)
+
+    @field_serializer("recovery_time")
+    def _write(self, value: float | None) -> float | str | None:
+        return _to_json(value)
+
+
+class Finding(Model):
+    """A checker's answer. ``witness``: the events or values that show it; for inconclusive, what is missing."""
+
+    verdict: Verdict
+    witness: str
+
+
+class SlaResult(Model):
+    """One SLA clause judged over the repeats of a cell."""
+
+    cell: str
+    metric: str
+    clause: str
+    severity: Literal["fail", "warn"]
+    verdict: Verdict
+    observed: float | None
+    unit: str
+    values: list[float]
+    detail: str
+    line: int | None = Field(default=None, description="line of the clause in the scenario file")
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _read_all(cls, value: Any) -> Any:
+        return [_from_json(v) for v in value]
+
+    @field_validator("observed", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _from_json(value)
+
+    @field_serializer("values")
+    def _write_all(self, value: list[float]) -> list[Any]:
+        return [_to_json(v) for v in value]
+
+    @field_serializer("observed")
+    def _write(self, value: float | None) -> float | str | None:
+        return _to_json(value)
+
+
+class ArmResult(Model):
+    """One run of training: faulted or control. ``events``: its log directory relative to the run directory."""
+
+    id: str
+    cell: str
+    repeat: int
+    arm: Literal["faulted", "control"]
+    seed: int
+    events: str
+    outcome: str
+    reason: str
+    wall_s: float
+    committed_step: int
+    steps: int
+    goodput: float | None
+    badput: dict[str, float] = Field(description="class -> seconds of wall time; with useful time they sum to wall_s")
+    useful_s: float
+    residual_s: float = Field(description="wall_s minus useful and badput: what the classes do not explain")
+    step_time_median: float | None
+    provisioned_ranks: int
+    invariants: dict[str, Finding]
+
+
+class CellResult(Model):
+    """All repeats of one matrix cell."""
+
+    id: str
+    params: dict[str, Any]
+    strategy: str
+    verdict: Verdict
+    reason: str
+    metrics: dict[str, Metric]
+    invariants: dict[str, Finding] = Field(description="merged over arms; the witness names the arm")
+    exactness: str = Field(description="'bit for bit', 'within the control band', 'differs', 'not compared'")
+
+
+class Skip(Model):
+    """A cell that did not run, and why."""
+
+    cell: str
+    reason: str
+
+
+class Results(Model):
+    """Everything ``chaos analyze`` derives from a run directory."""
+
+    schema_version: int = SCHEMA_VERSION
+    scenario: str
+    description: str
+    run_id: str
+    seed: int
+    started: str
+    source: str = Field(description="path of the scenario file as given")
+    system: dict[str, Any]
+    workload: dict[str, Any]
+    verdict: Verdict | Literal["skipped", "interrupted", "halted", "broken", "unsafe"]
+    exit_code: int
+    reason: str
+    cells: list[CellResult]
+    arms: list[ArmResult]
+    faults: list[Incident]
+    slas: list[SlaResult]
+    skipped: list[Skip]
+    fidelity: list[str] = Field(description="what was emulated rather than real")
+    reproduce: str

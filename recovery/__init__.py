@@ -1,0 +1,1 @@
+"""The recovery stack: detection, strategies, mechanisms. Usable without the harness."""

@@ -1,0 +1,1 @@
+"""What carries a decision out inside a rank; torch lives here."""

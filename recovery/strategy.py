@@ -1,0 +1,193 @@
+"""Policy apart from mechanism: a strategy is a pure function from a frozen view of the job to a decision.
+
+Nothing here performs anything: ``recovery.controller`` carries decisions out through a launcher.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Health(StrEnum):
+    """State of one process as the supervisor knows it."""
+
+    STARTING = "starting"
+    READY = "ready"  # built and waiting, member of no generation
+    TRAINING = "training"
+    PARKED = "parked"  # left its generation, holds state, waits to be told
+    DEAD = "dead"
+
+
+class Cause(StrEnum):
+    """Why a failure was declared."""
+
+    EXIT = "exit"
+    HANG = "hang"
+    ERROR = "error"
+    NONFINITE = "nonfinite"
+    START_TIMEOUT = "start-timeout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessView:
+    """One process. ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable."""
+
+    name: str
+    role: str
+    health: Health
+    rank: int | None = None
+    step: int = 0
+    valid: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One declared failure. ``time_s``: supervisor clock."""
+
+    process: str
+    rank: int | None
+    cause: Cause
+    step: int
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterView:
+    """Everything a strategy may look at.
+
+    ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``: those this decision
+    answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``: checkpoint restores so far.
+    """
+
+    now_s: float
+    generation: int
+    world: int
+    spares: int
+    members: tuple[str, ...]
+    processes: tuple[ProcessView, ...]
+    failures: tuple[Failure, ...]
+    history: tuple[Failure, ...] = ()
+    rollbacks: int = 0
+
+    def process(self, name: str) -> ProcessView:
+        """The process of that name. Raises KeyError when there is none."""
+        for process in self.processes:
+            if process.name == name:
+                return process
+        raise KeyError(name)
+
+    @property
+    def survivors(self) -> tuple[ProcessView, ...]:
+        """Members that parked, in rank order."""
+        views = (self.process(name) for name in self.members)
+        return tuple(view for view in views if view.health is Health.PARKED)
+
+    @property
+    def ready(self) -> tuple[ProcessView, ...]:
+        """Processes built and waiting outside the generation, oldest first."""
+        return tuple(view for view in self.processes if view.health is Health.READY)
+
+    @property
+    def starting(self) -> tuple[ProcessView, ...]:
+        """Processes on their way."""
+        return tuple(view for view in self.processes if view.health is Health.STARTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """End a process at once (SIGKILL on its pidfd)."""
+
+    process: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spawn:
+    """Start a process outside the generation. ``role``: worker or spare; ``mode``: warm or cold."""
+
+    role: str
+    mode: str = "warm"
+
+
+class StateFrom(StrEnum):
+    """Where the members of a new generation take their state from."""
+
+    INITIAL = "initial"
+    PEER = "peer"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Form the next generation. ``members[r]`` takes rank r; a name not yet known stands for the next process spawned
+    by this decision (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted."""
+
+    members: tuple[str, ...]
+    state: StateFrom
+    refill: tuple[str, ...] = ()
+    cause: str = "failure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Have the generation park after its next commit, to let somebody join."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """End the job: nothing this strategy knows can help."""
+
+
+Action = Kill | Spawn | Form | Pause | GiveUp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Actions in order, and the reason a person reads. No action means: wait."""
+
+    actions: tuple[Action, ...]
+    reason: str
+
+
+class Strategy(BaseModel):
+    """Base of a strategy; its fields are its YAML parameters.
+
+    ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors park and keep state.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    exact: ClassVar[bool] = True
+    keeps_survivors: ClassVar[bool] = True
+
+    @property
+    def spares_wanted(self) -> int:
+        """Warm processes to provision beside the ranks; they count as provisioned in goodput."""
+        return 0
+
+    @property
+    def start_mode(self) -> str:
+        """How processes of the first generation start: warm or cold."""
+        return "warm"
+
+    @property
+    def batch_policy(self) -> str:
+        """``constant``: the global batch stays whatever the world size; ``shrink``: it follows the world size."""
+        return "constant"
+
+    @abstractmethod
+    def on_failure(self, view: ClusterView) -> Decision:
+        """Decide after a failure; members are dead or parked (or still training if ``keeps_survivors`` is False)."""
+
+    def on_ready(self, view: ClusterView) -> Decision:
+        """Decide when a process became ready while the job trains. Default: nothing."""
+        return Decision(actions=(), reason="a full world needs nobody")
+
+    def on_paused(self, view: ClusterView) -> Decision:
+        """Decide when the generation parked because of an earlier ``Pause``. Default: go on with the same members."""
+        members = tuple(view.members)
+        return Decision(actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),), reason="nothing to do")

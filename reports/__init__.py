@@ -1,0 +1,1 @@
+"""Reports over stored runs, one file each; they read results and events only."""

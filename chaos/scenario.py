@@ -231,3 +231,26 @@ class Cell(Strict):
     id: str
     params: dict[str, Any]
     scenario: Scenario
+
+
+class SkippedCell(Strict):
+    """A cell that could not run here, and why."""
+
+    cell: str
+    reason: str
+
+
+class ResolvedRun(Strict):
+    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs beside the events.
+
+    ``sla_lines``: metric -> line of each of its clauses in the source file, in order.
+    """
+
+    run_id: str
+    source: str
+    started: str
+    reproduce: str
+    seed: int
+    cells: list[Cell]
+    skipped: list[SkippedCell] = Field(default_factory=list)
+    sla_lines: dict[str, list[int]] = Field(default_factory=dict)

@@ -1,0 +1,137 @@
+"""Where things lie in a run directory; the one place that knows the layout.
+
+    runs/<scenario>/<utc>-<seed>/
+        scenario.resolved.yaml  system.json  ledger.jsonl
+        events/<arm>/<actor>.jsonl  logs/<arm>/<actor>.log  checkpoints/<arm>/
+        results.json  junit.xml  summary.md  report.html  trace.json     (derived)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from ruamel.yaml import YAML, YAMLError
+
+from chaos.errors import InfrastructureError, LogError
+from chaos.scenario import ResolvedRun
+
+
+def arm_id(cell: str, repeat: int, arm: str) -> str:
+    """Directory name of one arm: ``recovery=hot-spare.r0.faulted``."""
+    return f"{cell}.r{repeat}.{arm}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def resolved(self) -> Path:
+        """The resolved scenario."""
+        return self.root / "scenario.resolved.yaml"
+
+    @property
+    def system(self) -> Path:
+        """Machine and software versions."""
+        return self.root / "system.json"
+
+    @property
+    def ledger(self) -> Path:
+        """Undo records, each written before its fault acts."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def results(self) -> Path:
+        """Derived results."""
+        return self.root / "results.json"
+
+    def events(self, arm: str) -> Path:
+        """Event logs of one arm."""
+        return self.root / "events" / arm
+
+    def logs(self, arm: str) -> Path:
+        """Standard output and error of one arm's processes."""
+        return self.root / "logs" / arm
+
+    def checkpoints(self, arm: str) -> Path:
+        """Checkpoints of one arm."""
+        return self.root / "checkpoints" / arm
+
+    def arms(self) -> list[str]:
+        """Names of the arms that left events."""
+        events = self.root / "events"
+        return sorted(p.name for p in events.iterdir() if p.is_dir()) if events.is_dir() else []
+
+    def make_arm(self, arm: str) -> None:
+        """Create the directories of one arm. Raises InfrastructureError when the disk refuses."""
+        for path in (self.events(arm), self.logs(arm), self.checkpoints(arm)):
+            _mkdir(path)
+
+
+def create_run(base: Path, scenario: str, seed: int, now: datetime) -> RunDirectory:
+    """Make ``base/<scenario>/<utc>-<seed>`` and point ``latest`` at it. Raises InfrastructureError when it cannot."""
+    stem = f"{now:%Y-%m-%dT%H-%M-%S}-{seed}"
+    parent = base / scenario
+    _mkdir(parent)
+    for attempt in range(100):
+        name = stem if attempt == 0 else f"{stem}.{attempt}"
+        try:
+            (parent / name).mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot_write(parent / name, error) from error
+        _point_latest(parent, name)
+        return RunDirectory(parent / name)
+    raise InfrastructureError(f"100 runs named {stem} exist in {parent}", hint="remove old runs")
+
+
+def open_run(path: Path) -> RunDirectory:
+    """The run directory at a path; ``latest`` links are followed. Raises LogError when it is none."""
+    run = RunDirectory(path.resolve())
+    if not run.resolved.is_file():
+        raise LogError(f"{path} is not a run directory (no {run.resolved.name})", hint="runs lie in runs/<scenario>/<time>-<seed>")
+    return run
+
+
+def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
+    """Store the resolved scenario for people and for ``chaos analyze``."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 120
+    with run.resolved.open("w") as stream:
+        yaml.dump(resolved.model_dump(mode="json"), stream)
+
+
+def read_resolved(run: RunDirectory) -> ResolvedRun:
+    """Read it back. Raises LogError when it is damaged."""
+    try:
+        return ResolvedRun.model_validate(YAML(typ="safe", pure=True).load(run.resolved))
+    except (ValueError, YAMLError, OSError) as error:
+        raise LogError(f"{run.resolved} is damaged: {error}") from error
+
+
+def _mkdir(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"cannot create {path}: {error.strerror}", hint="choose another place with --runs, or free disk space"
+    )
+
+
+def _point_latest(parent: Path, name: str) -> None:
+    link = parent / "latest"
+    temporary = parent / f".latest-{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(name)
+    temporary.replace(link)

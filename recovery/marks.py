@@ -1,0 +1,85 @@
+"""Progress marks: a few words of memory shared by one rank and its supervisor.
+
+A rank stores, the supervisor looks; there is no system call, lock or message on the training path. Every field is one
+aligned 8-byte word, so a reader never sees half a value; fields of one mark may be one store apart.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+
+PHASES = ("idle", "data", "forward", "backward", "collective", "optimizer", "checkpoint", "joining")
+_GENERATION, _STEP, _PHASE, _COLLECTIVE, _TIME, _COMMITTED, _LAST_SEQ = range(7)
+SIZE = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """One reading. ``step``: being computed; ``collective``: number of collectives entered in this generation;
+    ``time_ns``: monotonic time of the last change; ``last_seq``: last event written (-1: none)."""
+
+    generation: int
+    step: int
+    phase: str
+    collective: int
+    time_ns: int
+    committed: int
+    last_seq: int
+
+
+def create() -> int:
+    """A new zeroed mark in anonymous memory; returns a file descriptor to hand to the rank."""
+    fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
+    os.ftruncate(fd, SIZE)
+    return fd
+
+
+class MarkPage:
+    """The page behind a descriptor from ``create``; used by the rank to write and by the supervisor to read."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, SIZE)
+        self._words = memoryview(self._map).cast("q")
+
+    def read(self) -> Mark:
+        """The current mark."""
+        words = self._words
+        return Mark(
+            generation=words[_GENERATION], step=words[_STEP], phase=PHASES[words[_PHASE]],
+            collective=words[_COLLECTIVE], time_ns=words[_TIME], committed=words[_COMMITTED],
+            last_seq=words[_LAST_SEQ] - 1,
+        )  # fmt: skip
+
+    def enter(self, phase: int) -> None:
+        """Note a phase (index into PHASES) and the time."""
+        self._words[_PHASE] = phase
+        self._words[_TIME] = time.monotonic_ns()
+
+    def begin(self, generation: int, step: int) -> None:
+        """Note which step of which generation is being computed."""
+        self._words[_GENERATION] = generation
+        self._words[_STEP] = step
+
+    def collective(self, number: int) -> None:
+        """Note that the rank is about to enter its ``number``-th collective of the generation."""
+        self._words[_COLLECTIVE] = number
+        self._words[_TIME] = time.monotonic_ns()
+
+    def commit(self, step: int) -> None:
+        """Note a committed step."""
+        self._words[_COMMITTED] = step
+
+    def wrote(self, seq: int) -> None:
+        """Note the sequence number of the last event written, so that a lost tail of the log shows."""
+        self._words[_LAST_SEQ] = seq + 1
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._words.release()
+        self._map.close()
+
+
+IDLE, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, CHECKPOINT, JOINING = range(len(PHASES))

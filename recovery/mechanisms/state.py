@@ -1,0 +1,130 @@
+"""The full training state of one rank, as named tensors and a few scalars: what checkpoints store and peers copy.
+
+The data position is the step itself (the sample order is a pure function of it), and random generators are seeded anew at
+each step from (seed, rank, step), so a rank that dies takes nothing with it that cannot be derived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+class TrainState:
+    """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in place."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, *, seed: int) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.seed = seed
+        self.step = 0
+        _materialise(optimizer)
+        self._scheduler_start = self._scheduler_scalars()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order."""
+        named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
+        for name, parameter in self.model.named_parameters():
+            for slot, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor):
+                    named[f"optimizer.{name}.{slot}"] = value
+        return named
+
+    def scalars(self) -> dict[str, Any]:
+        """The rest of the state, JSON-compatible: step, seed, scheduler and learning rates."""
+        return {
+            "step": self.step,
+            "seed": self.seed,
+            "scheduler": self._scheduler_scalars(),
+            "lr": [group["lr"] for group in self.optimizer.param_groups],
+        }
+
+    def load_scalars(self, scalars: dict[str, Any]) -> None:
+        """Put back what ``scalars`` returned. Raises KeyError on a foreign dictionary, ValueError on another seed."""
+        if scalars["seed"] != self.seed:
+            raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
+        self.step = int(scalars["step"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(dict(scalars["scheduler"]))
+        for group, lr in zip(self.optimizer.param_groups, scalars["lr"], strict=True):
+            group["lr"] = lr
+
+    def seed_step(self, rank: int, step: int) -> None:
+        """Seed every random generator a step may draw from; a pure function of (seed, rank, step)."""
+        digest = hashlib.blake2b(f"{self.seed}/{rank}/{step}".encode(), digest_size=8).digest()
+        value = int.from_bytes(digest, "big") >> 1
+        torch.manual_seed(value)
+        random.seed(value)
+        numpy.random.seed(value & 0xFFFFFFFF)
+
+    def optimizer_step(self) -> int:
+        """Steps the optimizer itself has counted (0 if it does not count)."""
+        for slots in self.optimizer.state.values():
+            if "step" in slots:
+                return int(slots["step"])
+        return 0
+
+    def scheduler_step(self) -> int:
+        """Steps the scheduler itself has counted (0 without one)."""
+        return int(self.scheduler.last_epoch) if self.scheduler is not None else 0
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each part of the state, 16 hexadecimal digits."""
+        parameters, optimizer = hashlib.sha256(), hashlib.sha256()
+        for name, tensor in self.tensors().items():
+            part = parameters if name.startswith("model.") else optimizer
+            part.update(name.encode())
+            part.update(bytes_of(tensor))
+        scalars = self.scalars()
+        scheduler = hashlib.sha256(repr((scalars["scheduler"], scalars["lr"])).encode())
+        rng = hashlib.sha256(f"{self.seed}/{self.step}".encode())
+        parts = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler, "rng": rng}
+        return {name: part.hexdigest()[:16] for name, part in parts.items()}
+
+    def _scheduler_scalars(self) -> dict[str, Any]:
+        if self.scheduler is None:
+            return {}
+        # A LambdaLR's functions are code, not state; torch stores None for them.
+        return {k: v for k, v in self.scheduler.state_dict().items() if k != "lr_lambdas"} | _lambdas(self.scheduler)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's raw bytes (copied to the CPU when it lives elsewhere)."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _lambdas(scheduler: LRScheduler) -> dict[str, Any]:
+    functions = getattr(scheduler, "lr_lambdas", None)
+    return {} if functions is None else {"lr_lambdas": [None] * len(functions)}
+
+
+def _materialise(optimizer: Optimizer) -> None:
+    """Make the optimizer create its state tensors now, without changing a parameter.
+
+    A state that does not exist cannot be received. One step with zero gradients at learning rate 0 creates it (AdamW's
+    decay is scaled by the learning rate); the step counters are then set back.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    saved = [[p.grad for p in group["params"]] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * 0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    # The undecorated step: a scheduler counts calls of the decorated one and would warn about their order.
+    type(optimizer).step(optimizer)
+    for group, lr, gradients in zip(optimizer.param_groups, rates, saved, strict=True):
+        group["lr"] = lr
+        for parameter, gradient in zip(group["params"], gradients, strict=True):
+            parameter.grad = gradient
+    for slots in optimizer.state.values():
+        if isinstance(slots.get("step"), Tensor):
+            slots["step"].zero_()

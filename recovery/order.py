@@ -1,0 +1,47 @@
+"""The global sample order: a pure function of (seed, epoch, position), the same on every machine and for any world size.
+
+Each epoch is a permutation of all samples by a four-round Feistel network with cycle walking (Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", 2002), so any position is found in constant time, with no state to save and no list to keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+ROUNDS = 4
+
+
+def permute(index: int, size: int, seed: int, epoch: int) -> int:
+    """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError when out of range."""
+    if not 0 <= index < size:
+        raise ValueError(f"index {index} is not in [0, {size})")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    key = seed.to_bytes(8, "big") + epoch.to_bytes(8, "big")
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(ROUNDS):
+            digest = hashlib.blake2b(bytes((number,)) + right.to_bytes(8, "big"), key=key, digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "big") & mask)
+        index = (left << half) | right
+        if index < size:
+            return index
+
+
+def sample_at(position: int, samples: int, seed: int) -> int:
+    """The sample id at a global position (from 0); epoch = position // samples."""
+    epoch, index = divmod(position, samples)
+    return permute(index, samples, seed, epoch)
+
+
+def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
+    """Sample ids of the global batch of ``step`` (from 1), in order."""
+    first = (step - 1) * global_batch
+    return [sample_at(position, samples, seed) for position in range(first, first + global_batch)]
+
+
+def share(rank: int, world: int, global_batch: int) -> range:
+    """Which part of the global batch a rank takes: contiguous, sizes differ by at most one, larger ones first."""
+    base, extra = divmod(global_batch, world)
+    start = rank * base + min(rank, extra)
+    return range(start, start + base + (rank < extra))

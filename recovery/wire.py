@@ -1,0 +1,157 @@
+"""Messages between supervisor and ranks: typed, JSON, one a line over a stream socket. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+MAX_LINE = 1 << 20
+
+
+class Message(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Join(Message):
+    """To a rank: become ``rank`` of ``generation``. ``source``: rank that sends its state to ``receivers``;
+    ``restore``: rank 0 first loads the newest good checkpoint."""
+
+    type: Literal["join"] = "join"
+    generation: int
+    rank: int
+    members: list[str]
+    store_port: int
+    source: int | None
+    receivers: list[int]
+    restore: bool
+    timeout_s: float
+
+
+class Abort(Message):
+    """To a rank: leave ``generation`` now, whatever it is doing, and park."""
+
+    type: Literal["abort"] = "abort"
+    generation: int
+
+
+class PauseRequest(Message):
+    """To one rank: have the whole generation park after its next commit."""
+
+    type: Literal["pause"] = "pause"
+
+
+class Stop(Message):
+    """To a rank: end well."""
+
+    type: Literal["stop"] = "stop"
+
+
+class Extra(Message):
+    """Either way: something the recovery stack passes on unread (fault commands and their answers)."""
+
+    type: Literal["extra"] = "extra"
+    topic: str
+    payload: dict[str, Any]
+
+
+class Ready(Message):
+    """From a rank: built and waiting for ``Join``."""
+
+    type: Literal["ready"] = "ready"
+
+
+class Parked(Message):
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with non-finite values."""
+
+    type: Literal["parked"] = "parked"
+    generation: int
+    step: int
+    valid: bool
+    why: Literal["aborted", "pause", "nonfinite", "failed"]
+    blamed: list[int] = []
+    error: str = ""
+
+
+class Joined(Message):
+    """From a rank: in ``generation``, group formed, state of ``step`` in place."""
+
+    type: Literal["joined"] = "joined"
+    generation: int
+    step: int
+    checkpoint: str | None
+
+
+class CheckpointNote(Message):
+    """From a rank: a checkpoint is being saved, or is committed."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    state: Literal["saving", "committed", "failed"]
+    checkpoint: str
+    step: int
+
+
+class Finished(Message):
+    """From a rank: its last step is committed; it stays to help others until told to stop."""
+
+    type: Literal["finished"] = "finished"
+    step: int
+
+
+ToRank = Join | Abort | PauseRequest | Stop | Extra
+FromRank = Ready | Parked | Joined | CheckpointNote | Finished | Extra
+_ANY: TypeAdapter[Any] = TypeAdapter(
+    Annotated[
+        Join | Abort | PauseRequest | Stop | Extra | Ready | Parked | Joined | CheckpointNote | Finished,
+        Field(discriminator="type"),
+    ]
+)
+
+
+class WireError(Exception):
+    """The other side sent something that is no message."""
+
+
+class Channel:
+    """One side of a supervisor-rank connection over a stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """Descriptor to wait on."""
+        return self.sock.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send one message; False when the other side is gone."""
+        try:
+            self.sock.sendall(message.model_dump_json().encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Any] | None:
+        """Read once and return the messages completed by it; None when the other side closed. Raises WireError."""
+        try:
+            data = self.sock.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > MAX_LINE:
+            raise WireError(f"a message is longer than {MAX_LINE} bytes")
+        try:
+            return [_ANY.validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise WireError(f"not a message: {error.errors()[0]['msg']}") from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()

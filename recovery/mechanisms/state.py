@@ -27,7 +27,6 @@ class TrainState:
         self.seed = seed
         self.step = 0
         _materialise(optimizer)
-        self._scheduler_start = self._scheduler_scalars()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order."""

@@ -1,0 +1,358 @@
+"""What a training script holds: ``job = recovery.join(...)``, then its steps.
+
+    job.attach(model, optimizer, scheduler, clip_norm=1.0)
+    while job.running():
+        with job.step() as step:
+            inputs = load(step.samples)
+            step.phase("forward")
+            loss = model(inputs)            # the sum of the losses of step.samples
+            step.backward(loss)
+            step.commit()
+
+A failure inside the ``with`` block ends the block; ``job.running()`` then waits for the supervisor, takes part in the new
+generation, and the step is done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from chaos.events import EventWriter, Kind
+from recovery import marks, order
+from recovery.agent import Agent
+from recovery.checkpoints import Checkpoint, prune
+from recovery.marks import MarkPage
+from recovery.mechanisms import checkpoint as checkpointing
+from recovery.mechanisms.group import GenerationLost, Group
+from recovery.mechanisms.reduce import GradientReducer, Reduced
+from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.transfer import copy_state
+from recovery.wire import Abort, CheckpointNote, Finished, Join, Parked, Ready, Stop
+from recovery.wire import Joined as JoinedMessage
+
+
+class JobConfig(BaseModel):
+    """What a rank must know. ``world``: full world size; ``samples``: size of the data set; ``batch``: see Strategy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    process: str
+    world: int
+    steps: int
+    global_batch: int
+    samples: int
+    seed: int
+    batch: Literal["constant", "shrink"] = "constant"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    checkpoint_dir: Path
+    checkpoint_every: int
+    checkpoint_keep: int
+    collective_timeout_s: float = 300.0
+
+
+class Probe(Protocol):
+    """Told where training is; a fault injector lives here. Every call is on the training thread."""
+
+    active: bool
+
+    def at(self, step: int, phase: str) -> None:
+        """The rank is in this phase of this step."""
+
+    def ended(self, phase: str, seconds: float) -> None:
+        """The phase took this long."""
+
+    def committed(self, step: int) -> None:
+        """The step is committed."""
+
+
+class _NonFinite(Exception):
+    def __init__(self, blamed: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite values from ranks {list(blamed)}")
+        self.blamed = blamed
+
+
+class Step:
+    """One attempt at one step. ``samples``: ids of this rank's share of the global batch."""
+
+    def __init__(self, job: Job, number: int, samples: list[int]) -> None:
+        self.number = number
+        self.samples = samples
+        self.loss_override: float | None = None
+        self._job = job
+        self._phase = "data"
+        self._since = time.perf_counter()
+        self._reduced: Reduced | None = None
+        self.seconds: dict[str, float] = {}
+
+    def phase(self, name: str) -> None:
+        """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
+        job = self._job
+        job.check()
+        now = time.perf_counter()
+        probe = job.probe
+        if probe is not None and probe.active:
+            probe.ended(self._phase, now - self._since)
+            now_after = time.perf_counter()
+        else:
+            now_after = now
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now_after - self._since
+        self._phase = name
+        self._since = now_after
+        job.marks.enter(marks.PHASES.index(name))
+        if probe is not None and probe.active and name != "backward":
+            probe.at(self.number, name)
+
+    def backward(self, loss: Tensor) -> None:
+        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks."""
+        job = self._job
+        value = float(loss.detach())
+        self.phase("backward")
+        loss.backward()
+        self.phase("collective")
+        if self.loss_override is not None:
+            value = self.loss_override
+        self._reduced = job.reducer.finish(
+            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted
+        )
+
+    def commit(self) -> None:
+        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it touches anything."""
+        self.phase("optimizer")
+        reduced = self._reduced
+        if reduced is None:
+            raise RuntimeError("commit() before backward()")
+        if not reduced.finite:
+            raise _NonFinite(reduced.blamed)
+        self._job._apply(self, reduced)
+
+
+class Job:
+    """One rank's membership in a supervised training job. Use from the training thread only."""
+
+    def __init__(self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter) -> None:
+        self.config = config
+        self.agent = agent
+        self.marks = page
+        self.writer = writer
+        self.probe: Probe | None = None
+        self.rank = -1
+        self.world = 0
+        self.generation = 0
+        self._group: Group | None = None
+        self._valid = True
+        self._pausing = False
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, *, clip_norm: float = 0.0
+    ) -> None:
+        """Register what training changes. ``clip_norm`` 0: no clipping."""
+        self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
+        self.reducer = GradientReducer(model, max_world=self.config.world, entering=self.marks.collective)
+        self.reducer.check = self.check
+        self.reducer.reached = self._in_backward
+        self._clip_norm = clip_norm
+
+    def ready(self) -> None:
+        """Tell the supervisor that this process is built and warm."""
+        self.agent.channel.send(Ready())
+
+    def check(self) -> None:
+        """Raise GenerationLost if the supervisor aborted this generation."""
+        if self.agent.aborted_generation >= self.generation > 0:
+            raise GenerationLost("aborted by the supervisor")
+
+    def running(self) -> bool:
+        """True when a step should be trained; waits for the supervisor where needed. False: end of the job."""
+        while True:
+            if self._group is not None and self.state.step < self.config.steps:
+                return True
+            if self._group is not None:
+                self.marks.enter(marks.IDLE)
+                self.agent.channel.send(Finished(step=self.state.step))
+            order = self.agent.orders.get()
+            if isinstance(order, Stop):
+                self._leave()
+                return False
+            if isinstance(order, Abort):
+                # An abort that arrives after this rank already left is answered by the park message it sent then.
+                if self._group is not None and order.generation >= self.generation:
+                    self._park("aborted")
+            else:
+                self._join(order)
+
+    @contextmanager
+    def step(self) -> Iterator[Step]:
+        """One attempt at the next step; a lost generation or a refused step ends the block without an error."""
+        number = self.state.step + 1
+        self.marks.begin(self.generation, number)
+        self.marks.enter(marks.DATA)
+        step = Step(self, number, self._share(number))
+        try:
+            self._write(
+                Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples,
+                epoch=(number - 1) * self.config.global_batch // self.config.samples,
+            )  # fmt: skip
+            if self.probe is not None and self.probe.active:
+                self.probe.at(number, "data")
+            self.state.seed_step(self.rank, number)
+            self.reducer.begin()
+            yield step
+            if self._pausing and self.state.step < self.config.steps:
+                self._park("pause")
+        except GenerationLost as error:
+            aborted = self.agent.aborted_generation >= self.generation
+            self._park("aborted" if aborted else "failed", error=str(error))
+        except _NonFinite as error:
+            self._write(
+                Kind.NONFINITE_CAUGHT, step=number, rank=self.rank, blamed=list(error.blamed), what="loss or gradient"
+            )
+            self._park("nonfinite", blamed=list(error.blamed))
+
+    def _apply(self, step: Step, reduced: Reduced) -> None:
+        state = self.state
+        lr = state.optimizer.param_groups[0]["lr"]
+        if self._clip_norm:
+            self.reducer.clip(reduced.grad_norm, self._clip_norm)
+        state.optimizer.step()
+        if state.scheduler is not None:
+            state.scheduler.step()
+        state.step = step.number
+        step.seconds[step._phase] = time.perf_counter() - step._since
+        self._write(
+            Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
+            loss=reduced.loss, lr=float(lr), grad_norm=reduced.grad_norm, optimizer_step=state.optimizer_step(),
+            scheduler_step=state.scheduler_step(), seconds={k: round(v, 6) for k, v in step.seconds.items()},
+        )  # fmt: skip
+        self.marks.commit(step.number)
+        self._pausing = reduced.pause
+        if self.probe is not None:
+            self.probe.committed(step.number)
+        if step.number % self.config.checkpoint_every == 0 or step.number == self.config.steps:
+            self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
+        if step.number % self.config.checkpoint_every == 0 and self.rank == 0:
+            self._save(step.number)
+
+    def _save(self, number: int) -> None:
+        """Write a checkpoint. A failed save is reported and never kills training."""
+        self.marks.enter(marks.CHECKPOINT)
+        directory = self.config.checkpoint_dir
+        name = checkpointing.checkpoints.name_of(number)
+        self._write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
+        self.agent.channel.send(CheckpointNote(state="saving", checkpoint=name, step=number))
+        if self.probe is not None and self.probe.active:
+            self.probe.at(number, "checkpoint")
+        started = time.perf_counter()
+        try:
+            saved, size = checkpointing.save(self.state, directory, generation=self.generation)
+            seconds = time.perf_counter() - started
+            self._write(
+                Kind.CHECKPOINT_COMMITTED, step=number, checkpoint=saved.name, bytes=size, seconds=round(seconds, 6)
+            )
+            self.agent.channel.send(CheckpointNote(state="committed", checkpoint=name, step=number))
+            for old in prune(directory, self.config.checkpoint_keep):
+                self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+        except (OSError, RuntimeError) as error:
+            self._write(Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0])
+            self.agent.channel.send(CheckpointNote(state="failed", checkpoint=name, step=number))
+
+    def _share(self, number: int) -> list[int]:
+        config = self.config
+        ids = order.batch(number, config.global_batch, config.samples, config.seed)
+        if config.batch == "shrink":
+            part = order.share(self.rank, config.world, config.global_batch)
+        else:
+            part = order.share(self.rank, self.world, config.global_batch)
+        return ids[part.start : part.stop]
+
+    def _in_backward(self) -> None:
+        if self.probe is not None and self.probe.active:
+            self.probe.at(self.state.step + 1, "backward")
+
+    def _join(self, order: Join) -> None:
+        self._leave()
+        self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self.writer.generation = order.generation
+        self.marks.begin(order.generation, self.state.step)
+        self.marks.collective(0)
+        self.marks.enter(marks.JOINING)
+        self._pausing = False
+        self.agent.pause_wanted = False
+        group = Group(
+            generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
+            backend=self.config.backend, timeout_s=self.config.collective_timeout_s,
+        )  # fmt: skip
+        self._group = group
+        self.agent.entering(group)
+        try:
+            self.check()
+            started = time.perf_counter()
+            group.form()
+            self._write(
+                Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=round(time.perf_counter() - started, 6)
+            )
+            name = self._take_state(order)
+            self.check()
+        except GenerationLost as error:
+            aborted = self.agent.aborted_generation >= self.generation
+            self._park("aborted" if aborted else "failed", error=str(error))
+            return
+        self.reducer.new_generation(self.world)
+        self.agent.channel.send(JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name))
+
+    def _take_state(self, order: Join) -> str | None:
+        """Get hold of the generation's state; returns the checkpoint's name if this rank restored one."""
+        started = time.perf_counter()
+        name: str | None = None
+        origin = "kept" if self.state.step else "initial"
+        if order.restore and self.rank == 0:
+            self._valid = False
+            found = checkpointing.restore_newest(self.state, self.config.checkpoint_dir, self._refused)
+            name = found.name if found else None
+            origin = "checkpoint" if found else "initial"
+            self._valid = True
+        if self.rank in order.receivers:
+            self._valid = False
+            origin = "peer"
+        if order.source is not None and order.receivers:
+            copy_state(
+                self.state, rank=self.rank, source=order.source, receivers=order.receivers,
+                progress=lambda: self.marks.enter(marks.JOINING),
+            )  # fmt: skip
+        self._valid = True
+        self._write(
+            Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
+            source=order.source if origin == "peer" else name, seconds=round(time.perf_counter() - started, 6),
+        )  # fmt: skip
+        return name
+
+    def _refused(self, bad: Checkpoint, reason: str) -> None:
+        self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
+
+    def _park(self, why: Any, *, error: str = "", blamed: list[int] | None = None) -> None:
+        generation = self.generation
+        self._leave()
+        self._write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
+        self.agent.channel.send(
+            Parked(
+                generation=generation, step=self.state.step, valid=self._valid, why=why, blamed=blamed or [], error=error
+            )
+        )
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
+        self.agent.left()
+        self.marks.enter(marks.IDLE)
+
+    def _write(self, kind: Kind, **data: Any) -> None:
+        self.marks.wrote(self.writer.write(kind, **data).seq)

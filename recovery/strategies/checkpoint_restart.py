@@ -1,0 +1,31 @@
+"""Start all ranks anew from the newest checkpoint that verifies."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from recovery.strategy import ClusterView, Decision, Form, Health, Kill, Spawn, StateFrom, Strategy
+
+
+class CheckpointRestart(Strategy):
+    """Kill every rank, start new ones, restore the newest checkpoint that verifies, redo the steps since.
+
+    ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts Python anew.
+    """
+
+    exact: ClassVar[bool] = True
+    keeps_survivors: ClassVar[bool] = False
+
+    restart: Literal["warm", "cold"] = "warm"
+
+    @property
+    def start_mode(self) -> str:
+        """Processes start as they restart, so that both cost the same."""
+        return self.restart
+
+    def on_failure(self, view: ClusterView) -> Decision:
+        """Restart everything; the failed generation's processes are of no more use."""
+        kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
+        spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
+        form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)
+        return Decision(actions=(*kills, *spawns, form), reason=f"{self.restart} restart from the newest good checkpoint")

@@ -1,0 +1,47 @@
+"""Go on at once with the ranks that are left; let a replacement join later."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from recovery import fallback
+from recovery.strategy import ClusterView, Decision, Form, Pause, StateFrom, Strategy
+
+
+class DropReplica(Strategy):
+    """Survivors keep their state, form a smaller group and redo the interrupted step; a replacement joins later.
+
+    ``batch``: ``constant`` keeps the global batch (survivors take over the lost share), ``shrink`` drops the lost share.
+    ``rejoin``: start a replacement, which joins at a step boundary with a peer's state.
+    """
+
+    exact: ClassVar[bool] = False
+
+    batch: Literal["constant", "shrink"] = "constant"
+    rejoin: bool = True
+
+    @property
+    def batch_policy(self) -> str:
+        """As the parameter says."""
+        return self.batch
+
+    def on_failure(self, view: ClusterView) -> Decision:
+        """Refill, re-form or shrink, whichever loses least."""
+        whole = fallback.refill(view) or fallback.rejoin_all(view)
+        if whole:
+            return whole
+        missing = view.world - len(view.survivors) - len(view.ready) - len(view.starting)
+        return fallback.shrink(view, spawn=max(0, missing) if self.rejoin else 0, why="the lost rank is dropped")
+
+    def on_ready(self, view: ClusterView) -> Decision:
+        """Ask for a pause as soon as a replacement is ready and no other is on its way."""
+        if len(view.members) < view.world and view.ready and not view.starting:
+            return Decision(actions=(Pause(),), reason="a replacement is ready")
+        return Decision(actions=(), reason="the world is full, or more replacements are on their way")
+
+    def on_paused(self, view: ClusterView) -> Decision:
+        """Take in whoever is ready."""
+        room = view.world - len(view.members)
+        joining = tuple(p.name for p in view.ready[:room])
+        form = Form(members=(*view.members, *joining), state=StateFrom.PEER, cause="grow")
+        return Decision(actions=(form,), reason=f"{', '.join(joining)} joins with a peer's state")

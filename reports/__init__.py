@@ -1,1 +1,26 @@
-"""Reports over stored runs, one file each; they read results and events only."""
+"""Reports: each reads a finished run and its results, and writes one file into the run directory."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+from harness.results import Results
+from harness.rundir import RunDirectory
+
+
+def names() -> list[str]:
+    """Names of all reports: the modules of this package without a leading underscore."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def render(name: str, run: RunDirectory, results: Results) -> Path:
+    """Write one report and return its path. Raises ModuleNotFoundError for a name not in ``names()``."""
+    path: Path = importlib.import_module(f"{__name__}.{name}").render(run, results)
+    return path
+
+
+def render_all(run: RunDirectory, results: Results) -> list[Path]:
+    """Write every report there is and return their paths, in order of their names."""
+    return [render(name, run, results) for name in names()]

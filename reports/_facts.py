@@ -1,0 +1,125 @@
+"""What every report says in the same words: tallies, the strategy comparison, where recovery time went."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.results import PHASE_NAMES, ArmResult, CellResult, Incident, Metric, Results, SlaResult
+from harness.rundir import RunDirectory
+from reports._format import plural
+
+VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One line of the comparison of strategies; ``note`` names a price that the numbers alone do not show."""
+
+    cell: CellResult
+    recovery: Metric | None
+    steps_lost: Metric | None
+    samples_lost: Metric | None
+    goodput: Metric | None
+    badput_s: float | None
+    provisioned: int | None
+    never: int
+    note: str
+
+
+def strategies(results: Results) -> list[Strategy]:
+    """One entry per cell, in the order of the results."""
+    return [_strategy(results, cell) for cell in results.cells]
+
+
+def _strategy(results: Results, cell: CellResult) -> Strategy:
+    faulted = arms_of(results, cell.id, "faulted")
+    ranks = max((arm.provisioned_ranks for arm in faulted), default=None)
+    fewest = min((a.provisioned_ranks for a in results.arms), default=0)
+    badput = [sum(arm.badput.values()) for arm in faulted]
+    return Strategy(
+        cell=cell,
+        recovery=cell.metrics.get("recovery_time"),
+        steps_lost=cell.metrics.get("steps_lost"),
+        samples_lost=cell.metrics.get("samples_lost"),
+        goodput=cell.metrics.get("goodput"),
+        badput_s=statistics.median(badput) if badput else None,
+        provisioned=ranks,
+        never=sum(i.recovery_time == float("inf") for i in incidents_of(results, cell.id)),
+        note=f"{plural(ranks - fewest, 'spare')} counted as provisioned" if ranks and ranks > fewest else "",
+    )  # fmt: skip
+
+
+def arms_of(results: Results, cell: str, kind: str) -> list[ArmResult]:
+    """The arms of one cell and kind, by repeat."""
+    return sorted((a for a in results.arms if a.cell == cell and a.arm == kind), key=lambda a: a.repeat)
+
+
+def incidents_of(results: Results, cell: str) -> list[Incident]:
+    """The incidents of one cell."""
+    return [i for i in results.faults if i.cell == cell]
+
+
+def median_incident(results: Results, cell: str) -> Incident | None:
+    """The incident with the (upper) median recovery time: a real one, so its phases add up. None without any."""
+    timed = [(i.recovery_time, n, i) for n, i in enumerate(incidents_of(results, cell)) if i.recovery_time is not None]
+    return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
+
+
+def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
+    """Median seconds of each recovery phase over the incidents that have it, in the order of the phases."""
+    seconds: dict[str, list[float]] = {name: [] for name in PHASE_NAMES}
+    for incident in incidents:
+        for phase in incident.phases:
+            seconds.setdefault(phase.name, []).append(phase.seconds)
+    return {name: statistics.median(values) for name, values in seconds.items() if values}
+
+
+def tallies(results: Results) -> list[str]:
+    """``4 of 5 SLAs``, invariants, faults landed and healed: how much held, of how much was asked."""
+    invariants = [f for cell in results.cells for f in cell.invariants.values()]
+    parts = []
+    if results.slas:
+        parts.append(_of((s.verdict == "pass" for s in results.slas), "SLA"))
+    if invariants:
+        parts.append(_of((f.verdict == "pass" for f in invariants), "invariant"))
+    if results.faults:
+        parts.append(_of((i.landed and i.healed for i in results.faults), "fault") + " landed and healed")
+    return parts
+
+
+def _of(held: Iterable[bool], noun: str) -> str:
+    values = list(held)
+    return f"{sum(values)} of {plural(len(values), noun)}"
+
+
+def failing_slas(results: Results) -> list[SlaResult]:
+    """Clauses that failed and whose severity is fail."""
+    return [s for s in results.slas if s.verdict == "fail" and s.severity == "fail"]
+
+
+def place(results: Results, sla: SlaResult) -> str:
+    """``scenario.yaml:14``: where the clause is written."""
+    name = Path(results.source).name
+    return f"{name}:{sla.line}" if sla.line is not None else name
+
+
+def shown_path(path: Path) -> str:
+    """A path as a person would type it: relative when it lies below the current directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def latest_or_own(run: RunDirectory) -> Path:
+    """``…/latest`` when it points at this run, else the run's own directory."""
+    link = run.root.parent / "latest"
+    return link if link.is_symlink() and link.resolve() == run.root.resolve() else run.root
+
+
+def analyze_command(run: RunDirectory) -> str:
+    """The command that judges the stored run again."""
+    return f"chaos analyze {shlex.quote(shown_path(run.root))}"

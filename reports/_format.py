@@ -1,0 +1,146 @@
+"""Numbers and words as people read them: three significant digits, never rounded in our favour."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+from harness.results import Metric
+
+MISSING = "–"
+NEVER = "never"
+COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes"})
+_ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
+_CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
+_TO_BASE = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "%": 0.01,
+}  # fmt: skip
+_FIGURE_SPACE = "\u2007"
+_POINT_SPACE = "\u2008"
+
+
+def number(value: float | None, better: str = "neither") -> str:
+    """Three significant digits. ``better`` rounds against us: a time up, a goodput down. Infinity is "never"."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return NEVER if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    # Nine digits first, or the noise of binary fractions (0.1 + 0.2) would round 0.3 up to 0.301.
+    exact = Decimal(f"{value:.8e}")
+    quantum = Decimal(1).scaleb(exact.adjusted() - 2)
+    rounded = exact.quantize(quantum, rounding=_ROUNDING[better])
+    if rounded.adjusted() > exact.adjusted():
+        rounded = rounded.quantize(quantum.scaleb(1))
+    if abs(rounded) < Decimal("1e-6") or abs(rounded) >= Decimal("1e9"):
+        return f"{rounded:.2e}"
+    return f"{rounded:f}" if rounded.adjusted() < 2 else f"{int(rounded)}"
+
+
+def quantity(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value without its unit; whole counts are exact, everything else has three significant digits."""
+    if value is not None and unit in COUNT_UNITS and math.isfinite(value) and float(value).is_integer():
+        return str(int(value))
+    return number(value, better)
+
+
+def with_unit(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value with its unit; "never" and a missing value carry none."""
+    text = quantity(value, unit, better)
+    return text if text in (MISSING, NEVER) or unit in ("", "1", "ratio") else f"{text} {unit}"
+
+
+def median_of(metric: Metric | None) -> str:
+    """The median of a metric, rounded against us."""
+    return MISSING if metric is None else quantity(metric.median, metric.unit, metric.better)
+
+
+def range_of(metric: Metric | None) -> str:
+    """``[min, max]`` of a metric; empty with fewer than two values."""
+    if metric is None or metric.n < 2:
+        return ""
+    low, high = (quantity(v, metric.unit, metric.better) for v in (metric.min, metric.max))
+    return f"[{low}, {high}]"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a percentage with at most three significant digits."""
+    return f"{number(ratio * 100)} %"
+
+
+def align(texts: Sequence[str]) -> list[str]:
+    """Pad numbers on the right with figure spaces, so that decimal points of a right-aligned column line up."""
+    decimals = [len(t.partition(".")[2]) if _is_number(t) else None for t in texts]
+    widest = max((d for d in decimals if d is not None), default=0)
+    return [t if d is None else t + _padding(d, widest) for t, d in zip(texts, decimals, strict=True)]
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text))
+
+
+def _padding(decimals: int, widest: int) -> str:
+    if widest == 0:
+        return ""
+    point = _POINT_SPACE if decimals == 0 else ""
+    return point + _FIGURE_SPACE * (widest - decimals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clause:
+    """An SLA clause taken apart; ``limit`` is in base units (seconds, ratio)."""
+
+    aggregate: str
+    op: str
+    limit: float
+
+
+def parse_clause(text: str) -> Clause | None:
+    """Take ``"median < 500ms"`` apart. None when it has another form; the report then shows the text alone."""
+    match = _CLAUSE.match(text)
+    if match is None:
+        return None
+    try:
+        limit = float(match[3].replace("_", ""))
+    except ValueError:
+        return None
+    return Clause(aggregate=match[1], op=match[2], limit=limit * _TO_BASE.get(match[4], 1.0))
+
+
+def pairs(data: dict[str, Any]) -> str:
+    """A small dictionary as ``key value · key value``."""
+    return " · ".join(f"{key} {scalar(value)}" for key, value in data.items())
+
+
+def scalar(value: Any) -> str:
+    """Any JSON value as short text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} {scalar(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return ", ".join(scalar(v) for v in value)
+    return MISSING if value is None else str(value)
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested dictionaries as dotted names with short texts."""
+    rows: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            rows += flatten(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", scalar(value)))
+    return rows
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 arm``, ``2 arms``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,272 @@
+"""The plots of the report. Each carries the finding it shows as its title, and the same finding as text alternative."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from harness.results import PHASE_NAMES, Incident, Results
+from reports._facts import incidents_of, median_incident
+from reports._format import number, percent, plural
+from reports._series import Pair
+from reports._svg import (
+    FAULT,
+    FAULT_WASH,
+    GREY_DARK,
+    GREY_LIGHT,
+    GREY_MID,
+    INK,
+    MUTED,
+    PAPER,
+    RECOVERY,
+    RECOVERY_SOFT,
+    RECOVERY_WASH,
+    axes,
+    drawing,
+    figure,
+    to_svg,
+)
+
+WIDE, HALF = 560.0, 400.0
+# Hatches carry the meaning where colour cannot; the fault's colour is the time in which nobody had noticed it.
+PHASE_LOOKS = {
+    "detect": (FAULT, ""), "abort": (RECOVERY, "...."), "regroup": (RECOVERY, "////"), "restore": (RECOVERY, ""),
+    "redo": (RECOVERY_SOFT, "\\\\\\\\"), "first step": (RECOVERY_SOFT, ""),
+}  # fmt: skip
+CLASS_LOOKS = {
+    "useful": (GREY_LIGHT, ""), "detection": (FAULT, ""), "regroup": (RECOVERY, "////"), "restore": (RECOVERY, ""),
+    "recomputation": (RECOVERY_SOFT, "\\\\\\\\"), "degraded world": (RECOVERY_SOFT, ""),
+    "initialisation": (GREY_DARK, ""), "data": (GREY_DARK, "...."), "checkpoint save": (GREY_MID, "////"),
+    "straggling": (GREY_MID, "xxxx"), "other": (GREY_MID, ""),
+}  # fmt: skip
+_OTHER_LOOK = (GREY_MID, "----")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One drawing: an ``<svg>`` element, the finding it shows and a note on how to read it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> Plot | None:
+    """Recovery by phase: for each cell the incident of median recovery, and every incident's total as a point."""
+    rows = [(cell, label, found) for cell, label in zip(cells, labels, strict=True) if (found := _timed(results, cell))]
+    if not rows:
+        return None
+    title = _waterfall_finding(rows)
+    with drawing():
+        fig = figure(WIDE, 74 + 62 * len(rows))
+        ax = axes(fig, grid="x")
+        ends = [_end(i) for _, _, found in rows for i in found]
+        span = max([e for e in ends if e > 0], default=1.0) * 1.06
+        for y, (cell, label, found) in enumerate(rows):
+            typical = median_incident(results, cell)
+            if typical is not None:
+                _phase_bar(ax, y, typical)
+            _recovery_points(ax, y, found, span)
+            ax.text(0, y - 0.36, label, va="bottom", ha="left", color=INK)
+        ax.set(xlim=(0, span), ylim=(len(rows) - 0.5, -0.62), yticks=[], xlabel="seconds since the fault was injected")
+        ax.spines["left"].set_visible(False)
+        used = [p for p in PHASE_NAMES if any(s.name == p for _, _, found in rows for i in found for s in i.phases)]
+        _legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
+        svg = to_svg(fig, "waterfall", title, f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}.")
+    note = "Bar: the incident of median recovery time. Circles: every incident's recovery time."
+    return Plot(title=title, svg=svg, note=note)
+
+
+def _timed(results: Results, cell: str) -> list[Incident]:
+    return [i for i in incidents_of(results, cell) if i.recovery_time is not None]
+
+
+def _end(incident: Incident) -> float:
+    """Where an incident's drawing ends: its recovery, or its last known phase when it never recovered."""
+    last = max((p.start + p.seconds for p in incident.phases), default=0.0)
+    recovery = incident.recovery_time or 0.0
+    return last if math.isinf(recovery) else max(last, recovery)
+
+
+def _phase_bar(ax: Axes, y: float, incident: Incident) -> None:
+    for phase in incident.phases:
+        colour, hatch = PHASE_LOOKS.get(phase.name, _OTHER_LOOK)
+        ax.barh(
+            y, phase.seconds, left=phase.start, height=0.42, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.6
+        )
+
+
+def _recovery_points(ax: Axes, y: float, incidents: Sequence[Incident], span: float) -> None:
+    times = [i.recovery_time for i in incidents if i.recovery_time is not None]
+    finite = [t for t in times if math.isfinite(t)]
+    ax.plot(finite, [y + 0.34] * len(finite), "o", ms=5, mfc="none", mec=INK, mew=1.1, ls="none")
+    never = len(times) - len(finite)
+    if never:
+        ax.plot([span * 0.985], [y + 0.34], ">", ms=6, color=INK, clip_on=False)
+        ax.text(span * 0.965, y + 0.35, f"{never} of {len(times)} never", ha="right", va="center", color=INK)
+
+
+def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
+    medians = {label: statistics.median(i.recovery_time or 0.0 for i in found) for _, label, found in rows}
+    best, worst = min(medians, key=lambda k: medians[k]), max(medians, key=lambda k: medians[k])
+    if math.isinf(medians[best]):
+        return "No strategy recovered"
+    parts = [f"{best} recovers in {number(medians[best], 'lower')} s"]
+    if math.isinf(medians[worst]):
+        parts.append(f"{worst} does not recover")
+    elif worst != best and medians[best] > 0:
+        parts.append(f"{worst} takes {number(medians[worst] / medians[best])} times as long")
+    never = sum(math.isinf(i.recovery_time or 0.0) for _, _, found in rows for i in found)
+    if never and math.isfinite(medians[worst]):
+        parts.append(f"{plural(never, 'incident')} never recovered")
+    return "; ".join(parts)
+
+
+def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
+    """Samples per second of new steps over time, with the span from injection to recovery shaded."""
+    faulted = pair.faulted.throughput()
+    control = pair.control.throughput() if pair.control else None
+    title = _throughput_finding(pair, faulted, control)
+    with drawing():
+        fig = figure(HALF, 230)
+        ax = axes(fig)
+        for incident in pair.incidents:
+            _shade(ax, pair, incident, limits[0])
+        if control is not None:
+            ax.plot(control["time_s"], control["rate"], color=GREY_MID, lw=1.0, ls=(0, (3, 1.5)), drawstyle="steps-pre")
+        ax.plot(faulted["time_s"], faulted["rate"], color=INK, lw=1.2, drawstyle="steps-pre")
+        ax.set(xlim=(0, limits[0]), ylim=(0, limits[1]), xlabel="seconds since the start", ylabel="samples/s, new steps")
+        svg = to_svg(fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded.")
+    return Plot(title=title, svg=svg)
+
+
+def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Common ends of the axes, so that the cells' plots can be compared: seconds, samples/s."""
+    series = [s for pair in pairs for s in (pair.faulted, pair.control) if s is not None]
+    rates = pd.concat([s.throughput()["rate"] for s in series])
+    # One commit that follows another within microseconds would flatten everything else.
+    top = float(rates.quantile(0.99)) * 1.25 if len(rates) else 1.0
+    ends = [float(s.steps["time_s"].max()) for s in series] + [p.faulted.arm.wall_s for p in pairs]
+    return max(ends) or 1.0, top or 1.0
+
+
+def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
+    """Fault colour until it is noticed (or healed), recovery colour until the first new step."""
+    start = incident.injected_s
+    healed = pair.faulted.healed.get((incident.fault, incident.occurrence), start)
+    if incident.recovery_time is None:
+        ax.axvspan(start, max(healed, start), color=FAULT_WASH, lw=0)
+    else:
+        noticed = start + (incident.detection_time or 0.0)
+        ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
+        ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, hatch="..", ec=PAPER, lw=0)
+    ax.axvline(start, color=FAULT, lw=1.6)
+    ax.plot([start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
+
+
+def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None) -> str:
+    if not pair.incidents:
+        return "no fault struck"
+    last = max(pair.incidents, key=lambda i: i.injected_s)
+    if any(i.recovery_time == math.inf for i in pair.incidents):
+        return "never commits a new step after the fault"
+    stalled = sum(i.recovery_time or 0.0 for i in pair.incidents)
+    text = f"{number(stalled, 'lower')} s without a new step" if stalled else "goes on through the fault"
+    after = faulted[faulted["time_s"] > last.injected_s + (last.recovery_time or 0.0)]["rate"]
+    if control is None or after.empty or control.empty:
+        return text
+    return f"{text}, then {percent(float(after.median() / control['rate'].median()))} of the control's rate"
+
+
+def loss(pair: Pair, index: int) -> Plot | None:
+    """Loss by step against the unfaulted arm, and their difference on its own scale below."""
+    if pair.control is None:
+        return None
+    faulted, control = pair.faulted.losses(), pair.control.losses()
+    difference = (faulted - control).dropna()
+    title = _loss_finding(difference)
+    with drawing():
+        fig = figure(HALF, 290)
+        top, low = fig.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
+        top.plot(control.index, control, color=GREY_MID, lw=4.0, solid_capstyle="butt")
+        top.plot(faulted.index, faulted, color=INK, lw=1.1)
+        low.axhline(0, color=GREY_MID, lw=1.0)
+        low.plot(difference.index, difference, color=INK, lw=1.1)
+        for incident in pair.incidents:
+            if incident.step is not None:
+                top.axvline(incident.step, color=FAULT, lw=1.6)
+                low.axvline(incident.step, color=FAULT, lw=1.6)
+                top.plot([incident.step], [0.99], "v", color=FAULT, ms=7, transform=top.get_xaxis_transform())
+        top.set(ylabel="loss (nats)")
+        low.set(ylabel="difference", xlabel="step")
+        low.locator_params(axis="y", nbins=3)
+        low.ticklabel_format(axis="y", scilimits=(-2, 3))
+        if not difference.any():
+            low.set(ylim=(-1, 1), yticks=[0])
+        for ax in (top, low):
+            ax.grid(False, axis="x")
+        fig.align_ylabels([top, low])
+        svg = to_svg(fig, f"loss{index}", title, "Loss by step of the faulted and the unfaulted arm, and their difference.")
+    return Plot(title=title, svg=svg)
+
+
+def _loss_finding(difference: pd.Series) -> str:
+    if difference.empty:
+        return "no step in common with the unfaulted arm"
+    apart = difference[difference != 0]
+    if apart.empty:
+        return f"same loss at every one of {len(difference)} steps, bit for bit"
+    worst = number(float(apart.abs().max()), "lower")
+    return f"differs from step {apart.index[0]} on, by at most {worst} nats"
+
+
+def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot | None:
+    """Stacked bars of ``table``: index (cell, arm kind), a column of mean seconds for each class, ``useful`` first."""
+    if table.empty:
+        return None
+    title = _wall_finding(table, labels)
+    with drawing():
+        fig = figure(WIDE, 96 + 44 * len(table))
+        ax = axes(fig, grid="x")
+        left = pd.Series(0.0, index=table.index)
+        rows = range(len(table))
+        for name in table.columns:
+            colour, hatch = CLASS_LOOKS.get(name, _OTHER_LOOK)
+            widths = table[name].clip(lower=0)
+            ax.barh(
+                rows, widths, left=left, height=0.42, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.6
+            )
+            left += widths
+        for y, key in enumerate(table.index):
+            ax.text(0, y - 0.28, labels[key], va="bottom", ha="left", color=INK if key[1] == "faulted" else MUTED)
+        ax.set(xlim=(0, float(left.max()) * 1.02 or 1.0), ylim=(len(table) - 0.6, -0.72), yticks=[])
+        ax.set(xlabel="seconds of wall clock, mean over the repeats")
+        ax.spines["left"].set_visible(False)
+        _legend(fig, [(c, *CLASS_LOOKS.get(c, _OTHER_LOOK)) for c in table.columns if table[c].sum() > 0])
+        svg = to_svg(fig, "wallclock", title, f"Stacked bars of {', '.join(map(str, table.columns))} in seconds.")
+    return Plot(title=title, svg=svg, note="Useful time first; every other class is badput. The bars end at the wall clock.")
+
+
+def _wall_finding(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> str:
+    faulted = table[[kind == "faulted" for _, kind in table.index]]
+    chosen = faulted if len(faulted) else table
+    share = chosen["useful"] / chosen.sum(axis=1)
+    rest = chosen.drop(columns="useful").sum()
+    best = labels[share.idxmax()].removesuffix(", faulted")
+    lead = f"{best} turns {percent(float(share.max()))} of the wall clock into training that counts"
+    return f"{lead}; most of the rest is {rest.idxmax()}" if len(rest) and rest.max() > 0 else lead
+
+
+def _legend(fig: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
+    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name) for name, colour, hatch in entries]
+    fig.legend(
+        handles=handles, loc="outside lower left", ncols=5, columnspacing=1.3, handlelength=1.4, handletextpad=0.5,
+        borderpad=0.2, alignment="left",
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Series over time and step, read from the event logs of an arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from chaos.errors import LogError
+from chaos.events import Kind, Log, read_log
+from harness.results import ArmResult, Incident, Results
+from harness.rundir import RunDirectory
+from reports._facts import arms_of, incidents_of, median_incident
+
+MAX_POINTS = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSeries:
+    """Committed steps of one arm. ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
+
+    ``healed`` maps (fault, occurrence) to the second it was healed.
+    """
+
+    arm: ArmResult
+    steps: pd.DataFrame
+    healed: dict[tuple[str, int], float]
+
+    def throughput(self) -> pd.DataFrame:
+        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again counts as nothing."""
+        frame = self.steps
+        seen = frame["step"].cummax().shift(fill_value=0)
+        new = frame[frame["step"] > seen]
+        stride = max(1, -(-len(new) // MAX_POINTS))
+        groups = new.groupby(pd.RangeIndex(len(new)).to_numpy() // stride)
+        thinned = pd.DataFrame({"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()})
+        # The first interval would count the start-up as a slow step; it is in the badput instead.
+        return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[["time_s", "rate"]].iloc[1:]
+
+    def losses(self) -> pd.Series:
+        """Loss by step; of a step committed more than once, the last commit, which the final state rests on."""
+        return self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What the plots of one cell show: one faulted arm, its unfaulted twin, and the incidents of the faulted one."""
+
+    cell: str
+    strategy: str
+    faulted: ArmSeries
+    control: ArmSeries | None
+    incidents: tuple[Incident, ...]
+
+
+def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
+    """The series of an arm; None when its log is missing, unreadable or without a committed step."""
+    try:
+        log = read_log(run.events(arm.id))
+    except (LogError, OSError):
+        return None
+    zero = start_ns(log)
+    rows = [
+        (e.generation, e.step, e.data["rank"], (e.time_ns - zero) / 1e9, e.data["samples"], e.data["loss"])
+        for e in log.of(Kind.STEP_COMMITTED)
+        if e.step is not None
+    ]
+    if not rows:
+        return None
+    columns = ["generation", "step", "rank", "time_s", "samples", "loss"]
+    frame = pd.DataFrame(rows, columns=columns).astype({"loss": float, "time_s": float})
+    # Every rank records the same global loss; one record for each commit is enough.
+    frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(["generation", "step"])
+    healed = {
+        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9 for e in log.of(Kind.FAULT_HEALED)
+    }
+    return ArmSeries(arm=arm, steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True), healed=healed)
+
+
+def start_ns(log: Log) -> int:
+    """The moment an arm began: ``run_started``, or its first event when the log lacks it."""
+    started = log.first(Kind.RUN_STARTED)
+    return started.time_ns if started else log.events[0].time_ns if log.events else 0
+
+
+def read_pairs(run: RunDirectory, results: Results, limit: int) -> list[Pair]:
+    """For each of the first ``limit`` cells the repeat with the median recovery, if its log can be read."""
+    pairs = [_read_pair(run, results, cell.id, cell.strategy) for cell in results.cells[:limit]]
+    return [pair for pair in pairs if pair is not None]
+
+
+def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) -> Pair | None:
+    typical = median_incident(results, cell)
+    faulted = arms_of(results, cell, "faulted")
+    faulted.sort(key=lambda arm: (typical is not None and arm.repeat != typical.repeat, arm.repeat))
+    series = next((s for arm in faulted if (s := read_series(run, arm)) is not None), None)
+    if series is None:
+        return None
+    twin = next((a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None)
+    return Pair(
+        cell=cell, strategy=strategy, faulted=series, control=read_series(run, twin) if twin else None,
+        incidents=tuple(i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat),
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""matplotlib figures as inline SVG whose colours are CSS variables, so one drawing serves light, dark and print."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# matplotlib needs a real colour to draw with; these near-blacks stand for variables and are replaced after drawing.
+INK, MUTED, RULE, PAPER = "#010203", "#020304", "#030405", "#040506"
+FAULT, FAULT_WASH, RECOVERY, RECOVERY_SOFT, RECOVERY_WASH = "#050607", "#060708", "#070809", "#08090a", "#090a0b"
+GREY_DARK, GREY_MID, GREY_LIGHT = "#0a0b0c", "#0b0c0d", "#0c0d0e"
+_VARIABLES = (
+    (INK, "ink"), (MUTED, "muted"), (RULE, "rule"), (PAPER, "paper"), (FAULT, "fault"), (FAULT_WASH, "fault-wash"),
+    (RECOVERY, "recovery"), (RECOVERY_SOFT, "recovery-soft"), (RECOVERY_WASH, "recovery-wash"),
+    (GREY_DARK, "grey-dark"), (GREY_MID, "grey-mid"), (GREY_LIGHT, "grey-light"),
+)  # fmt: skip
+_STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "trainchaos", "font.size": 11, "axes.labelsize": 11, "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5, "legend.fontsize": 10.5, "text.color": INK, "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "axes.facecolor": "none",
+    "figure.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+    "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.7, "axes.axisbelow": True, "legend.frameon": False,
+    "hatch.linewidth": 1.1, "lines.linewidth": 1.3, "xtick.major.size": 3, "ytick.major.size": 0,
+    "axes.labelpad": 5, "savefig.facecolor": "none", "font.family": "sans-serif", "text.parse_math": False,
+}  # fmt: skip
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw and save within this: the styles of every plot, without touching the process's defaults."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure; one unit is one CSS pixel at natural size."""
+    return Figure(figsize=(width / 72, height / 72), layout="constrained")
+
+
+def axes(fig: Figure, *, grid: str = "y") -> Axes:
+    """The one pair of axes of a figure, with grid lines across ``grid`` only."""
+    ax = fig.subplots()
+    ax.grid(False)
+    ax.grid(True, axis="x" if grid == "x" else "y")
+    return ax
+
+
+def to_svg(fig: Figure, name: str, title: str, description: str) -> str:
+    """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on the page."""
+    buffer = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    fig.savefig(buffer, format="svg", metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    for sentinel, variable in _VARIABLES:
+        # A presentation attribute cannot hold var(); a style can.
+        text = re.sub(rf'\b(fill|stroke)="{sentinel}"', rf'style="\1: var(--{variable})"', text)
+        text = text.replace(sentinel, f"var(--{variable})")
+    return _labelled(text, name, title, description)
+
+
+def _labelled(text: str, name: str, title: str, description: str) -> str:
+    """Give the root element its accessible name, and let the page decide its size."""
+    end = text.index(">")
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", text[:end])
+    box = re.search(r'viewBox="0 0 ([0-9.]+)', head)
+    width = float(box[1]) if box else 600.0
+    head += f' role="img" aria-labelledby="{name}-title {name}-desc" style="max-width: {width * 1.15:.0f}px"'
+    names = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    return head + ">" + names + text[end + 1 :]

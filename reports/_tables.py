@@ -1,0 +1,229 @@
+"""The tables of the report: columns with units in the head, cells formatted and aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from markupsafe import Markup, escape
+
+from harness.results import PHASE_NAMES, CellResult, Finding, Incident, Results
+from reports._facts import VERDICT_MARKS, Strategy, incidents_of, phase_medians, strategies
+from reports._format import MISSING, align, median_of, number, pairs, parse_clause, quantity, range_of, with_unit
+from reports._strips import strip
+
+MAX_ROWS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Head of a column; ``kind`` is text, number or wide (text that may wrap)."""
+
+    name: str
+    unit: str = ""
+    kind: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns and rows of ready cells; ``left_out`` rows were cut to keep the page readable."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Markup, ...], ...]
+    notes: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> Table:
+    """Build a table: numbers of a column are aligned at the decimal point, plain strings are escaped."""
+    kept = [list(row) for row in rows[:MAX_ROWS]]
+    for i, column in enumerate(columns):
+        if column.kind == "number":
+            for row, text in zip(kept, align([row[i] for row in kept]), strict=True):
+                row[i] = text if not isinstance(row[i], Markup) else row[i]
+    cells = tuple(tuple(escape(cell) for cell in row) for row in kept)
+    return Table(columns=tuple(columns), rows=cells, notes=tuple(notes), left_out=len(rows) - len(kept))
+
+
+def _number(name: str, unit: str = "") -> Column:
+    return Column(name=name, unit=unit, kind="number")
+
+
+def mark(verdict: str, label: str | None = None) -> Markup:
+    """A verdict that reads without colour: sign and word."""
+    sign = VERDICT_MARKS.get(verdict, "?")
+    return Markup('<span class="v {}">{} {}</span>').format(verdict, sign, verdict if label is None else label)
+
+
+def label(cell: CellResult) -> str:
+    """What a cell is called in tables and plots: its strategy, or its id when the matrix has more axes."""
+    return cell.strategy if list(cell.params) in ([], ["recovery"]) else cell.id
+
+
+def labels(results: Results) -> dict[str, str]:
+    """Cell id to what it is called."""
+    return {cell.id: label(cell) for cell in results.cells}
+
+
+def comparison(results: Results) -> Table:
+    """Strategies side by side: what they give and what they cost."""
+    columns = (
+        Column(name="strategy"), Column(name="verdict"), _number("recovery", "s, median"), Column(name="range", unit="s"),
+        _number("n"), _number("lost steps", "median"), _number("lost samples", "median"), _number("goodput", "ratio, median"),
+        _number("badput", "s, median"), Column(name="same result as without the fault"), _number("provisioned", "ranks"),
+    )  # fmt: skip
+    entries = strategies(results)
+    notes = sorted({f"* {e.note}: goodput is divided by them too" for e in entries if e.note})
+    return table(columns, [_comparison_row(e) for e in entries], notes)
+
+
+def _comparison_row(e: Strategy) -> list[str]:
+    star = "*" if e.note else ""
+    return [
+        label(e.cell), mark(e.cell.verdict), median_of(e.recovery), range_of(e.recovery),
+        str(e.recovery.n) if e.recovery else MISSING, median_of(e.steps_lost), median_of(e.samples_lost),
+        median_of(e.goodput), number(e.badput_s), e.cell.exactness,
+        MISSING if e.provisioned is None else f"{e.provisioned}{star}",
+    ]  # fmt: skip
+
+
+def slas(results: Results) -> Table:
+    """Every clause with all its points against the limit."""
+    columns = (
+        Column(name="cell"), Column(name="metric"), Column(name="clause"), Column(name="verdict"), _number("observed"),
+        Column(name="unit"), _number("n"), Column(name="every point, limit as a line"), Column(name="detail", kind="wide"),
+    )  # fmt: skip
+    names, rows = labels(results), []
+    better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
+    for sla in results.slas:
+        where = Markup(' <span class="quiet">line {}</span>').format(sla.line) if sla.line is not None else ""
+        soft = Markup(' <span class="quiet">warning only</span>') if sla.severity == "warn" else ""
+        observed = quantity(sla.observed, sla.unit, better.get((sla.cell, sla.metric), "neither"))
+        rows.append(
+            [
+                names.get(sla.cell, sla.cell), sla.metric, Markup("<code>{}</code>{}").format(sla.clause, where),
+                mark(sla.verdict) + soft, observed, "" if sla.unit in ("1", "") else sla.unit, str(len(sla.values)),
+                strip(sla), sla.detail or _margin(sla.clause, sla.observed, sla.unit),
+            ]  # fmt: skip
+        )
+    return table(columns, rows)
+
+
+def _margin(text: str, observed: float | None, unit: str) -> str:
+    clause = parse_clause(text)
+    if clause is None or observed is None or clause.limit == observed:
+        return ""
+    return f"{with_unit(abs(clause.limit - observed), unit)} from the limit"
+
+
+def faults(results: Results) -> Table:
+    """Every incident: what was done, who saw it land, what the system made of it."""
+    columns = (
+        Column(name="cell"), _number("repeat"), Column(name="fault"), Column(name="target"), _number("step"),
+        _number("injected", "s"), Column(name="landed, seen by"), Column(name="evidence"), Column(name="detected by"),
+        _number("detection", "s"), _number("recovery", "s"), _number("lost steps"), Column(name="outcome"),
+        Column(name="healed"), Column(name="decision", kind="wide"),
+    )  # fmt: skip
+    names = labels(results)
+    return table(columns, [_fault_row(names.get(i.cell, i.cell), i) for i in results.faults])
+
+
+def _fault_row(cell: str, i: Incident) -> list[str]:
+    again = f" #{i.occurrence}" if i.occurrence > 1 else ""
+    noticed = MISSING if i.detected_by is None else i.detected_by
+    blamed = f", blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
+    return [
+        cell, str(i.repeat), Markup('<b class="fault">{}</b>{} <span class="quiet">{}</span>').format(i.fault, again, i.kind),
+        pairs(i.target), MISSING if i.step is None else str(i.step), number(i.injected_s),
+        mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land"), pairs(i.evidence), noticed + blamed,
+        number(i.detection_time, "lower"), number(i.recovery_time, "lower"), str(i.steps_lost), i.outcome,
+        mark("pass", "yes") if i.healed else mark("fail", "no"), i.decision,
+    ]  # fmt: skip
+
+
+def phases(results: Results) -> Table:
+    """Median seconds of each recovery phase."""
+    columns = [Column(name="strategy"), *(_number(p, "s") for p in PHASE_NAMES), _number("incidents")]
+    rows = []
+    for cell in results.cells:
+        found = incidents_of(results, cell.id)
+        medians = phase_medians(found)
+        if medians:
+            cells = [number(medians.get(name), "lower") for name in PHASE_NAMES]
+            rows.append([label(cell), *cells, str(sum(bool(i.phases) for i in found))])
+    return table(columns, rows)
+
+
+def wall_seconds(results: Results) -> pd.DataFrame:
+    """Mean seconds per class: index (cell, arm kind), columns useful, the badput classes, unexplained. Rows sum to wall."""
+    rows = [
+        {"cell": arm.cell, "arm": arm.arm, "useful": arm.useful_s, "unexplained": arm.residual_s}
+        | {name.replace("_", " "): seconds for name, seconds in arm.badput.items()}
+        for arm in results.arms
+    ]
+    if not rows:
+        return pd.DataFrame()
+    frame = pd.DataFrame(rows).fillna(0.0).groupby(["cell", "arm"], sort=False).mean()
+    known = {cell.id: n for n, cell in enumerate(results.cells)}
+    order = sorted(frame.index, key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted"))
+    columns = ["useful", *(c for c in frame.columns if c not in ("useful", "unexplained")), "unexplained"]
+    return frame.loc[order, columns]
+
+
+def wall_table(frame: pd.DataFrame, names: dict[tuple[str, str], str]) -> Table:
+    """The same as a table with its sum."""
+    columns = [Column(name="arm"), *(_number(str(c), "s") for c in frame.columns), _number("wall clock", "s")]
+    rows = [
+        [names[key], *(number(float(v)) for v in values), number(float(values.sum()))]
+        for key, values in zip(frame.index, frame.to_numpy(), strict=True)
+    ]
+    return table(columns, rows)
+
+
+def arms(results: Results) -> Table:
+    """Every run of training, faulted and control."""
+    columns = (
+        Column(name="arm"), Column(name="kind"), _number("seed"), Column(name="outcome"), _number("steps", "committed"),
+        _number("asked", "steps"), _number("wall clock", "s"), _number("useful", "s"), _number("goodput", "ratio"),
+        _number("unexplained", "s"), _number("step time", "s, median"), _number("provisioned", "ranks"),
+        Column(name="reason", kind="wide"),
+    )  # fmt: skip
+    rows = [
+        [
+            a.id, a.arm, str(a.seed), a.outcome, str(a.committed_step), str(a.steps), number(a.wall_s), number(a.useful_s),
+            number(a.goodput, "higher"), number(a.residual_s), number(a.step_time_median), str(a.provisioned_ranks), a.reason,
+        ]  # fmt: skip
+        for a in results.arms
+    ]
+    return table(columns, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvariantRow:
+    """One invariant over all cells; ``arms`` holds (arm id, finding) for the expandable part."""
+
+    name: str
+    cells: tuple[Markup, ...]
+    loud: tuple[tuple[str, Finding], ...]
+    findings: tuple[tuple[str, Finding], ...]
+    arms: tuple[tuple[str, Finding], ...]
+
+
+def invariants(results: Results) -> list[InvariantRow]:
+    """One row per invariant, in the order they first appear."""
+    names = list(dict.fromkeys(name for cell in results.cells for name in cell.invariants))
+    rows = []
+    for name in names:
+        found = [(label(c), c.invariants.get(name)) for c in results.cells]
+        present = tuple((cell, finding) for cell, finding in found if finding is not None)
+        rows.append(
+            InvariantRow(
+                name=name,
+                cells=tuple(Markup(MISSING) if f is None else mark(f.verdict) for _, f in found),
+                loud=tuple((cell, f) for cell, f in present if f.verdict != "pass"),
+                findings=present,
+                arms=tuple((a.id, a.invariants[name]) for a in results.arms if name in a.invariants),
+            )
+        )
+    return rows

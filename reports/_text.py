@@ -1,0 +1,112 @@
+"""The closing words of a run in a terminal: verdict, what failed and where the time went, strategies, what to do next."""
+
+from __future__ import annotations
+
+from harness.results import Results
+from harness.rundir import RunDirectory
+from reports._facts import (
+    Strategy,
+    analyze_command,
+    failing_slas,
+    incidents_of,
+    latest_or_own,
+    phase_medians,
+    place,
+    shown_path,
+    strategies,
+    tallies,
+)
+from reports._format import median_of, number, with_unit
+
+MAX_FAILURES = 20
+_HEAD = ("", "recovery", "lost steps", "lost samples", "goodput", "same result as without the fault")
+
+
+def summary(results: Results, run: RunDirectory) -> str:
+    """The closing block as plain text without a final newline; control characters in names are made visible."""
+    blocks = [_verdict(results), *_failures(results), *_doubts(results), *_table(results), _next(results, run)]
+    return "\n".join(_printable(line) for line in blocks)
+
+
+def _verdict(results: Results) -> str:
+    code = "" if results.exit_code == 0 else f" (exit {results.exit_code})"
+    line = f"verdict {results.verdict.upper()}{code}"
+    facts = ", ".join(tallies(results))
+    tail = "" if results.verdict == "pass" else results.reason
+    return "   ".join(part for part in (line, facts, tail) if part)
+
+
+def _failures(results: Results) -> list[str]:
+    """Two lines for each failing clause: which one and what was seen, then where the time went."""
+    lines: list[str] = []
+    failing = failing_slas(results)
+    for sla in failing[:MAX_FAILURES]:
+        metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
+        better = metric.better if metric else "neither"
+        ci = ""
+        if metric and metric.ci95:
+            ci = " [{}, {}]".format(*(number(v, better) for v in metric.ci95))
+        lines.append(
+            f"  {place(results, sla)}  {sla.cell}  {sla.metric}  {sla.clause}   "
+            f"observed {with_unit(sla.observed, sla.unit, better)}{ci}, n={len(sla.values)}"
+        )
+        phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
+        if phases:
+            lines.append("    where it went (s): " + " · ".join(f"{n} {number(s)}" for n, s in phases.items()))
+    if len(failing) > MAX_FAILURES:
+        lines.append(f"  and {len(failing) - MAX_FAILURES} more failing clauses, in the report")
+    for cell in results.cells:
+        for name, finding in cell.invariants.items():
+            if finding.verdict == "fail":
+                lines.append(f"  {cell.id}  {name}  failed: {finding.witness}")
+    return lines
+
+
+def _doubts(results: Results) -> list[str]:
+    """What could not be judged, and what was missing."""
+    lines = [
+        f"  {s.cell}  {s.metric}  {s.clause}  inconclusive: {s.detail}" for s in results.slas if s.verdict == "inconclusive"
+    ]
+    for cell in results.cells:
+        for name, finding in cell.invariants.items():
+            if finding.verdict == "inconclusive":
+                lines.append(f"  {cell.id}  {name}  inconclusive: {finding.witness}")
+    return lines + [f"  {skip.cell}  skipped: {skip.reason}" for skip in results.skipped]
+
+
+def _table(results: Results) -> list[str]:
+    if not results.cells:
+        return []
+    entries = strategies(results)
+    rows = [_HEAD, *(_row(entry) for entry in entries)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5)), row[5]]
+        lines.append(("  " + "   ".join(cells)).rstrip())
+    notes = sorted({entry.note for entry in entries if entry.note})
+    return [*lines, *(f"  * {note}" for note in notes)]
+
+
+def _row(entry: Strategy) -> tuple[str, ...]:
+    # Two cells of one strategy are told apart only by their ids.
+    recovery = median_of(entry.recovery)
+    unit = " s" if recovery[:1].isdigit() else ""
+    return (
+        entry.cell.strategy if list(entry.cell.params) in ([], ["recovery"]) else entry.cell.id,
+        recovery + unit + (f" ({entry.never} never)" if entry.never else ""),
+        median_of(entry.steps_lost),
+        median_of(entry.samples_lost),
+        median_of(entry.goodput) + ("*" if entry.note else ""),
+        entry.cell.exactness,
+    )
+
+
+def _next(results: Results, run: RunDirectory) -> str:
+    report = shown_path(latest_or_own(run) / "report.html")
+    return f"report  {report}\nagain   {results.reproduce}\njudge   {analyze_command(run)}"
+
+
+def _printable(text: str) -> str:
+    """Names come from YAML and logs: an escape sequence among them must not reach the terminal."""
+    return "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,102 @@
+"""``report.html``: one file that needs nothing else, not even a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.results import Results
+from harness.rundir import RunDirectory
+from reports import _plots, _tables
+from reports._facts import analyze_command, failing_slas, place, tallies
+from reports._format import flatten, with_unit
+from reports._series import Pair, read_pairs
+
+MAX_PLOTTED_CELLS = 12
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(run: RunDirectory, results: Results) -> Path:
+    """Write ``report.html`` and return its path. Missing event logs cost the plots that need them, nothing else."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("report.html.j2").render(_context(run, results))
+    path = run.root / "report.html"
+    path.write_text(page, encoding="utf-8", errors="replace")
+    return path
+
+
+def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
+    labels = _tables.labels(results)
+    wall = _tables.wall_seconds(results)
+    wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in wall.index}
+    plotted = results.cells[:MAX_PLOTTED_CELLS]
+    pairs = read_pairs(run, results, MAX_PLOTTED_CELLS)
+    return {
+        "css": Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        "results": results,
+        "marks": {"pass": "✓", "fail": "✗"},
+        "tallies": tallies(results),
+        "failures": _failures(results),
+        "comparison": _tables.comparison(results),
+        "slas": _tables.slas(results),
+        "invariants": _tables.invariants(results),
+        "mark": _tables.mark,
+        "labels": labels,
+        "faults": _tables.faults(results),
+        "phases": _tables.phases(results),
+        "waterfall": _plots.waterfall(results, [c.id for c in plotted], [labels[c.id] for c in plotted]),
+        "wall": _tables.wall_table(wall, wall_names) if len(wall) else None,
+        "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names) if len(wall) else None,
+        "series": _series(pairs, labels),
+        "undrawn": _undrawn(results, pairs, labels),
+        "arms": _tables.arms(results),
+        "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
+        "analyze": analyze_command(run),
+    }
+
+
+def _failures(results: Results) -> list[tuple[str, str]]:
+    """Where and what, for every clause that failed."""
+    labels = _tables.labels(results)
+    return [
+        (
+            place(results, sla),
+            f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, observed {with_unit(sla.observed, sla.unit)}, "
+            f"n = {len(sla.values)}",
+        )
+        for sla in failing_slas(results)
+    ]
+
+
+def _series(pairs: list[Pair], labels: dict[str, str]) -> list[dict[str, Any]]:
+    """One entry per plotted cell: its name, the arm shown, throughput and loss."""
+    if not pairs:
+        return []
+    limits = _plots.throughput_limits(pairs)
+    return [
+        {
+            "label": labels[pair.cell],
+            "arm": pair.faulted.arm.id,
+            "throughput": _plots.throughput(pair, index, limits),
+            "loss": _plots.loss(pair, index),
+        }
+        for index, pair in enumerate(pairs)
+    ]
+
+
+def _undrawn(results: Results, pairs: list[Pair], labels: dict[str, str]) -> list[str]:
+    """What the plots leave out, and why."""
+    notes = []
+    beyond = len(results.cells) - MAX_PLOTTED_CELLS
+    if beyond > 0:
+        notes.append(f"Plots show the first {MAX_PLOTTED_CELLS} cells; {beyond} more are in the tables.")
+    drawn = {pair.cell for pair in pairs}
+    missing = [labels[c.id] for c in results.cells[:MAX_PLOTTED_CELLS] if c.id not in drawn]
+    if missing:
+        notes.append(f"No readable event log with a committed step, so no series: {', '.join(missing)}.")
+    return notes

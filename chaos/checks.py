@@ -1,0 +1,217 @@
+"""What the models alone cannot know: names and parameters of plugins, metrics, targets that exist, samples that suffice.
+
+Every check works on the plain values of one cell and tolerates all that the models complain about elsewhere, so that one
+load shows all errors at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from chaos.catalogue import Catalogue
+from chaos.diagnostics import Loc, Problem, unknown
+from chaos.explain import validate
+from chaos.faultchecks import check_fault
+from chaos.scenario import CheckpointTarget, FaultSpec, Scenario, WorkloadSpec
+from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
+
+
+def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
+    """A copy with every duration in seconds: ``at.time``, ``duration`` and plugin parameters whose name ends in ``_s``."""
+    out = copy.deepcopy(dict(tree))
+    problems: list[Problem] = []
+    for index, fault in enumerate(_items(out.get("faults"))):
+        loc: Loc = ("faults", index)
+        if isinstance(fault, dict):
+            problems += _seconds(fault, ("duration",), loc)
+            problems += _seconds(fault.get("at"), ("time",), (*loc, "at"))
+            problems += _seconds(
+                fault.get("params"), _timed(catalogue.faults, fault.get("kind")), (*loc, "params")
+            )
+    for key, kinds in (("workload", catalogue.workloads), ("launcher", catalogue.launchers)):
+        section = out.get(key)
+        if isinstance(section, dict):
+            problems += _seconds(section.get("params"), _timed(kinds, section.get("kind")), (key, "params"))
+    recovery = out.get("recovery")
+    if isinstance(recovery, dict):
+        names = _timed(catalogue.strategies, recovery.get("strategy"))
+        problems += _seconds(recovery, names, ("recovery",))
+        problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
+    return out, problems
+
+
+def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
+    """Every catalogue check on one cell."""
+    problems = _workload(tree.get("workload"), catalogue)
+    problems += _launcher(tree.get("launcher"), catalogue)
+    strategy, found = _strategy(tree.get("recovery"), catalogue)
+    problems += found
+    workload, _ = validate(WorkloadSpec, tree.get("workload"))
+    faults = _items(tree.get("faults"))
+    for index, raw in enumerate(faults):
+        problems += check_fault(raw, ("faults", index), catalogue.faults, workload, strategy)
+    problems += _repeated_ids(faults)
+    problems += _sla(tree, catalogue.metrics)
+    problems += _invariants(tree.get("invariants"), catalogue.checkers)
+    problems += _stops(tree.get("stop_conditions"))
+    return problems
+
+
+def warnings(scenario: Scenario) -> Iterator[Problem]:
+    """What is allowed, and yet will surprise."""
+    if not scenario.faults:
+        yield Problem(loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True)
+    steps = scenario.workload.steps
+    for index, fault in enumerate(scenario.faults):
+        points = fault.at.steps or ([fault.at.step] if fault.at.step else [])
+        past = [step for step in points if step > steps]
+        if past:
+            message = (
+                f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it would be "
+                f"inconclusive; lower at.step or raise workload.steps"
+            )
+            yield Problem(loc=("faults", index, "at", "step" if fault.at.step else "steps"), message=message)
+        target, every = fault.target.checkpoint, scenario.workload.checkpoint.every
+        if isinstance(target, CheckpointTarget) and target.step % every:
+            message = f"no checkpoint is made at step {target.step}: one is made every {every} steps"
+            yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _timed(kinds: Mapping[str, type[BaseModel]], name: Any) -> tuple[str, ...]:
+    model = kinds.get(name) if isinstance(name, str) else None
+    return tuple(field for field in model.model_fields if field.endswith("_s")) if model else ()
+
+
+def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
+    problems = []
+    for name in names if isinstance(section, dict) else ():
+        value = section.get(name)
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            continue
+        try:
+            section[name] = parse_duration(value)
+        except ClauseError as error:
+            problems.append(Problem(loc=(*loc, name), message=str(error), word=error.word))
+            section[name] = 1.0  # said once is enough: the models must not complain about it again
+    return problems
+
+
+def _plugin(
+    name: Any, params: Any, kinds: Mapping[str, type[BaseModel]], what: str, locs: tuple[Loc, Loc]
+) -> tuple[BaseModel | None, list[Problem]]:
+    """The plugin of a name with its parameters. ``locs``: where the name and the parameters stand."""
+    if not isinstance(name, str):
+        return None, []
+    if name not in kinds:
+        return None, [Problem(loc=locs[0], message=unknown(what, name, kinds))]
+    return validate(kinds[name], params, locs[1]) if isinstance(params, dict) else (None, [])
+
+
+def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
+    if not isinstance(raw, dict):
+        return []
+    params = raw.get("params", {})
+    size = raw.get("size")
+    if isinstance(params, dict) and isinstance(size, str):
+        params = {**params, "size": size}
+    locs: tuple[Loc, Loc] = (("workload", "kind"), ("workload", "params"))
+    _, problems = _plugin(raw.get("kind"), params, catalogue.workloads, "workload", locs)
+    moved = ("workload", "params", "size")
+    return [
+        Problem(loc=("workload", "size"), message=p.message, on_key=p.on_key)
+        if p.loc == moved and size is not None
+        else p
+        for p in problems
+    ]
+
+
+def _launcher(raw: Any, catalogue: Catalogue) -> list[Problem]:
+    if isinstance(raw, dict):
+        locs: tuple[Loc, Loc] = (("launcher", "kind"), ("launcher", "params"))
+        return _plugin(
+            raw.get("kind", "local"), raw.get("params", {}), catalogue.launchers, "launcher", locs
+        )[1]
+    return _plugin(raw, {}, catalogue.launchers, "launcher", (("launcher",), ("launcher",)))[1]
+
+
+def _strategy(raw: Any, catalogue: Catalogue) -> tuple[BaseModel | None, list[Problem]]:
+    if not isinstance(raw, dict):
+        return _plugin(raw, {}, catalogue.strategies, "strategy", (("recovery",), ("recovery",)))
+    base: Loc = ("recovery", "params") if "params" in raw else ("recovery",)
+    params = raw.get("params", {key: value for key, value in raw.items() if key != "strategy"})
+    return _plugin(
+        raw.get("strategy"), params, catalogue.strategies, "strategy", (("recovery", "strategy"), base)
+    )
+
+
+def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, raw in enumerate(faults):
+        name = raw.get("id") if isinstance(raw, dict) else None
+        if isinstance(name, str):
+            if name in seen:
+                yield Problem(loc=("faults", index, "id"), message=f"fault id {name!r} is used twice")
+            seen.add(name)
+
+
+def _sla(tree: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[Problem]:
+    sla = tree.get("sla")
+    occurrences = _occurrences(tree)
+    for metric, clauses in sla.items() if isinstance(sla, dict) else ():
+        if metric not in metrics:
+            yield Problem(loc=("sla", metric), message=unknown("metric", metric, metrics), on_key=True)
+            continue
+        for index, raw in enumerate(_items(clauses)):
+            loc: Loc = ("sla", metric, index)
+            if isinstance(raw, dict):
+                raw, loc = raw.get("check"), (*loc, "check")
+            if isinstance(raw, str):
+                yield from _clause(raw, metrics[metric], occurrences, loc)
+
+
+def _clause(text: str, unit: str, occurrences: int, loc: Loc) -> Iterator[Problem]:
+    try:
+        clause = parse_clause(text, unit)
+    except ClauseError as error:
+        yield Problem(loc=loc, message=str(error), word=error.word)
+        return
+    needed = samples_needed(clause.aggregate)
+    if occurrences < needed:
+        message = (
+            f"{clause.aggregate} needs at least {needed} incidents to mean anything with 95 % confidence, this scenario "
+            f"gives {occurrences}: raise repeat, or use max"
+        )
+        yield Problem(loc=loc, message=message, word=clause.aggregate)
+
+
+def _occurrences(tree: Mapping[str, Any]) -> int:
+    repeat = tree.get("repeat", 1)
+    points = 0
+    for fault in _items(tree.get("faults")):
+        spec, _ = validate(FaultSpec, fault)
+        points += len(spec.at.steps) if spec and spec.at.steps else 1
+    return (repeat if isinstance(repeat, int) else 1) * max(1, points)
+
+
+def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
+    for index, name in enumerate(_items(raw)):
+        if isinstance(name, str) and name not in checkers:
+            yield Problem(loc=("invariants", index), message=unknown("checker", name, checkers))
+
+
+def _stops(raw: Any) -> Iterator[Problem]:
+    for index, condition in enumerate(_items(raw)):
+        text = condition.get("when") if isinstance(condition, dict) else None
+        if isinstance(text, str):
+            try:
+                parse_stop(text)
+            except ClauseError as error:
+                yield Problem(loc=("stop_conditions", index, "when"), message=str(error), word=error.word)

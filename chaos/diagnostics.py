@@ -1,0 +1,97 @@
+"""Where something is wrong in a scenario, and how that is said: ``file:line:column: message``, source line, caret."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from chaos.errors import ScenarioError
+from chaos.sla import nearest
+
+Loc = tuple[str | int, ...]
+
+# Words people bring from elsewhere that no edit distance would find.
+_FAMILIAR = {
+    "on": "at",
+    "when": "at",
+    "type": "kind",
+    "fault": "kind",
+    "name": "id",
+    "slas": "sla",
+    "slo": "sla",
+}
+_MAX_LISTED = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A word in a source. ``line`` and ``column`` count from 1, in characters; ``text`` is the whole line."""
+
+    source: str
+    line: int
+    column: int
+    width: int
+    text: str
+
+    def narrowed(self, word: str) -> Span:
+        """The span of ``word`` within this one's line, at or after its column; the span itself if it is not there."""
+        start = self.text.find(word, self.column - 1) if word else -1
+        return self if start < 0 else dataclasses.replace(self, column=start + 1, width=len(word))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something wrong at a place in the tree. ``on_key``: the key is wrong, not its value; ``word``: part of the value."""
+
+    loc: Loc
+    message: str
+    on_key: bool = False
+    word: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A problem with its place in a file."""
+
+    span: Span
+    message: str
+
+
+def unknown(what: str, word: str, choices: Iterable[str]) -> str:
+    """``unknown <what> 'word'`` with the nearest valid word, else the valid words."""
+    ordered = sorted(choices)
+    familiar = _FAMILIAR.get(word, "")
+    near = nearest(word, ordered) or (familiar if familiar in ordered else "")
+    if near:
+        return f"unknown {what} {word!r}; did you mean {near!r}?"
+    if not ordered:
+        return f"unknown {what} {word!r}; there are none"
+    listed = ", ".join(ordered[:_MAX_LISTED]) + (", ..." if len(ordered) > _MAX_LISTED else "")
+    return f"unknown {what} {word!r}; use one of: {listed}"
+
+
+def render(placed: Placed, *, label: str = "") -> str:
+    """One problem as people read it, over three lines (one when its line is empty)."""
+    span = placed.span
+    head = f"{span.source}:{span.line}:{span.column}: {label}{placed.message}"
+    if not span.text.strip():
+        return head
+    # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches a terminal.
+    text = "".join(char if char.isprintable() or char == "\t" else "?" for char in span.text)
+    lead = "".join("\t" if char == "\t" else " " for char in span.text[: span.column - 1])
+    return f"{head}\n  {text}\n  {lead}{'^' * max(1, span.width)}"
+
+
+def in_order(placed: Iterable[Placed]) -> list[Placed]:
+    """Without duplicates, by place."""
+    unique = dict.fromkeys(placed)
+    return sorted(unique, key=lambda p: (p.span.source, p.span.line, p.span.column))
+
+
+def scenario_error(placed: Sequence[Placed]) -> ScenarioError:
+    """All problems in one error."""
+    ordered = in_order(placed)
+    text = "\n".join(render(each) for each in ordered)
+    count = f"{len(ordered)} errors" if len(ordered) > 1 else "1 error"
+    return ScenarioError(f"{text}\n{count}; nothing was started")

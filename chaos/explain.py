@@ -1,0 +1,194 @@
+"""pydantic's errors in the words of the scenario file, each at the key or value a person has to change."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from chaos.diagnostics import Loc, Problem, unknown
+
+M = TypeVar("M", bound=BaseModel)
+
+# Fields that take one of several forms: what to write, in one sentence instead of one complaint per form.
+_FORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "duration": "seconds (2.5 or '2.5s') or {steps: n}",
+        "select": "one, all or {count: n}",
+        "retrigger": "once, every_attempt or {max: n}",
+        "checkpoint": "latest or {step: n}",
+        "invariants": "default or a list of checker names",
+    }
+)
+_NEEDS: Mapping[str, str] = MappingProxyType(
+    {
+        "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list",
+        "tuple": "a list", "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
+    }
+)  # fmt: skip
+_BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "greater_than_equal": ("at least", "ge"), "greater_than": ("more than", "gt"),
+        "less_than_equal": ("at most", "le"), "less_than": ("less than", "lt"),
+    }
+)  # fmt: skip
+_QUOTED = re.compile(r"'([^']*)'")
+
+
+def validate(model: type[M], tree: Any, base: Loc = ()) -> tuple[M | None, list[Problem]]:
+    """Validate plain YAML values strictly (no bool for a number, no text for one). ``base``: where ``tree`` stands."""
+    try:
+        # JSON mode is strict about scalars, yet builds enums and tuples from text and lists.
+        return model.model_validate_json(json.dumps(tree), strict=True), []
+    except ValidationError as error:
+        return None, explain(error.errors(include_url=False), model, tree, base)
+
+
+def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc = ()) -> list[Problem]:
+    """Each error as a Problem; the several errors of one union are merged into one."""
+    problems: dict[tuple[Loc, str], Problem] = {}
+    for error in errors:
+        problem = _explain_one(error, model, tree, base)
+        if problem is not None:
+            problems.setdefault((problem.loc, problem.message), problem)
+    return list(problems.values())
+
+
+def settle(tree: Any, loc: Sequence[str | int]) -> Loc:
+    """The part of pydantic's ``loc`` that exists in the tree: tags of unions and names of defaults fall out."""
+    here, out = tree, []
+    for part in loc:
+        inside = part in here if isinstance(here, dict) else False
+        if isinstance(here, list):
+            inside = isinstance(part, int) and part < len(here)
+        if inside:
+            here = here[part]
+            out.append(part)
+    return tuple(out)
+
+
+def at(tree: Any, loc: Sequence[str | int]) -> Any:
+    """The value at a settled place."""
+    for part in loc:
+        tree = tree[part]
+    return tree
+
+
+def _explain_one(error: Mapping[str, Any], model: type[BaseModel], tree: Any, base: Loc) -> Problem | None:
+    kind, raw = error["type"], error["loc"]
+    form = _form(raw, tree)
+    if form is not None:
+        place, chosen = form
+        if not chosen:
+            name = str(place[-1])
+            message = f"{name} needs {_FORMS[name]}, not {_show(at(tree, place))}"
+            return Problem(loc=(*base, *place), message=message)
+        if not _about_form(raw[len(place)], at(tree, place)):
+            return None
+    loc = settle(tree, raw)
+    full = (*base, *loc)
+    if kind == "extra_forbidden":
+        message = unknown("key", str(raw[-1]), _keys_at(model, raw[:-1]))
+        return Problem(loc=full, message=message, on_key=True)
+    if kind == "missing":
+        return Problem(loc=full, message=f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
+    name = next((str(part) for part in reversed(full) if isinstance(part, str)), "the file")
+    value = at(tree, loc)
+    message = _message(error, name, value)
+    if kind == "value_error" and isinstance(value, dict):
+        # a model's own check names the field it complains about first
+        first = message.split(" ", 1)[0]
+        full = (*full, first) if first in value else full
+    return Problem(loc=full, message=message)
+
+
+def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
+    kind, context = error["type"], error.get("ctx") or {}
+    stem = kind.split("_")[0]
+    if kind in _BOUNDS:
+        word, key = _BOUNDS[kind]
+        return f"{name} must be {word} {context[key]:g}, not {value}"
+    if kind in ("literal_error", "enum"):
+        choices = _QUOTED.findall(str(context.get("expected", "")))
+        return (
+            unknown(name, value, choices)
+            if isinstance(value, str)
+            else f"{name} needs one of {', '.join(choices)}, not {_show(value)}"
+        )
+    if kind.endswith(("_type", "_parsing", "_from_float")) and stem in _NEEDS:
+        quoted = (
+            isinstance(value, str)
+            and stem in ("int", "float")
+            and value.strip().lstrip("+-").replace(".", "", 1).isdigit()
+        )
+        return f"{name} needs {_NEEDS[stem]}, not {_show(value)}" + (
+            "; write it without quotes" if quoted else ""
+        )
+    if kind == "string_pattern_mismatch":
+        return (
+            f"{name} {value!r} may hold lower-case letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    if kind == "too_short":
+        return f"{name} needs at least {context.get('min_length', 1)} item"
+    if kind == "string_too_long":
+        return f"{name} is longer than {context['max_length']} characters"
+    if kind == "value_error":
+        return str(context.get("error", error["msg"]))
+    return f"{name}: {error['msg']}"
+
+
+def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
+    """If an error is about one form of a field with several: the field's place, and whether that form was meant."""
+    for index, part in enumerate(raw[:-1]):
+        tag = raw[index + 1]
+        if part not in _FORMS or not isinstance(tag, str):
+            continue
+        place = settle(tree, raw[: index + 1])
+        value = at(tree, place)
+        if not place or place[-1] != part or (isinstance(value, dict) and tag in value):
+            continue
+        return place, isinstance(value, dict) or (isinstance(value, list) and part == "invariants")
+    return None
+
+
+def _about_form(tag: str | int, value: Any) -> bool:
+    is_model = str(tag)[:1].isupper()
+    return is_model if isinstance(value, dict) else str(tag).startswith("list")
+
+
+def _owner(loc: Loc) -> str:
+    names = [str(part) for part in loc]
+    return f" in {'.'.join(names)}" if names else ""
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+
+
+def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
+    """Keys that are valid at a place, by the models' fields."""
+    models = [model]
+    for part in loc:
+        fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
+        # an index, a key of a free mapping or the tag of a union stays with the models there are
+        models = [found for one in fields for found in _models(one.annotation)] or models
+    return {name for m in models for name in m.model_fields}
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    args = get_args(annotation)
+    if args:
+        return [found for arg in args for found in _models(arg)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []

@@ -1,0 +1,188 @@
+"""From a scenario file to concrete, checked cells; every error at once, with its place. Nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos import overrides as settings
+from chaos.catalogue import Catalogue
+from chaos.checks import check_cell, normalise, warnings
+from chaos.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.explain import validate
+from chaos.interpolate import Names, Resolved, interpolate
+from chaos.matrix import Combination, expand
+from chaos.scenario import Cell, Scenario
+from chaos.source import Document, read_document
+
+# A run has one of each, whatever the cell.
+_SAME_IN_ALL_CELLS = ("name", "seed", "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedScenario:
+    """A scenario file, read and checked. ``cells`` in the order of the matrix; ``warnings`` are ready to print.
+
+    ``sla_lines``: metric -> line of each of its clauses in the file, in order.
+    """
+
+    path: Path
+    cells: tuple[Cell, ...]
+    warnings: tuple[str, ...]
+    sla_lines: dict[str, list[int]]
+
+    @property
+    def name(self) -> str:
+        """Name of the scenario."""
+        return self.cells[0].scenario.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """One cell on its way: its problems are relative to ``resolved``."""
+
+    combination: Combination
+    resolved: Resolved
+    tree: Mapping[str, Any]
+    scenario: Scenario | None
+    problems: tuple[Problem, ...]
+
+
+def load(
+    path: Path, catalogue: Catalogue, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> LoadedScenario:
+    """Read, resolve and check a scenario file. ``overrides``: ``a.b=value`` strings; ``env``: for ``${env:...}``.
+
+    Raises ScenarioError with every error there is.
+    """
+    original = read_document(path)
+    document = settings.apply(original, overrides)
+    drafts, placed = _drafts(document, catalogue, env or {})
+    placed += [p for draft in drafts for p in _place_all(document, draft.resolved, draft.problems)]
+    placed += _differing(document, drafts)
+    if document.problems:
+        # what is wrong already at a place explains all that follows from it there
+        known = {(p.span.source, p.span.line, p.span.column) for p in document.problems}
+        rest = [p for p in placed if (p.span.source, p.span.line, p.span.column) not in known]
+        placed = [*document.problems, *rest]
+    if placed:
+        raise scenario_error(placed)
+    cells = tuple(_cell(draft) for draft in drafts)
+    return LoadedScenario(
+        path=path, cells=cells, warnings=_warnings(document, drafts), sla_lines=_sla_lines(original, document, drafts)
+    )  # fmt: skip
+
+
+def _drafts(
+    document: Document, catalogue: Catalogue, env: Mapping[str, str]
+) -> tuple[list[_Draft], list[Placed]]:
+    tree = document.tree
+    matrix = interpolate(tree.get("matrix"), Names(matrix={}, vars={}, env=env), ("matrix",))
+    combinations, problems = expand(matrix.tree)
+    placed = _place_all(document, matrix, [*matrix.problems, *problems])
+    if not combinations:
+        # Check the rest as far as it goes without a matrix.
+        combinations = [Combination(id="", values=_first_values(matrix.tree))]
+    drafts = [_draft(tree, combination, catalogue, env) for combination in combinations]
+    return drafts, placed
+
+
+def _first_values(matrix: Any) -> dict[str, tuple[Any, Loc]]:
+    axes = matrix.items() if isinstance(matrix, dict) else ()
+    return {
+        name: (values[0] if isinstance(values, list) and values else None, ("matrix", name, 0)) for name, values in axes
+    }  # fmt: skip
+
+
+def _draft(
+    tree: Mapping[str, Any], combination: Combination, catalogue: Catalogue, env: Mapping[str, str]
+) -> _Draft:
+    raw_vars = tree.get("vars")
+    given = interpolate(raw_vars, Names(matrix=combination.values, vars={}, env=env), ("vars",))
+    variables = {
+        name: (value, ("vars", name))
+        for name, value in (given.tree.items() if isinstance(given.tree, dict) else ())
+    }
+    body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
+    resolved = interpolate(body, Names(matrix=combination.values, vars=variables, env=env))
+    problems = [*given.problems, *resolved.problems]
+    broken = {problem.loc for problem in problems}
+    concrete, found = normalise(resolved.tree, catalogue)
+    problems += found
+    scenario, found = validate(
+        Scenario, {**concrete, "vars": given.tree} if raw_vars is not None else concrete
+    )
+    # A failed reference left a null behind: it has been said already.
+    later = [problem for problem in [*found, *check_cell(concrete, catalogue)] if problem.loc not in broken]
+    # Checks over the whole file (loc ()) are also made one by one, at their places.
+    specific = [problem for problem in later if problem.loc]
+    problems += specific or ([] if problems else later)
+    merged = Resolved(
+        tree=concrete, origins={**given.origins, **resolved.origins}, problems=(), used=given.used | resolved.used
+    )  # fmt: skip
+    return _Draft(
+        combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems)
+    )  # fmt: skip
+
+
+def _place_all(document: Document, resolved: Resolved, problems: Sequence[Problem]) -> list[Placed]:
+    return [Placed(span=_place(document, resolved, problem), message=problem.message) for problem in problems]
+
+
+def _place(document: Document, resolved: Resolved, problem: Problem) -> Span:
+    span = document.locate(resolved.origin(problem.loc), on_key=problem.on_key)
+    return span.narrowed(problem.word)
+
+
+def _differing(document: Document, drafts: Sequence[_Draft]) -> list[Placed]:
+    placed = []
+    for key in _SAME_IN_ALL_CELLS:
+        if len({repr(draft.tree.get(key)) for draft in drafts}) > 1:
+            placed.append(
+                Placed(
+                    span=document.locate((key,)),
+                    message=f"{key} must be the same in every cell of the matrix",
+                )
+            )
+    return placed
+
+
+def _cell(draft: _Draft) -> Cell:
+    assert draft.scenario is not None  # no problems, so it validated
+    params = {name: value for name, (value, _) in draft.combination.values.items()}
+    return Cell(id=draft.combination.id, params=params, scenario=draft.scenario)
+
+
+def _warnings(document: Document, drafts: Sequence[_Draft]) -> tuple[str, ...]:
+    placed = [
+        placed
+        for draft in drafts
+        if draft.scenario is not None
+        for placed in _place_all(document, draft.resolved, list(warnings(draft.scenario)))
+    ]
+    used = {reference for draft in drafts for reference in draft.resolved.used}
+    axes = {name for draft in drafts for name in draft.combination.values}
+    for name in sorted(axes):
+        if f"matrix.{name}" not in used:
+            span = document.locate(("matrix", name), on_key=True)
+            placed.append(
+                Placed(span=span, message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only")
+            )
+    return tuple(render(each, label="warning: ") for each in in_order(placed))
+
+
+def _sla_lines(original: Document, document: Document, drafts: Sequence[_Draft]) -> dict[str, list[int]]:
+    lines: dict[str, list[int]] = {}
+    for draft in drafts:
+        for metric, clauses in (draft.tree.get("sla") or {}).items():
+            places = [draft.resolved.origin(("sla", metric, index)) for index in range(len(clauses))]
+            lines.setdefault(metric, [_file_line(original, document, place) for place in places])
+    return lines
+
+
+def _file_line(original: Document, document: Document, loc: Loc) -> int:
+    """Line in the file; for a value set on the command line, of what it replaced or of the nearest thing around it."""
+    span = document.locate(loc)
+    return span.line if span.source != settings.OPTION else original.locate(loc).line

@@ -1,0 +1,135 @@
+"""Faults paired with the failures they caused: the raw material of incidents, detection and outcomes.
+
+A failure belongs to an injection when it blames the injection's target and comes after it, before the next
+injection on the same target. What is left over is given to the newest injection still without a failure (the
+blame may be wrong; the ``detection`` checker says so), unless another injection lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chaos.events import Event, Kind
+from harness.lineage import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
+
+    ``process`` and ``rank``: the true target at injection time, as far as it is a process.
+    """
+
+    fault: str
+    kind: str
+    occurrence: int
+    target: dict[str, Any]
+    process: str | None
+    rank: int | None
+    planned: Event | None
+    injected: Event | None
+    landed: Event | None
+    failed: Event | None
+    healed: Event | None
+    failure: Event | None
+
+    def lasts_over(self, start_ns: int, end_ns: int) -> bool:
+        """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
+        if self.injected is None or self.failure is not None or self.failed is not None:
+            return False
+        until = self.healed.time_ns if self.healed else end_ns
+        return self.injected.time_ns < end_ns and until > start_ns
+
+
+def episodes_of(history: History) -> tuple[Episode, ...]:
+    """Every occurrence of every fault in order of injection, then the planned faults that never fired."""
+    log = history.log
+    planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
+    marks = {
+        kind: _by_occurrence(log.of(kind))
+        for kind in (Kind.FAULT_LANDED, Kind.FAULT_FAILED, Kind.FAULT_HEALED)
+    }
+    found: list[Episode] = []
+    for event in log.of(Kind.FAULT_INJECTED):
+        key = (event.data["fault"], event.data["occurrence"])
+        process, rank = _who(history, event)
+        found.append(
+            Episode(
+                fault=key[0],
+                kind=event.data["kind"],
+                occurrence=key[1],
+                target=dict(event.data["target"] or {}),
+                process=process,
+                rank=rank,
+                planned=planned.get(key[0]),
+                injected=event,
+                landed=marks[Kind.FAULT_LANDED].get(key),
+                failed=marks[Kind.FAULT_FAILED].get(key),
+                healed=marks[Kind.FAULT_HEALED].get(key),
+                failure=None,
+            )
+        )
+    fired = {episode.fault for episode in found}
+    idle = [_never_fired(event) for name, event in planned.items() if name not in fired]
+    return (*_with_failures(found, list(log.of(Kind.FAILURE_DETECTED))), *idle)
+
+
+def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
+    """Failures declared that no episode explains."""
+    claimed = {id(episode.failure) for episode in episodes if episode.failure}
+    return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
+
+
+def _by_occurrence(events: Iterable[Event]) -> dict[tuple[str, int], Event]:
+    found: dict[tuple[str, int], Event] = {}
+    for event in events:
+        found.setdefault((event.data["fault"], event.data["occurrence"]), event)
+    return found
+
+
+def _who(history: History, event: Event) -> tuple[str | None, int | None]:
+    target = event.data["target"] or {}
+    process, rank = target.get("process"), target.get("rank")
+    generation = history.generation_at(event.time_ns)
+    members = generation.members if generation else ()
+    if process is None and rank is not None and rank < len(members):
+        process = members[rank]
+    if process in members:
+        rank = members.index(process)
+    return process, rank
+
+
+def _never_fired(event: Event) -> Episode:
+    return Episode(
+        fault=event.data["fault"], kind=event.data["kind"], occurrence=0,
+        target=dict(event.data["target"] or {}), process=None, rank=None, planned=event, injected=None,
+        landed=None, failed=None, healed=None, failure=None,
+    )  # fmt: skip
+
+
+def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episode]:
+    paired: dict[int, Event] = {}
+    left = list(failures)
+    for direct in (True, False):
+        for index, episode in enumerate(episodes):
+            if index in paired or episode.injected is None:
+                continue
+            start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
+            for failure in left:
+                due = start <= failure.time_ns < end
+                if due and (not direct or failure.data["process"] == episode.process):
+                    paired[index] = failure
+                    left.remove(failure)
+                    break
+    return [replace(episode, failure=paired.get(index)) for index, episode in enumerate(episodes)]
+
+
+def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
+    """Time of the next injection (on the same target) after episode ``index``."""
+    mine = episodes[index]
+    for other in episodes[index + 1 :]:
+        if other.injected and (not same_target or other.process == mine.process):
+            return other.injected.time_ns
+    return float("inf")

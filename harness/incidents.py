@@ -1,0 +1,211 @@
+"""Incidents: what one occurrence of a fault cost, phase by phase, and how it ended.
+
+``recovery_time`` runs from the injection to the job's first commit, by a generation formed after the
+failure, of a step beyond every step that any rank had committed before. Counting a commit by a single rank
+as "before" can only lengthen it. Its phases end at: failure detected; survivors parked (or the decision,
+where survivors are not kept); last group formed by the generation that made that commit (failed attempts and
+process starts belong to this); its members hold their state; the old highest step is committed again; the
+first new commit. They share their boundaries, so they sum exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from chaos.events import Event, Kind
+from harness.episodes import Episode
+from harness.lineage import NS, Generation, History, StepRun
+from harness.results import PHASE_NAMES, Incident, PhaseSpan
+
+Outcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
+CORRUPTIONS = ("tensor-", "data-corrupt", "poison-sample", "replica-desync")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """How a failure was answered. ``first_new``: first new step run, None if the job never got that far."""
+
+    high_water: int
+    restored: Generation | None
+    restored_step: int | None
+    first_new: StepRun | None
+    concerns_job: bool
+
+
+def recovery_of(history: History, failure: Event) -> Recovery:
+    """Find what followed a failure. A failure outside the generation (a spare's) does not concern the job."""
+    failed = history.generation_at(failure.time_ns)
+    number = failed.number if failed else 0
+    mark = history.high_water(number)
+    later = [g for g in history.worked if g.number > number]
+    new = [
+        run for run in history.runs
+        if run.generation > number and run.step > mark and run.committed_ns is not None
+    ]  # fmt: skip
+    first = min(new, key=lambda run: run.committed_ns or 0, default=None)
+    answered = [g for g in later if first is None or g.number <= first.generation]
+    lowest = min((g.resume_step for g in answered if g.resume_step is not None), default=None)
+    return Recovery(
+        high_water=mark, restored=later[0] if later else None, restored_step=lowest, first_new=first,
+        concerns_job=failed is None or failure.data["process"] in (None, *failed.members),
+    )  # fmt: skip
+
+
+def incident_of(episode: Episode, history: History, control: History | None) -> Incident:
+    """The incident of one episode. A fault that never fired gives one with occurrence 0 and outcome
+    ``not-landed``.
+    """
+    recovery = recovery_of(history, episode.failure) if episode.failure else None
+    injected, failure = episode.injected, episode.failure
+    concerned = recovery if recovery and recovery.concerns_job else None
+    phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
+    restored = concerned.restored_step if concerned else None
+    lost = max(0, concerned.high_water - restored) if concerned and restored is not None else 0
+    outcome = _outcome(episode, history, control, concerned)
+    return Incident(
+        fault=episode.fault, kind=episode.kind, cell=history.info.cell, repeat=history.info.repeat,
+        occurrence=episode.occurrence, target=episode.target, step=injected.step if injected else None,
+        injected_s=(injected.time_ns - history.start_ns) / NS if injected else 0.0,
+        landed=episode.landed is not None,
+        witness=str(episode.landed.data["witness"]) if episode.landed else None, evidence=_evidence(episode),
+        healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
+        blamed_rank=failure.data["rank"] if failure else None, detection_time=_detection(episode, outcome),
+        recovery_time=_recovery_time(episode, concerned, outcome), outcome=outcome, phases=phases,
+        steps_lost=lost, restored_step=restored,
+        first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
+        decision=_decision(history, failure),
+    )  # fmt: skip
+
+
+def _evidence(episode: Episode) -> dict[str, object]:
+    if episode.landed:
+        evidence = episode.landed.data["evidence"]
+        return dict(evidence) if isinstance(evidence, dict) else {"seen": evidence}
+    if episode.failed:
+        return {"failed": episode.failed.data["reason"]}
+    return {} if episode.injected else {"planned": episode.planned.data["at"] if episode.planned else None}
+
+
+def _seconds_between(start: Event, end_ns: int) -> float:
+    return (end_ns - start.time_ns) / NS
+
+
+def _detection(episode: Episode, outcome: Outcome) -> float | None:
+    if episode.injected is None or outcome == "not-landed":
+        return None
+    if episode.failure:
+        return _seconds_between(episode.injected, episode.failure.time_ns)
+    return math.inf if outcome in ("hang", "sdc-escape") else None
+
+
+def _recovery_time(episode: Episode, recovery: Recovery | None, outcome: Outcome) -> float | None:
+    if outcome in ("hang", "fail-stop"):
+        return math.inf
+    if episode.injected is None or recovery is None or recovery.first_new is None:
+        return None
+    return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
+
+
+def _decision(history: History, failure: Event | None) -> str:
+    if failure is None:
+        return ""
+    decisions = (e for e in history.log.of(Kind.DECISION) if e.time_ns >= failure.time_ns)
+    return next((str(event.data["reason"]) for event in decisions), "")
+
+
+def _phases(episode: Episode, history: History, recovery: Recovery) -> list[PhaseSpan]:
+    injected, failure, first = episode.injected, episode.failure, recovery.first_new
+    if injected is None or failure is None or first is None or first.committed_ns is None:
+        return []
+    worked = history.generation(first.generation)
+    stated = (worked.stated_ns or worked.ready_ns) if worked else None
+    grouped = worked.grouped_ns if worked else None
+    marks = (
+        failure.time_ns, _aborted_ns(history, failure, first.committed_ns), grouped, stated,
+        _redone_ns(history, recovery, failure.time_ns), first.committed_ns,
+    )  # fmt: skip
+    spans: list[PhaseSpan] = []
+    cursor = injected.time_ns
+    for name, mark in zip(PHASE_NAMES, marks, strict=True):
+        until = min(max(cursor, mark or cursor), first.committed_ns)
+        start = (cursor - injected.time_ns) / NS
+        spans.append(PhaseSpan(name=name, start=start, seconds=(until - cursor) / NS))
+        cursor = until
+    return spans
+
+
+def _aborted_ns(history: History, failure: Event, before_ns: int) -> int | None:
+    """When the survivors stood still; the decision's time where they are not kept."""
+    for kind in (Kind.SURVIVORS_PARKED, Kind.DECISION):
+        for event in history.log.of(kind):
+            if failure.time_ns <= event.time_ns <= before_ns:
+                return event.time_ns
+    return None
+
+
+def _redone_ns(history: History, recovery: Recovery, after_ns: int) -> int | None:
+    """When the job had committed its old highest step again; None if it never fell below it."""
+    if recovery.restored_step is None or recovery.restored_step >= recovery.high_water:
+        return None
+    redone = [
+        run.committed_ns for run in history.runs
+        if run.step == recovery.high_water and run.committed_ns is not None and run.committed_ns > after_ns
+    ]  # fmt: skip
+    return max(redone, default=None)
+
+
+def _outcome(
+    episode: Episode, history: History, control: History | None, recovery: Recovery | None
+) -> Outcome:
+    if episode.injected is None or episode.landed is None:
+        return "not-landed"
+    if recovery is None:
+        return _undetected(episode, history, control)
+    if recovery.first_new is not None:
+        world = history.worked[-1].world if history.worked else 0
+        return "recovered" if world >= history.info.ranks else "degraded"
+    if history.outcome == "completed":
+        # the failure came so late that nothing new was left to commit
+        return "recovered"
+    return "fail-stop" if history.outcome == "gave-up" else "hang"
+
+
+def _undetected(episode: Episode, history: History, control: History | None) -> Outcome:
+    after = episode.injected.time_ns if episode.injected else 0
+    went_on = history.outcome == "completed" or any(
+        (r.committed_ns or 0) > after for r in _last_runs(history)
+    )
+    if not went_on:
+        return "hang"
+    corrupt = episode.kind.startswith(CORRUPTIONS)
+    return "sdc-escape" if corrupt and control and not same_parameters(history, control) else "masked"
+
+
+def _last_runs(history: History) -> list[StepRun]:
+    """The final step run, if the run ended in good order; a job that stopped of itself did not go on."""
+    runs = [run for run in history.runs if run.survives]
+    return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []
+
+
+def final_digests(history: History) -> dict[int, dict[int, Event]]:
+    """Step -> rank -> state digest, from the generation whose run of the step survived."""
+    lineage = history.lineage
+    found: dict[int, dict[int, Event]] = {}
+    for event in history.log.of(Kind.STATE_DIGEST):
+        run = lineage.get(event.step or 0)
+        if run is not None and event.generation == run.generation:
+            found.setdefault(run.step, {})[event.data["rank"]] = event
+    return found
+
+
+def same_parameters(history: History, control: History) -> bool:
+    """Whether the parameters agree with the control arm's at the last step both took a digest of."""
+    mine, theirs = final_digests(history), final_digests(control)
+    common = sorted(mine.keys() & theirs.keys())
+    if not common:
+        return True
+    step = common[-1]
+    digests = {event.data["parameters"] for found in (mine, theirs) for event in found[step].values()}
+    return len(digests) == 1

@@ -1,0 +1,252 @@
+"""Metrics of one arm, from its events alone. Definitions of the design's "Metrics"; see ``partition`` and
+``incidents``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from chaos.events import Log
+from harness.episodes import Episode, episodes_of
+from harness.incidents import incident_of
+from harness.lineage import NS, History, history_of
+from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
+from harness.results import Incident, Metric
+from recovery.order import batch
+
+Per = Literal["incident", "arm", "checkpoint"]
+FULL_RATE = 0.9
+FULL_RATE_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDef:
+    """``unit``; which way is ``better``; ``doc``: what one value is; ``per``: how many values an arm gives."""
+
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    per: Per
+    doc: str
+
+
+def _lower(unit: str, per: Per, doc: str) -> MetricDef:
+    return MetricDef(unit=unit, better="lower", per=per, doc=doc)
+
+
+def _seconds(per: Per, doc: str) -> MetricDef:
+    return _lower("s", per, doc)
+
+
+def _higher(unit: str, doc: str) -> MetricDef:
+    return MetricDef(unit=unit, better="higher", per="arm", doc=doc)
+
+
+METRICS: Mapping[str, MetricDef] = MappingProxyType(
+    {
+        "detection_time": _seconds(
+            "incident", "fault injected to failure detected; infinite if it harmed undetected"
+        ),
+        "recovery_time": _seconds(
+            "incident", "fault injected to the job's first new commit; infinite if none came"
+        ),
+        "time_to_full_rate": _seconds(
+            "incident",
+            "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
+        ),
+        "steps_lost": _lower("steps", "incident", "committed steps that were redone"),
+        "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
+        "samples_duplicated": _lower(
+            "samples", "arm", "samples the lineage holds more often than the order does"
+        ),
+        "checkpoint_stall": _seconds(
+            "checkpoint", "pause of training after a checkpointed step beyond the usual one"
+        ),
+        "step_time": _seconds("arm", "median duration of the surviving steps, checkpoint stalls left out"),
+        "steady_overhead": _lower(
+            "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
+        ),
+        "goodput": _higher(
+            "ratio", "useful samples x ideal time per sample / (wall time x provisioned ranks)"
+        ),
+        "ettr": _higher("ratio", "effective training time ratio: time in surviving steps / wall time"),
+        "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
+        "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),
+        "regroup_time": _seconds("incident", "abort to the last group formed, process starts included"),
+        "restore_time": _seconds("incident", "group formed to the last member holding its state"),
+        "redo_time": _seconds("incident", "state held to the old highest step committed again"),
+    }
+)
+_PHASE_METRICS = MappingProxyType(
+    {"abort": "abort_time", "regroup": "regroup_time", "restore": "restore_time", "redo": "redo_time"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Samples of the lineage against the reference order. ``misplaced``: first step whose samples are not
+    its own.
+    """
+
+    steps: int
+    lost: int
+    duplicated: int
+    unexpected: int
+    misplaced: int | None
+    lost_in: Mapping[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmMeasures:
+    """All measures of one arm. ``values``: metric -> its values, empty where there are none."""
+
+    history: History
+    episodes: tuple[Episode, ...]
+    ideal: Ideal | None
+    partition: Partition
+    incidents: tuple[Incident, ...]
+    step_time: float | None
+    values: Mapping[str, list[float]]
+
+
+def measure(log: Log, control: Log | None) -> ArmMeasures:
+    """Measure one arm against its paired control (None: against itself). Raises LogError without
+    ``run_started``.
+    """
+    history = history_of(log)
+    paired = history_of(control) if control is not None else None
+    episodes = episodes_of(history)
+    ideal = ideal_of(history, paired, episodes)
+    split = partition(history, ideal, episodes)
+    incidents = tuple(incident_of(episode, history, paired) for episode in episodes)
+    step_time = _step_time(history)
+    values = {name: list[float]() for name in METRICS}
+    for episode, incident in zip(episodes, incidents, strict=True):
+        _add_incident(values, history, episode, incident, ideal)
+    _add_arm(values, history, split, step_time)
+    return ArmMeasures(
+        history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
+        step_time=step_time, values=values,
+    )  # fmt: skip
+
+
+def account(history: History) -> Accounting:
+    """Compare the lineage's samples with the reference order, as multisets and step by step."""
+    info, lineage = history.info, history.lineage
+    reference: Counter[int] = Counter()
+    taken: Counter[int] = Counter()
+    misplaced: int | None = None
+    lost_in: dict[int, int] = {}
+    for step in range(1, history.committed_step + 1):
+        due = Counter(batch(step, info.global_batch, info.order_samples, info.order_seed))
+        got = Counter(lineage[step].samples if step in lineage else [])
+        reference += due
+        taken += got
+        if due - got:
+            lost_in[step] = (due - got).total()
+        if got - due and misplaced is None:
+            misplaced = step
+    extra = taken - reference
+    duplicated = sum(count for sample, count in extra.items() if sample in reference)
+    return Accounting(
+        steps=history.committed_step, lost=(reference - taken).total(), duplicated=duplicated,
+        unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
+    )  # fmt: skip
+
+
+def summarise(name: str, values: Sequence[float]) -> Metric:
+    """One metric's values with order statistics. Raises KeyError for an unknown metric."""
+    known = METRICS[name]
+    return Metric(
+        unit=known.unit, values=list(values), n=len(values),
+        median=statistics.median(values) if values else None, min=min(values, default=None),
+        max=max(values, default=None), ci95=median_ci95(values), better=known.better,
+    )  # fmt: skip
+
+
+def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:
+    """Distribution-free 95 % interval of the median; None if n < 6, where no such interval exists.
+
+    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n, 1/2) < k);
+    the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1).
+    """
+    ordered, n = sorted(values), len(values)
+    tail, best = 0.0, 0
+    for k in range(1, n // 2 + 1):
+        tail += math.comb(n, k - 1) / 2**n
+        if 1 - 2 * tail >= 0.95:
+            best = k
+    return (ordered[best - 1], ordered[n - best]) if best else None
+
+
+def _step_time(history: History) -> float | None:
+    stalls = checkpoint_stalls(history)
+    times = [
+        run.seconds - stalls.get((run.generation, run.step - 1), 0.0) for run in history.runs if run.survives
+    ]
+    return statistics.median(times) if times else None
+
+
+def _add_incident(
+    values: dict[str, list[float]],
+    history: History,
+    episode: Episode,
+    incident: Incident,
+    ideal: Ideal | None,
+) -> None:
+    if incident.outcome == "not-landed":
+        return
+    for name, value in (
+        ("detection_time", incident.detection_time),
+        ("recovery_time", incident.recovery_time),
+    ):
+        if value is not None:
+            values[name].append(value)
+    values["steps_lost"].append(float(incident.steps_lost))
+    full = _time_to_full_rate(history, episode, incident, ideal)
+    if full is not None:
+        values["time_to_full_rate"].append(full)
+    for span in incident.phases:
+        if span.name in _PHASE_METRICS:
+            values[_PHASE_METRICS[span.name]].append(span.seconds)
+
+
+def _time_to_full_rate(
+    history: History, episode: Episode, incident: Incident, ideal: Ideal | None
+) -> float | None:
+    """Seconds to the commit of the first step of a window at full rate; None where too few steps are left to
+    tell.
+    """
+    if incident.outcome in ("hang", "fail-stop"):
+        return math.inf
+    if episode.injected is None or ideal is None or ideal.step_s <= 0:
+        return None
+    first = incident.first_new_step or (incident.step or 0) + 1
+    runs = [r for r in history.lineage.values() if r.step >= first and r.end_ns > episode.injected.time_ns]
+    for start in range(len(runs) - FULL_RATE_STEPS + 1):
+        window = runs[start : start + FULL_RATE_STEPS]
+        rates = [run.commits[0].data["samples"] / run.seconds if run.seconds else math.inf for run in window]
+        if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
+            return (window[0].end_ns - episode.injected.time_ns) / NS
+    return math.inf if len(runs) >= FULL_RATE_STEPS else None
+
+
+def _add_arm(
+    values: dict[str, list[float]], history: History, split: Partition, step_time: float | None
+) -> None:
+    accounting = account(history)
+    samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
+    values["samples_lost"].append(float(accounting.lost))
+    values["samples_duplicated"].append(float(accounting.duplicated))
+    values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
+    if step_time is not None:
+        values["step_time"].append(step_time)
+    if split.wall_s > 0:
+        values["goodput"].append(split.goodput)
+        values["ettr"].append(split.productive_s / split.wall_s)
+        values["throughput"].append(samples / split.wall_s)

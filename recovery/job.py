@@ -306,6 +306,7 @@ class Job:
             self._park("aborted" if aborted else "failed", error=str(error))
             return
         self.reducer.new_generation(self.world)
+        self.marks.commit(self.state.step)
         self.agent.channel.send(JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name))
 
     def _take_state(self, order: Join) -> str | None:

@@ -187,6 +187,10 @@ class Strategy(BaseModel):
         """Decide when a process became ready while the job trains. Default: nothing."""
         return Decision(actions=(), reason="a full world needs nobody")
 
+    def on_spare_lost(self, view: ClusterView) -> Decision:
+        """Decide when a process outside the generation died while the job trains. Default: nothing."""
+        return Decision(actions=(), reason="the job does not depend on it")
+
     def on_paused(self, view: ClusterView) -> Decision:
         """Decide when the generation parked because of an earlier ``Pause``. Default: go on with the same members."""
         members = tuple(view.members)

@@ -1,0 +1,126 @@
+"""What a launcher offers: processes of one arm, messages to and from them, their marks, and a clean end.
+
+A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose ``session`` lasts for a whole
+run and makes one ``Cluster`` for each arm.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.scenario import Cell
+from harness.rundir import RunDirectory
+from harness.workload import DataInfo
+from recovery.marks import Mark
+from recovery.wire import Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSetup:
+    """One arm to run: which cell, which repeat, faulted or control, and where its files go."""
+
+    id: str
+    cell: Cell
+    repeat: int
+    arm: Literal["faulted", "control"]
+    seed: int
+    run: RunDirectory
+    data: DataInfo
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoint directory of the arm."""
+        return self.run.checkpoints(self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A process sent a message."""
+
+    process: str
+    message: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exited:
+    """A process is gone: exit code or signal, the other None. ``time_ns``: when it was noticed."""
+
+    process: str
+    exit_code: int | None
+    signal: int | None
+    time_ns: int
+
+    @property
+    def how(self) -> str:
+        """For people."""
+        return f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+
+
+Report = Said | Exited
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftovers:
+    """What is still there after ``close``; all empty is good."""
+
+    processes: list[dict[str, Any]]
+    ports: list[int]
+    shared_memory: list[str]
+
+
+class Cluster(Protocol):
+    """The processes of one arm."""
+
+    store_port: int
+    modes: dict[str, str]
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds; simulated by a simulator."""
+
+    def spawn(self, name: str, role: str, mode: str) -> int:
+        """Start a process and return its pid. Raises InfrastructureError."""
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when the process is gone."""
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal a process through its held pidfd; one already gone is no error."""
+
+    def mark(self, name: str) -> Mark:
+        """A process's progress mark; readable after its death too."""
+
+    def os_state(self, name: str) -> str:
+        """R, S, D, T, Z, or X when gone."""
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """What happened; waits up to ``timeout_s`` for something to."""
+
+    def close(self) -> Leftovers:
+        """Kill and reap everything of this arm; says what could not be removed."""
+
+
+class Session(Protocol):
+    """A launcher in use for one run."""
+
+    def cluster(self, setup: ArmSetup) -> Cluster:
+        """Make ready for one arm. Raises InfrastructureError."""
+
+
+class Launcher(BaseModel):
+    """Base of a launcher; its fields are its YAML parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @abstractmethod
+    def session(self) -> AbstractContextManager[Session]:
+        """Open the launcher for one run. Raises InfrastructureError."""
+
+    def missing(self, cell: Cell) -> str | None:
+        """What this launcher lacks for a cell, or None."""
+        return None

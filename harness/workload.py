@@ -1,0 +1,83 @@
+"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer and a loss.
+
+A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is imported in its functions
+only, so that listing and validating stay fast.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about`` is for reports."""
+
+    path: Path
+    samples: int
+    digest: str
+    about: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a rank knows when it builds. ``device``: ``cpu`` or ``cuda:<index>``."""
+
+    data: Path
+    device: str
+    seed: int
+    steps: int
+
+
+class Trainable:
+    """A built workload in a rank; subclasses compute the loss.
+
+    ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    clip_norm: float = 0.0
+
+    def load(self, samples: Sequence[int]) -> Any:
+        """The data phase: fetch these samples; the result goes to ``loss``."""
+        raise TypeError(f"{type(self).__name__} does not load samples")
+
+    def loss(self, batch: Any) -> Tensor:
+        """The forward phase: the *sum* over the batch of each sample's mean loss, a scalar."""
+        raise TypeError(f"{type(self).__name__} has no loss")
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained values."""
+        return sum(p.numel() for p in self.model.parameters())
+
+
+class Workload(BaseModel):
+    """Base of a workload; its fields are its YAML parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @abstractmethod
+    def prepare(self, directory: Path) -> DataInfo:
+        """Make the data ready in ``directory``, once for a run. Raises ScenarioError when the data cannot be used."""
+
+    @abstractmethod
+    def build(self, context: BuildContext) -> Trainable:
+        """Build model, optimizer and scheduler, the same on every rank for the same seed."""
+
+    def typical_step_s(self) -> float:
+        """A rough step time on two cores with four ranks, for estimates shown before a run, seconds."""
+        return 0.05

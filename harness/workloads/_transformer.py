@@ -1,0 +1,57 @@
+"""The transformer behind the ``gpt`` workload (Vaswani et al., 2017; pre-norm as in GPT-2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.norm_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        x = x + functional.dropout(mixed, self.dropout, self.training)
+        hidden = self.down(functional.gelu(self.up(self.norm_mlp(x)), approximate="tanh"))
+        return x + functional.dropout(hidden, self.dropout, self.training)
+
+
+class Transformer(nn.Module):
+    """Decoder-only language model; maps tokens (batch, length) to logits (batch, length, vocabulary)."""
+
+    def __init__(self, *, vocabulary: int, layers: int, heads: int, width: int, block: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(block, width)
+        self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.apply(_initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits; the output projection shares the token embedding's weights."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(positions)
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.tokens.weight)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +31,7 @@ class Fidelity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
-    """One firing of one planned fault, with its target resolved."""
+    """One firing of one planned fault, with its target resolved. ``time_ns``: just before the act, monotonic."""
 
     fault: str
     number: int
@@ -38,6 +39,7 @@ class Occurrence:
     rank: int | None = None
     checkpoint: str | None = None
     step: int | None = None
+    time_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +85,8 @@ class RankTarget(Protocol):
     def set_slowdown(self, factor: float) -> None:
         """Stretch this rank's compute phases to ``factor`` times their length (1: not at all)."""
 
-    def poison_loss(self, value: float) -> None:
-        """Replace this rank's loss of the current step."""
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        """Have ``change`` applied to this rank's loss tensor of the current step before backward."""
 
 
 class Fault(BaseModel):
@@ -120,9 +122,13 @@ class Fault(BaseModel):
         """Act on a committed checkpoint's files. Only for ``Where.CHECKPOINT``."""
         raise TypeError(f"{type(self).__name__} does not act on checkpoints")
 
-    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Evidence from a witness other than the injector, searched in the events since the injection; None: not yet.
+    def point(self, phase: str) -> str:
+        """The phase at which this fault, with its parameters, acts when asked to act at ``phase``."""
+        return phase
 
-        Pure. ``events`` are the orchestrator's and ranks' events at or after the ``fault_injected`` of this occurrence.
+    @abstractmethod
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """Evidence from a witness other than the injector; None: not yet.
+
+        Pure. ``events``: those of the orchestrator since the injection, then all of the target process.
         """
-        raise NotImplementedError

@@ -16,7 +16,7 @@ generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -86,7 +86,7 @@ class Step:
     def __init__(self, job: Job, number: int, samples: list[int]) -> None:
         self.number = number
         self.samples = samples
-        self.loss_override: float | None = None
+        self.change_loss: Callable[[Tensor], Tensor] | None = None
         self._job = job
         self._phase = "data"
         self._since = time.perf_counter()
@@ -114,12 +114,12 @@ class Step:
     def backward(self, loss: Tensor) -> None:
         """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks."""
         job = self._job
+        if self.change_loss is not None:
+            loss = self.change_loss(loss)
         value = float(loss.detach())
         self.phase("backward")
         loss.backward()
         self.phase("collective")
-        if self.loss_override is not None:
-            value = self.loss_override
         self._reduced = job.reducer.finish(
             rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted
         )
@@ -195,7 +195,7 @@ class Job:
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.marks.enter(marks.DATA)
-        step = Step(self, number, self._share(number))
+        step = self.current = Step(self, number, self._share(number))
         try:
             self._write(
                 Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples,
@@ -229,7 +229,7 @@ class Job:
         step.seconds[step._phase] = time.perf_counter() - step._since
         self._write(
             Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
-            loss=reduced.loss, lr=float(lr), grad_norm=reduced.grad_norm, optimizer_step=state.optimizer_step(),
+            loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm, optimizer_step=state.optimizer_step(),
             scheduler_step=state.scheduler_step(), seconds={k: round(v, 6) for k, v in step.seconds.items()},
         )  # fmt: skip
         self.marks.commit(step.number)

@@ -68,6 +68,10 @@ class MarkPage:
         self._words[_COLLECTIVE] = number
         self._words[_TIME] = time.monotonic_ns()
 
+    def touch(self) -> None:
+        """Note that work goes on within the phase."""
+        self._words[_TIME] = time.monotonic_ns()
+
     def commit(self, step: int) -> None:
         """Note a committed step."""
         self._words[_COMMITTED] = step

@@ -90,6 +90,7 @@ class GradientReducer:
         self._next = 0
         self._armed = True
         self._bad = False
+        self.wire_bytes = 0
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.missing = len(bucket.parameters)

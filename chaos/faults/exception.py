@@ -1,0 +1,39 @@
+"""A rank's training code raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Occurrence, RankTarget, Where
+
+
+class InjectedError(RuntimeError):
+    """The exception this fault raises in training code."""
+
+
+class RaiseError(Fault):
+    """An exception nobody catches on the training thread: a bug, a bad file, a driver error. Real.
+
+    ``message``: its text. Landed: the process ended with an exit code, not a signal.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+
+    message: str = "injected failure"
+
+    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+        """Raise."""
+        raise InjectedError(f"{self.message} (step {target.step}, rank {target.rank})")
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit code, and the error the rank logged as its last word."""
+        errors = [e.data["type"] for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
+        for event in events:
+            if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:
+                if not event.data["exit_code"] or not errors:
+                    return None
+                evidence = {"exit_code": event.data["exit_code"], "error": errors[-1]}
+                return Landed(witness="kernel: wait status", evidence=evidence)
+        return None

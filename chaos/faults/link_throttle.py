@@ -1,0 +1,62 @@
+"""A rank's link becomes slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, RankTarget, Where
+
+TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
+
+
+class LinkThrottle(Fault):
+    """A token bucket in the rank's communication path, with any backend: a congested switch, a downgraded NIC. Emulated.
+
+    ``mbit_per_s``: rate; ``latency_ms``: added to each collective. Landed: the job's own timing of its collectives shows a
+    bandwidth near or below the requested one, and lower than before.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    mbit_per_s: float = Field(gt=0)
+    latency_ms: float = Field(default=0, ge=0)
+
+    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+        """Install the bucket."""
+        target.set_link(self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000)
+        return {"requested_mbit_per_s": self.mbit_per_s}
+
+    def heal_in_rank(self, target: RankTarget) -> None:
+        """Remove it."""
+        target.set_link(None, 0)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """Bytes and seconds of the collectives of the target's first three steps under the fault, against those before."""
+        commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
+        before = [e for e in commits if e.time_ns < occurrence.time_ns]
+        # The step in which the fault began may have had its collective already.
+        during = [e for e in commits if e.time_ns > occurrence.time_ns][1:4]
+        if len(during) < 3 or not before:
+            return None
+        measured, usual = _mbit_per_s(during), _mbit_per_s(before)
+        if measured > self.mbit_per_s * (1 + TOLERANCE) or measured >= usual:
+            return None
+        evidence = {
+            "requested_mbit_per_s": self.mbit_per_s,
+            "measured_mbit_per_s": round(measured, 2),
+            "before_mbit_per_s": round(usual, 2),
+        }
+        return Landed(witness="job: timing of collectives", evidence=evidence)
+
+
+def _mbit_per_s(commits: Sequence[Event]) -> float:
+    size = sum(e.data["wire_bytes"] for e in commits)
+    seconds = sum(e.data["seconds"]["collective"] for e in commits)
+    return size * 8 / 1e6 / seconds if seconds else float("inf")

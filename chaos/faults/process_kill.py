@@ -1,0 +1,32 @@
+"""A process dies at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import ClassVar
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Occurrence, ProcessTarget, Where
+
+
+class ProcessKill(Fault):
+    """SIGKILL through the held pidfd: an out-of-memory kill, a lost host, a crashed runtime. Real.
+
+    Landed: the kernel reports the process ended by that signal.
+    """
+
+    where: ClassVar[Where] = Where.PROCESS
+
+    def act_on_process(self, target: ProcessTarget) -> None:
+        """Kill it."""
+        target.signal(signal.SIGKILL)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit status."""
+        for event in events:
+            if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:
+                if event.data["signal"] != signal.SIGKILL:
+                    return None
+                return Landed(witness="kernel: wait status", evidence={"signal": event.data["signal"]})
+        return None

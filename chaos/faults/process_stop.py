@@ -1,0 +1,36 @@
+"""A process hangs: it stays, holds its connections, and does nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import ClassVar
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Occurrence, ProcessTarget, Where
+
+
+class ProcessStop(Fault):
+    """SIGSTOP through the held pidfd: a rank that hangs while its connections stay open. Real.
+
+    Without a ``duration`` it hangs until the end of the run. Landed: the kernel shows the process stopped.
+    """
+
+    where: ClassVar[Where] = Where.PROCESS
+
+    def act_on_process(self, target: ProcessTarget) -> None:
+        """Stop it."""
+        target.signal(signal.SIGSTOP)
+
+    def heal_process(self, target: ProcessTarget) -> None:
+        """Let it go on; whoever fenced it meanwhile has killed it."""
+        target.signal(signal.SIGCONT)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """State T in the kernel's process table, or the later kill of a process seen stopped."""
+        for event in events:
+            if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
+                state = event.data["evidence"].get("os_state")
+                if event.data["occurrence"] == occurrence.number and state in ("T", "t"):
+                    return Landed(witness="kernel: process state", evidence={"os_state": state})
+        return None

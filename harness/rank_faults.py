@@ -1,0 +1,192 @@
+"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and measures the effect.
+
+The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record and the ``fault_injected``
+event are on disk before anything happens, for faults from outside and from inside alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from chaos import plugins
+from chaos.events import Kind
+from chaos.fault import Fault, Where
+from recovery.job import Job
+from recovery.mechanisms.state import bytes_of
+from recovery.wire import Extra
+
+HOLD_LIMIT_S = 10.0
+PACE_SLICE_S = 0.02
+
+
+class _Lasting:
+    """A fault in force, and until when."""
+
+    def __init__(self, fault: Fault, command: Mapping[str, Any], step: int) -> None:
+        self.fault = fault
+        self.id: str = command["fault"]
+        self.occurrence: int = command["occurrence"]
+        seconds, steps = command["duration_s"], command["duration_steps"]
+        self.until_s = time.monotonic() + seconds if seconds is not None else float("inf")
+        self.until_step = step + steps if steps is not None else float("inf")
+
+
+class FaultAgent:
+    """Implements ``recovery.job.Probe`` for the training thread and ``RankTarget`` for faults."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        self._lasting: list[_Lasting] = []
+        self._go: dict[str, Any] | None = None
+        self._answer = threading.Event()
+        self._slowdown = 1.0
+        self.active = False
+        self.rank = -1
+        self.step = 0
+        self.seed = 0
+        self.model = job.state.model
+        self.optimizer = job.state.optimizer
+
+    # ---- called by the agent thread
+
+    def on_command(self, topic: str, payload: dict[str, Any]) -> None:
+        """``arm``: {"points": [...]} replaces what is armed; ``go``: act now (or not, ``act`` False)."""
+        if topic == "arm":
+            armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
+            for point in payload["points"]:
+                armed.setdefault((point["step"], point["phase"]), []).append(point)
+            self._armed = armed
+            self.active = bool(armed or self._lasting)
+        elif topic == "go":
+            self._go = payload
+            self._answer.set()
+
+    # ---- called by the training thread (recovery.job.Probe)
+
+    def at(self, step: int, phase: str) -> None:
+        """Hold at each fault armed for this point until the supervisor answers."""
+        for point in self._armed.pop((step, phase), ()):
+            self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
+            self._answer.clear()
+            self._job.agent.channel.send(
+                Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase})
+            )
+            if self._wait_for_answer() and self._go is not None and self._go["act"]:
+                self._act(self._go, step)
+
+    def ended(self, phase: str, seconds: float) -> None:
+        """Stretch compute phases while slowed down."""
+        if self._slowdown > 1 and phase in ("forward", "backward", "optimizer"):
+            self._sleep((self._slowdown - 1) * seconds)
+
+    def committed(self, step: int) -> None:
+        """End faults whose time is over."""
+        for lasting in list(self._lasting):
+            if step >= lasting.until_step or time.monotonic() >= lasting.until_s:
+                self._heal(lasting)
+
+    # ---- RankTarget
+
+    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+        """See chaos.fault.RankTarget."""
+        bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
+        self._job.reducer.pace = bucket.take if bucket else None
+
+    def set_slowdown(self, factor: float) -> None:
+        """See chaos.fault.RankTarget."""
+        self._slowdown = factor
+
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        """See chaos.fault.RankTarget."""
+        command = self._go or {}
+
+        def changed(loss: Tensor) -> Tensor:
+            result = change(loss)
+            self._effect(command, {"before": _digest([loss]), "after": _digest([result]), "value": str(float(result))})
+            return result
+
+        self._job.current.change_loss = changed
+
+    # ---- acting
+
+    def _act(self, command: dict[str, Any], step: int) -> None:
+        fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
+        if fault.where is not Where.RANK:
+            return
+        before = self._surface_digests()
+        done = dict(fault.act_in_rank(self))
+        after = self._surface_digests()
+        changed = sorted(name for name in before if before[name] != after[name])
+        if changed:
+            done |= {"before": before[changed[0]], "after": after[changed[0]], "changed": changed}
+        self._effect(command, done)
+        if fault.lasting:
+            self._lasting.append(_Lasting(fault, command, step))
+            self.active = True
+
+    def _heal(self, lasting: _Lasting) -> None:
+        lasting.fault.heal_in_rank(self)
+        self._lasting.remove(lasting)
+        self.active = bool(self._armed or self._lasting)
+        command = {"fault": lasting.id, "occurrence": lasting.occurrence}
+        self._job.agent.channel.send(Extra(topic="healed", payload=command))
+
+    def _effect(self, command: Mapping[str, Any], evidence: Mapping[str, Any]) -> None:
+        """Log what was seen."""
+        job = self._job
+        data = {"fault": command["fault"], "occurrence": command["occurrence"], "evidence": dict(evidence)}
+        job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
+
+    def _surface_digests(self) -> dict[str, str]:
+        """One digest for each surface a fault may corrupt, computed by code the fault does not touch."""
+        parameters = [p.detach() for p in self.model.parameters()]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        slots = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return {"parameter": _digest(parameters), "gradient": _digest(gradients), "optimizer_state": _digest(slots)}
+
+    def _wait_for_answer(self) -> bool:
+        deadline = time.monotonic() + HOLD_LIMIT_S
+        while not self._answer.wait(0.05):
+            self._job.check()
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing an abort."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, PACE_SLICE_S))
+            self._job.marks.touch()
+            self._job.check()
+
+
+class _TokenBucket:
+    """Lets ``rate`` bytes a second pass, with a burst of one slice."""
+
+    def __init__(self, rate: float, latency_s: float, sleep: Callable[[float], None]) -> None:
+        self._rate = rate
+        self._latency_s = latency_s
+        self._sleep = sleep
+        self._free_at = 0.0
+
+    def take(self, size: int) -> None:
+        """Return when ``size`` more bytes may have passed."""
+        now = time.monotonic()
+        self._free_at = max(now, self._free_at) + size / self._rate
+        self._sleep(self._free_at - now + self._latency_s)
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()[:16]
+

@@ -1,4 +1,4 @@
-"""What may be named in a scenario. Built by the command line, which may import everything; passed in as an argument."""
+"""What may be named in a scenario. The command line, which may import everything, builds it and passes it in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Name -> plugin model (its fields are the YAML params). ``metrics``: name -> unit (s, ms, ratio, steps, samples, count)."""
+    """Name -> plugin model, whose fields are the YAML params.
+
+    ``metrics``: name -> unit (s, ms, ratio, steps, samples, count, samples/s). ``per_arm``: the metrics that
+    give one value per repeat, however many faults strike; the others give one per incident.
+    """
 
     faults: Mapping[str, type[BaseModel]]
     strategies: Mapping[str, type[BaseModel]]
@@ -18,3 +22,4 @@ class Catalogue:
     workloads: Mapping[str, type[BaseModel]]
     metrics: Mapping[str, str]
     checkers: Collection[str]
+    per_arm: Collection[str] = frozenset()

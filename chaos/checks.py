@@ -55,7 +55,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     for index, raw in enumerate(faults):
         problems += check_fault(raw, ("faults", index), catalogue.faults, workload, strategy)
     problems += _repeated_ids(faults)
-    problems += _sla(tree, catalogue.metrics)
+    problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))
     return problems
@@ -162,43 +162,48 @@ def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:
             seen.add(name)
 
 
-def _sla(tree: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[Problem]:
-    sla = tree.get("sla")
-    occurrences = _occurrences(tree)
+def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
+    sla, metrics = tree.get("sla"), catalogue.metrics
+    repeat = tree.get("repeat", 1)
+    arms = repeat if isinstance(repeat, int) else 1
+    incidents = arms * max(1, _incidents(tree, catalogue))
     for metric, clauses in sla.items() if isinstance(sla, dict) else ():
         if metric not in metrics:
             yield Problem(loc=("sla", metric), message=unknown("metric", metric, metrics), on_key=True)
             continue
+        values = arms if metric in catalogue.per_arm else incidents
         for index, raw in enumerate(_items(clauses)):
             loc: Loc = ("sla", metric, index)
             if isinstance(raw, dict):
                 raw, loc = raw.get("check"), (*loc, "check")
             if isinstance(raw, str):
-                yield from _clause(raw, metrics[metric], occurrences, loc)
+                yield from _clause(raw, metrics[metric], values, loc)
 
 
-def _clause(text: str, unit: str, occurrences: int, loc: Loc) -> Iterator[Problem]:
+def _clause(text: str, unit: str, values: int, loc: Loc) -> Iterator[Problem]:
     try:
         clause = parse_clause(text, unit)
     except ClauseError as error:
         yield Problem(loc=loc, message=str(error), word=error.word)
         return
     needed = samples_needed(clause.aggregate)
-    if occurrences < needed:
+    if values < needed:
         message = (
-            f"{clause.aggregate} needs at least {needed} incidents to mean anything with 95 % confidence, this scenario "
-            f"gives {occurrences}: raise repeat, or use max"
+            f"{clause.aggregate} needs at least {needed} values to mean anything with 95 % confidence, and this "
+            f"scenario gives {values}: raise repeat, or use max"
         )
         yield Problem(loc=loc, message=message, word=clause.aggregate)
 
 
-def _occurrences(tree: Mapping[str, Any]) -> int:
-    repeat = tree.get("repeat", 1)
-    points = 0
+def _incidents(tree: Mapping[str, Any], catalogue: Catalogue) -> int:
+    """Incidents of one repeat that there is something to recover from."""
+    count = 0
     for fault in _items(tree.get("faults")):
         spec, _ = validate(FaultSpec, fault)
-        points += len(spec.at.steps) if spec and spec.at.steps else 1
-    return (repeat if isinstance(repeat, int) else 1) * max(1, points)
+        kind = catalogue.faults.get(spec.kind) if spec else None
+        if not getattr(kind, "harmless", False):
+            count += len(spec.at.steps) if spec and spec.at.steps else 1
+    return count
 
 
 def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:

@@ -66,6 +66,11 @@ def plan(
     return tuple(_plan_one(fault, seed, ranks, spares, phases_of(fault.kind)) for fault in faults)
 
 
+def repeat_seed(seed: int, repeat: int) -> int:
+    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same faults. Repeat 0: ``seed``."""
+    return seed if repeat == 0 else _draw(seed, "repeat", repeat) % 2**32
+
+
 def armed(planned: Sequence[PlannedFault], rank: int, fired: Fired) -> tuple[PlannedFault, ...]:
     """Step-triggered faults that still may fire on a rank, each with only the points left to it.
 

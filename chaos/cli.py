@@ -1,0 +1,296 @@
+"""The command line, and the composition root: the one file of this package that may import the other packages.
+
+Everything heavy is imported inside the commands, so that ``chaos --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from chaos import errors
+
+if TYPE_CHECKING:
+    from chaos.catalogue import Catalogue
+    from chaos.listing import Entry
+    from chaos.load import LoadedScenario
+    from chaos.scenario import Cell
+    from harness.results import Results
+    from harness.rundir import RunDirectory
+
+KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
+EPILOG = """\b
+Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario, 3 inconclusive,
+4 harness or infrastructure broke, 5 unsafe (something is left behind), 6 halted by a stop condition,
+7 nothing ran (capability missing), 130 interrupted, 143 terminated."""
+
+_SCENARIO = click.argument("scenario", type=click.Path(path_type=Path))
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+_SET = click.option("--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable.")
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
+_QUIET = click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+_SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed.")
+_REPEAT = click.option("--repeat", type=int, help="Instead of the scenario's repeat.")
+_LAUNCHER = click.option("--launcher", help="Instead of the scenario's launcher.")
+_CELL = click.option("--cell", "only", multiple=True, metavar="ID", help="Only this cell of the matrix; repeatable.")
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="trainchaos", prog_name="chaos")
+def cli() -> None:
+    """Break distributed training on purpose, and measure how it recovers."""
+
+
+@cli.command()
+@_SCENARIO
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where run directories go."
+)
+@_SEED
+@_REPEAT
+@_SET
+@_LAUNCHER
+@_CELL
+@_FORMAT
+@_QUIET
+@click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
+@click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
+def run(scenario: Path, runs: Path, form: str, quiet: bool, verbose: bool, no_color: bool, **choices: Any) -> int:
+    """Run a scenario: train, break, recover, measure, judge, report."""
+    from harness.rundir import RunDirectory
+    from harness.runner import run_scenario
+
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+    loaded = _load(scenario, choices)
+    _warn(loaded, quiet)
+    cells = _chosen(loaded, choices["only"])
+    results = run_scenario(
+        loaded, runs=runs, seed=choices["seed"], live=form == "text" and not quiet, argv=sys.argv[1:],
+        launcher=choices["launcher"], only=tuple(cell.id for cell in cells),
+    )  # fmt: skip
+    directory = RunDirectory(runs / results.scenario / results.run_id)
+    _show(results, directory, form=form, quiet=quiet, verbose=verbose)
+    return results.exit_code
+
+
+@cli.command()
+@click.argument("scenarios", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_SET
+@_QUIET
+def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
+    """Check scenario files; shows all errors at once and starts nothing."""
+    code = errors.EXIT_PASS
+    for path in scenarios:
+        try:
+            loaded = _load(path, {"sets": sets})
+        except errors.ScenarioError as error:
+            click.echo(str(error), err=True)
+            code = error.exit_code
+            continue
+        _warn(loaded, quiet)
+        if not quiet:
+            cells = f"{len(loaded.cells)} cell{'s' if len(loaded.cells) != 1 else ''}"
+            click.echo(f"{path}: valid, {cells}")
+    return code
+
+
+@cli.command()
+@_SCENARIO
+@_SEED
+@_REPEAT
+@_SET
+@_LAUNCHER
+@_CELL
+@_FORMAT
+def plan(scenario: Path, form: str, **choices: Any) -> int:
+    """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches nothing."""
+    from chaos import planview
+
+    catalogue = build_catalogue()
+    loaded = _load(scenario, choices, catalogue)
+    cells = _chosen(loaded, choices["only"])
+    planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells)
+    if form == "json":
+        click.echo(json.dumps(planview.as_json(planned), indent=2))
+    else:
+        click.echo(planview.as_text(planned))
+        _warn(loaded, quiet=False)
+    return errors.EXIT_PASS
+
+
+@cli.command("list")
+@click.argument("kind", required=False, type=click.Choice(KINDS))
+@click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
+@_FORMAT
+def list_(kind: str | None, verbose: bool, form: str) -> int:
+    """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics, scenarios."""
+    from chaos import listing
+
+    found = {name: _entries(name) for name in ((kind,) if kind else KINDS)}
+    click.echo(json.dumps(listing.as_json(found), indent=2) if form == "json" else listing.as_text(found, verbose=verbose))
+    return errors.EXIT_PASS
+
+
+@cli.command()
+@_RUN
+@_FORMAT
+@_QUIET
+@click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
+def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
+    """Judge a stored run again, from its event logs alone, and rewrite its results.json."""
+    directory, results = _judged(run)
+    _show(results, directory, form=form, quiet=quiet, verbose=verbose)
+    return results.exit_code
+
+
+@cli.command()
+@_RUN
+@_QUIET
+def report(run: Path, quiet: bool) -> int:
+    """Write all reports of a stored run again: report.html, summary.md, junit.xml, trace.json."""
+    from reports import render_all
+
+    directory, results = _judged(run)
+    for path in render_all(directory, results):
+        if not quiet:
+            click.echo(str(path))
+    return errors.EXIT_PASS
+
+
+@cli.command()
+def schema() -> int:
+    """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
+    from chaos.schema import scenario_schema
+
+    click.echo(json.dumps(scenario_schema(build_catalogue()), indent=2))
+    return errors.EXIT_PASS
+
+
+def build_catalogue() -> Catalogue:
+    """Everything a scenario may name, by what lies in the plugin packages. Imports no torch."""
+    from chaos import plugins
+    from chaos.catalogue import Catalogue
+    from chaos.fault import Fault
+    from harness.checkers import CHECKERS
+    from harness.launcher import Launcher
+    from harness.measure import METRICS
+    from harness.workload import Workload
+    from recovery.strategy import Strategy
+
+    return Catalogue(
+        faults=plugins.load("chaos.faults", Fault),
+        strategies=plugins.load("recovery.strategies", Strategy),
+        launchers=plugins.load("harness.launchers", Launcher),
+        workloads=plugins.load("harness.workloads", Workload),
+        metrics={name: metric.unit for name, metric in METRICS.items()},
+        checkers=frozenset(CHECKERS),
+        per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
+    )
+
+
+def main() -> None:
+    """Entry point of ``chaos`` and ``trainchaos``: exits with the codes of the design."""
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Errors for people go to standard error, never as a traceback."""
+    try:
+        return int(cli.main(args=list(argv), prog_name="chaos", standalone_mode=False) or errors.EXIT_PASS)
+    except click.ClickException as error:
+        error.show()
+        return errors.EXIT_USAGE
+    except errors.ChaosError as error:
+        click.echo(str(error), err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return errors.EXIT_INTERRUPTED
+    except Exception:
+        # Python would exit with 1, which means "an SLA failed" here.
+        traceback.print_exc()
+        click.echo("this is a defect of chaos itself; please report it with the lines above", err=True)
+        return errors.EXIT_HARNESS
+
+
+def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None) -> LoadedScenario:
+    """Load with ``--set``, ``--repeat`` and ``--launcher`` applied."""
+    from chaos.load import load
+
+    overrides = list(choices["sets"])
+    overrides += [f"{name}={choices[name]}" for name in ("repeat", "launcher") if choices.get(name) is not None]
+    return load(path, catalogue or build_catalogue(), overrides=overrides, env=os.environ)
+
+
+def _chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells named by ``--cell``; all without it."""
+    from chaos.diagnostics import unknown
+
+    known = [cell.id for cell in loaded.cells]
+    for name in only:
+        if name not in known:
+            raise errors.ScenarioError(f"--cell: {unknown('cell', name, known)}")
+    return tuple(cell for cell in loaded.cells if not only or cell.id in only)
+
+
+def _warn(loaded: LoadedScenario, quiet: bool) -> None:
+    for warning in () if quiet else loaded.warnings:
+        click.echo(warning, err=True)
+
+
+def _judged(path: Path) -> tuple[RunDirectory, Results]:
+    """Judge a stored run and keep the results in its directory."""
+    from harness.judge import judge
+    from harness.rundir import open_run
+
+    directory = open_run(path)
+    results = judge(directory)
+    try:
+        directory.results.write_text(results.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise errors.InfrastructureError(
+            f"cannot write {directory.results}: {error.strerror}", hint="free disk space, or copy the run elsewhere"
+        ) from error
+    return directory, results
+
+
+def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, verbose: bool) -> None:
+    """The outcome on standard output: the closing summary, one line, or all of ``results.json``."""
+    from reports._text import summary
+
+    if form == "json":
+        click.echo(results.model_dump_json(indent=2))
+        return
+    text = summary(results, directory)
+    click.echo(text.split("\n", 1)[0] if quiet else text)
+    for cell in results.cells if verbose else ():
+        click.echo(f"invariants of {cell.id}")
+        for name, finding in cell.invariants.items():
+            click.echo(f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip())
+
+
+def _entries(kind: str) -> list[Entry]:
+    from chaos import listing
+
+    if kind == "scenarios":
+        return listing.scenario_entries(Path("scenarios"))
+    if kind == "metrics":
+        from harness.measure import METRICS
+
+        return [listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]") for name, metric in METRICS.items()]
+    if kind == "checkers":
+        from harness.checkers import CHECKERS
+
+        return [listing.Entry(name=name, summary=listing.first_sentence(checker)) for name, checker in CHECKERS.items()]
+    models = cast("dict[str, type[Any]]", getattr(build_catalogue(), kind))
+    return [listing.model_entry(name, model) for name, model in models.items()]

@@ -1,0 +1,112 @@
+"""What ``chaos list`` shows: names, one line about each, parameters with their defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from chaos.errors import ScenarioError
+from chaos.source import read_document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a plugin. ``default`` None with ``required`` means that it must be given."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Something that can be named."""
+
+    name: str
+    summary: str
+    parameters: tuple[Parameter, ...] = ()
+
+
+def first_sentence(documented: object) -> str:
+    """The first sentence of a docstring on one line, without its full stop, or ""."""
+    paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n", 1)[0].split())
+    return paragraph.split(". ", 1)[0].removesuffix(".")
+
+
+def model_entry(name: str, model: type[BaseModel]) -> Entry:
+    """A plugin model as an entry. Its JSON Schema tells types and defaults in YAML's own terms."""
+    schema = model.model_json_schema()
+    required = set(schema.get("required", ()))
+    parameters = tuple(
+        Parameter(
+            name=field,
+            type=_type(definition),
+            default=definition.get("default"),
+            required=field in required,
+            description=str(definition.get("description", "")),
+        )
+        for field, definition in schema.get("properties", {}).items()
+    )
+    return Entry(name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters)
+
+
+def scenario_entries(directory: Path) -> list[Entry]:
+    """The scenario files of a directory by path, with their descriptions; unreadable ones say so."""
+    entries = []
+    for path in sorted(directory.glob("*.yaml")):
+        try:
+            description = str(read_document(path).tree.get("description", ""))
+        except ScenarioError:
+            description = f"cannot be read: try 'chaos validate {path}'"
+        entries.append(Entry(name=str(path), summary=description.split("\n", 1)[0]))
+    return entries
+
+
+def as_json(found: Mapping[str, Sequence[Entry]]) -> dict[str, list[dict[str, Any]]]:
+    """Plain values."""
+    return {kind: [asdict(entry) for entry in entries] for kind, entries in found.items()}
+
+
+def as_text(found: Mapping[str, Sequence[Entry]], *, verbose: bool) -> str:
+    """Lines for people; headings when there are several kinds."""
+    lines: list[str] = []
+    width = max((len(entry.name) for entries in found.values() for entry in entries), default=0)
+    for kind, entries in found.items():
+        if len(found) > 1:
+            lines += [*([""] if lines else []), kind]
+        indent = "  " if len(found) > 1 else ""
+        if not entries:
+            lines.append(f"{indent}none here")
+        for entry in entries:
+            lines.append(f"{indent}{entry.name.ljust(width)}  {entry.summary}".rstrip())
+            if verbose:
+                lines += [f"{indent}    {_parameter(parameter)}".rstrip() for parameter in entry.parameters]
+    return "\n".join(lines)
+
+
+def _parameter(parameter: Parameter) -> str:
+    default = "required" if parameter.required else f"default {_yaml(parameter.default)}"
+    return f"{parameter.name}: {parameter.type}, {default}  {parameter.description}"
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(definition: Mapping[str, Any]) -> str:
+    if "enum" in definition or "const" in definition:
+        return " | ".join(map(str, definition.get("enum", [definition.get("const")])))
+    if "anyOf" in definition:
+        return " | ".join(_type(each) for each in definition["anyOf"])
+    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "null": "none", "array": "list"}
+    kind = str(definition.get("type", "value"))
+    return names.get(kind, kind)

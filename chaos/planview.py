@@ -1,0 +1,208 @@
+"""What a run would do, worked out without doing any of it: cells, arms, schedule, expected duration."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from chaos.catalogue import Catalogue
+from chaos.load import LoadedScenario
+from chaos.scenario import Cell, Scenario
+from chaos.schedule import PlannedFault, plan, repeat_seed
+
+# Seconds to start, stop and judge an arm, and to recover, as seen at 4 ranks on 2 cores; good to a factor of two.
+_ARM_S = 5.0
+_INCIDENT_S = 1.0
+_STEP_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepeatPlan:
+    """The faults of one faulted arm. ``seed``: of this repeat."""
+
+    repeat: int
+    seed: int
+    faults: tuple[PlannedFault, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CellPlan:
+    """One cell and its repeats. ``spares``: warm processes beside the ranks."""
+
+    cell: Cell
+    spares: int
+    repeats: tuple[RepeatPlan, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A whole run. ``estimate_s``: expected wall seconds, a rough estimate; ``arms``: trainings, controls included."""
+
+    scenario: str
+    seed: int
+    arms: int
+    estimate_s: float
+    cells: tuple[CellPlan, ...]
+    warnings: tuple[str, ...]
+
+
+def plan_run(loaded: LoadedScenario, catalogue: Catalogue, *, seed: int | None, cells: Sequence[Cell]) -> RunPlan:
+    """Plan every repeat of these cells. ``seed`` None: the scenario's. Raises ScenarioError for a fault without target."""
+    first = loaded.cells[0].scenario
+    chosen = first.seed if seed is None else seed
+    planned = tuple(plan_cell(cell, catalogue, chosen) for cell in cells)
+    return RunPlan(
+        scenario=first.name,
+        seed=chosen,
+        arms=sum(cell.scenario.repeat * _arms_per_repeat(cell.scenario) for cell in cells),
+        estimate_s=sum(_cell_estimate_s(cell.scenario, catalogue) for cell in cells),
+        cells=planned,
+        warnings=loaded.warnings,
+    )
+
+
+def plan_cell(cell: Cell, catalogue: Catalogue, seed: int) -> CellPlan:
+    """Plan every repeat of one cell."""
+    scenario = cell.scenario
+    strategy = catalogue.strategies[scenario.recovery.strategy](**scenario.recovery.params)
+    spares = int(getattr(strategy, "spares_wanted", 0))
+    repeats = []
+    for repeat in range(scenario.repeat):
+        own = repeat_seed(seed, repeat)
+        faults = plan(
+            scenario.faults, seed=own, ranks=scenario.workload.ranks, spares=spares,
+            phases_of=lambda kind: _phases(catalogue.faults, kind),
+        )  # fmt: skip
+        repeats.append(RepeatPlan(repeat=repeat, seed=own, faults=faults))
+    return CellPlan(cell=cell, spares=spares, repeats=tuple(repeats))
+
+
+def as_json(run: RunPlan) -> dict[str, Any]:
+    """The plan as plain values."""
+    return {
+        "scenario": run.scenario,
+        "seed": run.seed,
+        "arms": run.arms,
+        "estimate_s": round(run.estimate_s, 1),
+        "cells": [
+            {
+                "id": each.cell.id,
+                "params": each.cell.params,
+                "spares": each.spares,
+                "scenario": each.cell.scenario.model_dump(mode="json"),
+                "repeats": [dataclasses.asdict(repeat) for repeat in each.repeats],
+            }
+            for each in run.cells
+        ],
+        "warnings": list(run.warnings),
+    }
+
+
+def as_text(run: RunPlan) -> str:
+    """The plan for people: what will happen, the resolved scenario, the schedule."""
+    rows = [("cell", "repeat", "fault", "kind", "target", "when")]
+    for each in run.cells:
+        for repeat in each.repeats:
+            rows += [
+                (each.cell.id, str(repeat.repeat), fault.id, fault.kind, target_text(fault), when_text(fault))
+                for fault in repeat.faults
+            ]
+    schedule = table(rows) if len(rows) > 1 else "  no faults"
+    return f"{headline(run)}\n\n{_resolved(run)}\nschedule (seed {run.seed})\n{schedule}"
+
+
+def headline(run: RunPlan) -> str:
+    """One line: what is trained, how often, how long it takes."""
+    scenario = run.cells[0].cell.scenario
+    work, spares = scenario.workload, max(cell.spares for cell in run.cells)
+    who = f"{work.ranks} ranks" + (f" + {_count(spares, 'spare')}" if spares else "")
+    arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
+    size = work.size or work.params.get("size", "")
+    shape = f"{_count(len(run.cells), 'cell')} x {_count(scenario.repeat, 'repeat')} x ({arms}) = {_count(run.arms, 'arm')}"
+    what = " ".join(part for part in (work.kind, str(size)) if part)
+    return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · about {_minutes(run.estimate_s)} (an estimate)"
+
+
+def target_text(fault: PlannedFault) -> str:
+    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``latest checkpoint``."""
+    if fault.checkpoint is not None:
+        return "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"
+    parts = []
+    for name, numbers in (("rank", fault.ranks), ("spare", fault.spares)):
+        if numbers:
+            parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}")
+    return " and ".join(parts)
+
+
+def when_text(fault: PlannedFault) -> str:
+    """When a planned fault fires, for how long and how often."""
+    if fault.time_s is not None:
+        when = f"{fault.time_s:g} s after the first step starts"
+    elif fault.event is not None:
+        when = f"{fault.event} number {fault.nth}"
+    elif fault.ranks:
+        when = "; ".join(f"step {step}, {phase}" for step, phase in fault.points)
+    else:
+        when = "; ".join(f"step {step}" for step, _ in fault.points)
+    if fault.duration_s is not None:
+        when += f", for {fault.duration_s:g} s"
+    if fault.duration_steps is not None:
+        when += f", for {_count(fault.duration_steps, 'step')}"
+    return when if fault.max_fires == 1 else f"{when}, up to {fault.max_fires} times"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+    """Rows with aligned columns, the first row as head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((indent + line).rstrip() for line in lines)
+
+
+def _resolved(run: RunPlan) -> str:
+    """The resolved scenario: what all cells share, then what differs by cell."""
+    dumped = {each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}) for each in run.cells}
+    first, *others = dumped.values()
+    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+    own = {name: {k: v for k, v in values.items() if k not in shared} for name, values in dumped.items()}
+    return _yaml(shared if not others else {**shared, "cells": own})
+
+
+def _yaml(value: Any) -> str:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = None
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 110
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+def _phases(kinds: Mapping[str, type[BaseModel]], kind: str) -> tuple[str, ...]:
+    return tuple(getattr(kinds[kind], "phases", ()))
+
+
+def _arms_per_repeat(scenario: Scenario) -> int:
+    return 2 if scenario.baseline == "paired" else 1
+
+
+def _cell_estimate_s(scenario: Scenario, catalogue: Catalogue) -> float:
+    work = scenario.workload
+    params = work.params if work.size is None else {**work.params, "size": work.size}
+    typical = getattr(catalogue.workloads[work.kind](**params), "typical_step_s", None)
+    arm_s = work.steps * (typical() if callable(typical) else _STEP_S) + _ARM_S
+    return scenario.repeat * (_arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S)
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds / 5) * 5)} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

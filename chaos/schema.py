@@ -1,0 +1,140 @@
+"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts, red underlines while typing.
+
+It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is wrong all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from chaos.catalogue import Catalogue
+from chaos.scenario import Scenario
+from chaos.sla import AGGREGATES
+
+Json = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE: Json = {"type": "string", "pattern": r"\$\{", "description": "${matrix.x}, ${vars.x}, ${env:X:-default}"}
+_SECONDS: Json = {"type": "string", "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$"}
+# Keys whose value is written out in every file, never referred to.
+_LITERAL = frozenset({"version", "name", "matrix"})
+
+
+def scenario_schema(catalogue: Catalogue) -> Json:
+    """The schema of a scenario file in which these plugins, metrics and checkers may be named."""
+    schema = Scenario.model_json_schema()
+    defs: Json = schema["$defs"]
+    defs["Reference"] = _REFERENCE
+    fault = defs["FaultSpec"]
+    _choose(fault, "kind", catalogue.faults, defs)
+    _choose(defs["WorkloadSpec"], "kind", catalogue.workloads, defs)
+    _choose(defs["LauncherSpec"], "kind", catalogue.launchers, defs)
+    defs["RecoverySpec"] = _recovery(catalogue.strategies, defs)
+    launcher = defs["LauncherSpec"]
+    defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
+    defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
+    for holder, name in ((fault, "duration"), (defs["TriggerSpec"], "time")):
+        holder["properties"][name]["anyOf"].append(_SECONDS)
+    properties = schema["properties"]
+    properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
+    properties["invariants"]["anyOf"] = [{"const": "default"}, _list_of(sorted(catalogue.checkers))]
+    properties["matrix"] = _matrix()
+    for name, definition in defs.items():
+        if name != "Reference":
+            _admit_references(definition)
+    _admit_references(schema)
+    return {"$schema": DIALECT, "title": "Chaos scenario", **{k: v for k, v in schema.items() if k != "title"}}
+
+
+def _choose(schema: Json, key: str, kinds: Mapping[str, type[BaseModel]], defs: Json) -> None:
+    """Name the kinds under ``key``, and check ``params`` by the kind named."""
+    schema["properties"][key] = {"enum": sorted(kinds), "description": _summary(kinds)}
+    schema["allOf"] = [
+        {"if": _is(key, name), "then": {"properties": {"params": _params(name, model, defs)}}}
+        for name, model in sorted(kinds.items())
+    ]
+
+
+def _recovery(strategies: Mapping[str, type[BaseModel]], defs: Json) -> Json:
+    """A bare name, or the name with parameters beside it or under ``params``."""
+    names = {"enum": sorted(strategies), "description": _summary(strategies)}
+    branches = []
+    for name, model in sorted(strategies.items()):
+        params = _params(name, model, defs)
+        beside = {"strategy": True, "params": params, **params.get("properties", {})}
+        branches.append({"if": _is("strategy", name), "then": {"properties": beside, "additionalProperties": False}})
+    whole = {"type": "object", "required": ["strategy"], "properties": {"strategy": names}, "allOf": branches}
+    return {"anyOf": [names, whole]}
+
+
+def _is(key: str, name: str) -> Json:
+    return {"properties": {key: {"const": name}}, "required": [key]}
+
+
+def _params(name: str, model: type[BaseModel], defs: Json) -> Json:
+    """The parameters of one plugin, its own definitions moved into ``defs``."""
+    schema = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    for inner, definition in schema.pop("$defs", {}).items():
+        defs[f"{name}.{inner}"] = definition
+    for field, definition in schema.get("properties", {}).items():
+        if field.endswith("_s"):
+            schema["properties"][field] = {**_texts(definition), "anyOf": [_bare(definition), _SECONDS]}
+    return schema
+
+
+def _clause() -> Json:
+    return {"type": "string", "pattern": rf"^\s*({'|'.join(AGGREGATES)})\s*(<=|>=|==|<|>)|\$\{{"}
+
+
+def _list_of(names: Iterable[str]) -> Json:
+    return {"type": "array", "items": {"enum": list(names)}}
+
+
+def _matrix() -> Json:
+    entries = {"type": "array", "items": {"type": "object"}}
+    return {
+        "type": "object",
+        "description": "axes (name: list of values) whose product gives the cells; refer to them by ${matrix.name}",
+        "properties": {"include": entries, "exclude": entries},
+        "additionalProperties": {"type": "array", "minItems": 1},
+    }
+
+
+def _admit_references(schema: Any) -> None:
+    """Let every value, except the literal ones, be a ``${...}`` instead."""
+    if isinstance(schema, list):
+        for each in schema:
+            _admit_references(each)
+    if not isinstance(schema, dict):
+        return
+    for name, child in list(schema.items()):
+        if name == "if":
+            continue
+        _admit_references(child)
+        if name == "properties":
+            schema[name] = {key: value if key in _LITERAL else _or_reference(value) for key, value in child.items()}
+        elif name == "items" and isinstance(child, dict):
+            schema[name] = _or_reference(child)
+
+
+def _or_reference(schema: Any) -> Any:
+    if schema is True:
+        return schema
+    return {**_texts(schema), "anyOf": [_bare(schema), {"$ref": "#/$defs/Reference"}]}
+
+
+def _texts(schema: Mapping[str, Any]) -> Json:
+    """What an editor shows must stay at the top, not inside an alternative."""
+    return {key: schema[key] for key in ("description", "default", "title") if key in schema}
+
+
+def _bare(schema: Mapping[str, Any]) -> Json:
+    return {key: value for key, value in schema.items() if key not in ("description", "default", "title")}
+
+
+def _summary(kinds: Mapping[str, type[BaseModel]]) -> str:
+    documented = ((name, (model.__doc__ or "").strip().split("\n", 1)[0]) for name, model in sorted(kinds.items()))
+    return "; ".join(f"{name}: {line}" for name, line in documented if line)

@@ -39,7 +39,7 @@ def strategies(results: Results) -> list[Strategy]:
 def _strategy(results: Results, cell: CellResult) -> Strategy:
     faulted = arms_of(results, cell.id, "faulted")
     ranks = max((arm.provisioned_ranks for arm in faulted), default=None)
-    fewest = min((a.provisioned_ranks for a in results.arms), default=0)
+    waiting = any(arm.badput.get("spare_idle", 0.0) > 0 for arm in faulted)
     badput = [sum(arm.badput.values()) for arm in faulted]
     return Strategy(
         cell=cell,
@@ -50,7 +50,7 @@ def _strategy(results: Results, cell: CellResult) -> Strategy:
         badput_s=statistics.median(badput) if badput else None,
         provisioned=ranks,
         never=sum(i.recovery_time == float("inf") for i in incidents_of(results, cell.id)),
-        note=f"{plural(ranks - fewest, 'spare')} counted as provisioned" if ranks and ranks > fewest else "",
+        note="spares count as provisioned: the time they wait lowers goodput" if waiting else "",
     )  # fmt: skip
 
 
@@ -65,8 +65,12 @@ def incidents_of(results: Results, cell: str) -> list[Incident]:
 
 
 def median_incident(results: Results, cell: str) -> Incident | None:
-    """The incident with the (upper) median recovery time: a real one, so its phases add up. None without any."""
-    timed = [(i.recovery_time, n, i) for n, i in enumerate(incidents_of(results, cell)) if i.recovery_time is not None]
+    """The incident with the (upper) median recovery time: a real one, so its phases add up."""
+    timed = [
+        (i.recovery_time, n, i)
+        for n, i in enumerate(incidents_of(results, cell))
+        if i.recovery_time is not None
+    ]
     return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
 
 

@@ -23,8 +23,11 @@ _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
 
-def number(value: float | None, better: str = "neither") -> str:
-    """Three significant digits. ``better`` rounds against us: a time up, a goodput down. Infinity is "never"."""
+def number(value: float | None, better: str = "neither", finest: float = 0.0) -> str:
+    """Three significant digits, none finer than ``finest``. Infinity is "never".
+
+    ``better`` rounds against us: a time up, a goodput down.
+    """
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
@@ -33,7 +36,9 @@ def number(value: float | None, better: str = "neither") -> str:
         return "0"
     # Nine digits first, or the noise of binary fractions (0.1 + 0.2) would round 0.3 up to 0.301.
     exact = Decimal(f"{value:.8e}")
-    quantum = Decimal(1).scaleb(exact.adjusted() - 2)
+    if finest and abs(value) < finest:
+        return f"<{finest:g}"
+    quantum = max(Decimal(1).scaleb(exact.adjusted() - 2), Decimal(str(finest)))
     rounded = exact.quantize(quantum, rounding=_ROUNDING[better])
     if rounded.adjusted() > exact.adjusted():
         rounded = rounded.quantize(quantum.scaleb(1))
@@ -74,7 +79,7 @@ def percent(ratio: float) -> str:
 
 
 def align(texts: Sequence[str]) -> list[str]:
-    """Pad numbers on the right with figure spaces, so that decimal points of a right-aligned column line up."""
+    """Pad numbers on the right with figure spaces, so that the points of a right-aligned column line up."""
     decimals = [len(t.partition(".")[2]) if _is_number(t) else None for t in texts]
     widest = max((d for d in decimals if d is not None), default=0)
     return [t if d is None else t + _padding(d, widest) for t, d in zip(texts, decimals, strict=True)]
@@ -101,7 +106,7 @@ class Clause:
 
 
 def parse_clause(text: str) -> Clause | None:
-    """Take ``"median < 500ms"`` apart. None when it has another form; the report then shows the text alone."""
+    """Take ``"median < 500ms"`` apart. None for another form: the report then shows only the text."""
     match = _CLAUSE.match(text)
     if match is None:
         return None

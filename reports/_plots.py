@@ -1,4 +1,4 @@
-"""The plots of the report. Each carries the finding it shows as its title, and the same finding as text alternative."""
+"""The plots of the report. Each states its finding as its title and as its text alternative."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from reports._svg import (
 )
 
 WIDE, HALF = 560.0, 400.0
-# Hatches carry the meaning where colour cannot; the fault's colour is the time in which nobody had noticed it.
+# Hatches carry the meaning where colour cannot; the fault's colour is the time before anybody noticed it.
 PHASE_LOOKS = {
-    "detect": (FAULT, ""), "abort": (RECOVERY, "...."), "regroup": (RECOVERY, "////"), "restore": (RECOVERY, ""),
-    "redo": (RECOVERY_SOFT, "\\\\\\\\"), "first step": (RECOVERY_SOFT, ""),
+    "detect": (FAULT, ""), "abort": (RECOVERY, "||||"), "regroup": (RECOVERY, "////"),
+    "restore": (RECOVERY, ""), "redo": (RECOVERY_SOFT, "\\\\\\\\"), "first step": (RECOVERY_SOFT, ""),
 }  # fmt: skip
 CLASS_LOOKS = {
-    "useful": (GREY_LIGHT, ""), "detection": (FAULT, ""), "regroup": (RECOVERY, "////"), "restore": (RECOVERY, ""),
-    "recomputation": (RECOVERY_SOFT, "\\\\\\\\"), "degraded world": (RECOVERY_SOFT, ""),
-    "initialisation": (GREY_DARK, ""), "data": (GREY_DARK, "...."), "checkpoint save": (GREY_MID, "////"),
-    "straggling": (GREY_MID, "xxxx"), "other": (GREY_MID, ""),
+    "useful": (GREY_LIGHT, ""), "detection": (FAULT, ""), "regroup": (RECOVERY, "////"),
+    "restore": (RECOVERY, ""), "recomputation": (RECOVERY_SOFT, "\\\\\\\\"),
+    "degraded world": (RECOVERY_SOFT, ""), "initialisation": (GREY_DARK, ""), "data": (GREY_DARK, "||||"),
+    "checkpoint save": (GREY_MID, "////"), "straggling": (GREY_MID, "xxxx"),
+    "spare idle": (GREY_LIGHT, "////"), "shutdown": (GREY_DARK, "////"), "other": (GREY_MID, ""),
 }  # fmt: skip
 _OTHER_LOOK = (GREY_MID, "----")
 
@@ -59,8 +60,12 @@ class Plot:
 
 
 def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> Plot | None:
-    """Recovery by phase: for each cell the incident of median recovery, and every incident's total as a point."""
-    rows = [(cell, label, found) for cell, label in zip(cells, labels, strict=True) if (found := _timed(results, cell))]
+    """Recovery by phase: the median incident of each cell, and every incident's total as a point."""
+    rows = [
+        (cell, label, found)
+        for cell, label in zip(cells, labels, strict=True)
+        if (found := _timed(results, cell))
+    ]
     if not rows:
         return None
     title = _waterfall_finding(rows)
@@ -75,11 +80,22 @@ def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> 
                 _phase_bar(ax, y, typical)
             _recovery_points(ax, y, found, span)
             ax.text(0, y - 0.36, label, va="bottom", ha="left", color=INK)
-        ax.set(xlim=(0, span), ylim=(len(rows) - 0.5, -0.62), yticks=[], xlabel="seconds since the fault was injected")
+        ax.set(
+            xlim=(0, span),
+            ylim=(len(rows) - 0.5, -0.62),
+            yticks=[],
+            xlabel="seconds since the fault was injected",
+        )
         ax.spines["left"].set_visible(False)
-        used = [p for p in PHASE_NAMES if any(s.name == p for _, _, found in rows for i in found for s in i.phases)]
+        used = [
+            p
+            for p in PHASE_NAMES
+            if any(s.name == p for _, _, found in rows for i in found for s in i.phases)
+        ]
         _legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
-        svg = to_svg(fig, "waterfall", title, f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}.")
+        svg = to_svg(
+            fig, "waterfall", title, f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}."
+        )
     note = "Bar: the incident of median recovery time. Circles: every incident's recovery time."
     return Plot(title=title, svg=svg, note=note)
 
@@ -99,7 +115,14 @@ def _phase_bar(ax: Axes, y: float, incident: Incident) -> None:
     for phase in incident.phases:
         colour, hatch = PHASE_LOOKS.get(phase.name, _OTHER_LOOK)
         ax.barh(
-            y, phase.seconds, left=phase.start, height=0.42, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.6
+            y,
+            phase.seconds,
+            left=phase.start,
+            height=0.42,
+            color=colour,
+            hatch=hatch,
+            edgecolor=PAPER,
+            linewidth=0.6,
         )
 
 
@@ -140,9 +163,14 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
         for incident in pair.incidents:
             _shade(ax, pair, incident, limits[0])
         if control is not None:
-            ax.plot(control["time_s"], control["rate"], color=GREY_MID, lw=1.0, ls=(0, (3, 1.5)), drawstyle="steps-pre")
-        ax.plot(faulted["time_s"], faulted["rate"], color=INK, lw=1.2, drawstyle="steps-pre")
-        ax.set(xlim=(0, limits[0]), ylim=(0, limits[1]), xlabel="seconds since the start", ylabel="samples/s, new steps")
+            ax.plot(control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre")
+        ax.plot(faulted["time_s"], faulted["rate"], color=INK, lw=1.1, drawstyle="steps-pre")
+        ax.set(
+            xlim=(0, limits[0]),
+            ylim=(0, limits[1]),
+            xlabel="seconds since the start",
+            ylabel="samples/s, new steps",
+        )
         svg = to_svg(fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded.")
     return Plot(title=title, svg=svg)
 
@@ -164,9 +192,9 @@ def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
     if incident.recovery_time is None:
         ax.axvspan(start, max(healed, start), color=FAULT_WASH, lw=0)
     else:
-        noticed = start + (incident.detection_time or 0.0)
+        noticed = min(start + (incident.detection_time or 0.0), end)
         ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
-        ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, hatch="..", ec=PAPER, lw=0)
+        ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, lw=0)
     ax.axvline(start, color=FAULT, lw=1.6)
     ax.plot([start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
 
@@ -195,7 +223,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
     with drawing():
         fig = figure(HALF, 290)
         top, low = fig.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
-        top.plot(control.index, control, color=GREY_MID, lw=4.0, solid_capstyle="butt")
+        top.plot(control.index, control, color=GREY_MID, lw=5.0, solid_capstyle="butt")
         top.plot(faulted.index, faulted, color=INK, lw=1.1)
         low.axhline(0, color=GREY_MID, lw=1.0)
         low.plot(difference.index, difference, color=INK, lw=1.1)
@@ -203,7 +231,15 @@ def loss(pair: Pair, index: int) -> Plot | None:
             if incident.step is not None:
                 top.axvline(incident.step, color=FAULT, lw=1.6)
                 low.axvline(incident.step, color=FAULT, lw=1.6)
-                top.plot([incident.step], [0.99], "v", color=FAULT, ms=7, transform=top.get_xaxis_transform())
+                top.plot(
+                    [incident.step],
+                    [0.99],
+                    "v",
+                    color=FAULT,
+                    ms=7,
+                    transform=top.get_xaxis_transform(),
+                    clip_on=False,
+                )
         top.set(ylabel="loss (nats)")
         low.set(ylabel="difference", xlabel="step")
         low.locator_params(axis="y", nbins=3)
@@ -213,7 +249,12 @@ def loss(pair: Pair, index: int) -> Plot | None:
         for ax in (top, low):
             ax.grid(False, axis="x")
         fig.align_ylabels([top, low])
-        svg = to_svg(fig, f"loss{index}", title, "Loss by step of the faulted and the unfaulted arm, and their difference.")
+        svg = to_svg(
+            fig,
+            f"loss{index}",
+            title,
+            "Loss by step of the faulted and the unfaulted arm, and their difference.",
+        )
     return Plot(title=title, svg=svg)
 
 
@@ -228,10 +269,10 @@ def _loss_finding(difference: pd.Series) -> str:
 
 
 def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot | None:
-    """Stacked bars of ``table``: index (cell, arm kind), a column of mean seconds for each class, ``useful`` first."""
+    """Stacked bars of ``table``: index (cell, arm kind), mean seconds of each class, ``useful`` first."""
     if table.empty:
         return None
-    title = _wall_finding(table, labels)
+    title = _wall_finding(table)
     with drawing():
         fig = figure(WIDE, 96 + 44 * len(table))
         ax = axes(fig, grid="x")
@@ -241,32 +282,49 @@ def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot 
             colour, hatch = CLASS_LOOKS.get(name, _OTHER_LOOK)
             widths = table[name].clip(lower=0)
             ax.barh(
-                rows, widths, left=left, height=0.42, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.6
+                rows,
+                widths,
+                left=left,
+                height=0.42,
+                color=colour,
+                hatch=hatch,
+                edgecolor=PAPER,
+                linewidth=0.6,
             )
             left += widths
         for y, key in enumerate(table.index):
-            ax.text(0, y - 0.28, labels[key], va="bottom", ha="left", color=INK if key[1] == "faulted" else MUTED)
+            ax.text(
+                0, y - 0.28, labels[key], va="bottom", ha="left", color=INK if key[1] == "faulted" else MUTED
+            )
         ax.set(xlim=(0, float(left.max()) * 1.02 or 1.0), ylim=(len(table) - 0.6, -0.72), yticks=[])
         ax.set(xlabel="seconds of wall clock, mean over the repeats")
         ax.spines["left"].set_visible(False)
         _legend(fig, [(c, *CLASS_LOOKS.get(c, _OTHER_LOOK)) for c in table.columns if table[c].sum() > 0])
-        svg = to_svg(fig, "wallclock", title, f"Stacked bars of {', '.join(map(str, table.columns))} in seconds.")
-    return Plot(title=title, svg=svg, note="Useful time first; every other class is badput. The bars end at the wall clock.")
+        svg = to_svg(
+            fig, "wallclock", title, f"Stacked bars of {', '.join(map(str, table.columns))} in seconds."
+        )
+    note = "Useful time first, the rest is badput; waiting spares included; a bar ends at the wall clock."
+    return Plot(title=title, svg=svg, note=note)
 
 
-def _wall_finding(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> str:
+def _wall_finding(table: pd.DataFrame) -> str:
     faulted = table[[kind == "faulted" for _, kind in table.index]]
     chosen = faulted if len(faulted) else table
     share = chosen["useful"] / chosen.sum(axis=1)
     rest = chosen.drop(columns="useful").sum()
-    best = labels[share.idxmax()].removesuffix(", faulted")
-    lead = f"{best} turns {percent(float(share.max()))} of the wall clock into training that counts"
+    low, high = percent(float(share.min())), percent(float(share.max()))
+    lead = f"Training that counts takes {low}" + (f" to {high}" if high != low else "") + " of the wall clock"
     return f"{lead}; most of the rest is {rest.idxmax()}" if len(rest) and rest.max() > 0 else lead
 
 
 def _legend(fig: Figure, entries: Sequence[tuple[str, str, str]]) -> None:
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name) for name, colour, hatch in entries]
+    columns = 6 if len(entries) <= 6 else 4
+    # matplotlib fills column by column; people read row by row.
+    by_row = [entry for column in range(columns) for entry in entries[column::columns]]
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=name) for name, colour, hatch in by_row
+    ]
     fig.legend(
-        handles=handles, loc="outside lower left", ncols=5, columnspacing=1.3, handlelength=1.4, handletextpad=0.5,
-        borderpad=0.2, alignment="left",
+        handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.1, handlelength=1.4,
+        handletextpad=0.5, borderpad=0.2, alignment="left",
     )  # fmt: skip

@@ -17,8 +17,9 @@ MAX_POINTS = 1500
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSeries:
-    """Committed steps of one arm. ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
+    """Committed steps of one arm.
 
+    ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
     ``healed`` maps (fault, occurrence) to the second it was healed.
     """
 
@@ -27,7 +28,7 @@ class ArmSeries:
     healed: dict[tuple[str, int], float]
 
     def throughput(self) -> pd.DataFrame:
-        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again counts as nothing."""
+        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is none."""
         frame = self.steps
         seen = frame["step"].cummax().shift(fill_value=0)
         new = frame[frame["step"] > seen]
@@ -38,13 +39,13 @@ class ArmSeries:
         return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[["time_s", "rate"]].iloc[1:]
 
     def losses(self) -> pd.Series:
-        """Loss by step; of a step committed more than once, the last commit, which the final state rests on."""
+        """Loss by step; of a step committed more than once, the last, which the final state rests on."""
         return self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What the plots of one cell show: one faulted arm, its unfaulted twin, and the incidents of the faulted one."""
+    """What the plots of one cell show: one faulted arm, its incidents, and its unfaulted twin."""
 
     cell: str
     strategy: str
@@ -74,7 +75,9 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     healed = {
         (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9 for e in log.of(Kind.FAULT_HEALED)
     }
-    return ArmSeries(arm=arm, steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True), healed=healed)
+    return ArmSeries(
+        arm=arm, steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True), healed=healed
+    )
 
 
 def start_ns(log: Log) -> int:
@@ -99,5 +102,5 @@ def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) ->
     twin = next((a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None)
     return Pair(
         cell=cell, strategy=strategy, faulted=series, control=read_series(run, twin) if twin else None,
-        incidents=tuple(i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat),
+        incidents=tuple(i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat and i.occurrence),
     )  # fmt: skip

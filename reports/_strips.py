@@ -10,12 +10,12 @@ from markupsafe import Markup
 from harness.results import SlaResult
 from reports._format import parse_clause, plural, quantity, with_unit
 
-WIDTH, HEIGHT, PAD = 220.0, 26.0, 8.0
+WIDTH, HEIGHT, PAD = 170.0, 26.0, 7.0
 NEVER_ROOM = 14.0
 
 
 def strip(sla: SlaResult) -> Markup:
-    """Every value as a point, the limit as a line, the forbidden side hatched; infinity is an arrow at the end.
+    """Every value as a point, the limit as a line, the forbidden side shaded; infinity is an arrow.
 
     Empty when there is no value to show.
     """
@@ -26,15 +26,19 @@ def strip(sla: SlaResult) -> Markup:
     forbidden = {"<": "right", "<=": "right", ">": "left", ">=": "left"}.get(clause.op) if clause else None
     scale = _Scale([v for v in sla.values if math.isfinite(v)] + ([limit] if limit is not None else []))
     middle = HEIGHT / 2
-    parts = [Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(PAD, WIDTH - PAD, middle, middle)]
+    parts = [
+        Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+            PAD, WIDTH - PAD, middle, middle
+        )
+    ]
     if limit is not None:
         parts += _limit(scale(limit), forbidden)
     for value in sla.values:
         parts.append(_point(scale, value, _breaks(value, limit, forbidden), middle))
     label = _label(sla, limit)
-    return Markup('<svg class="strip" viewBox="0 0 {} {}" role="img" aria-label="{}"><title>{}</title>{}</svg>').format(
-        _n(WIDTH), _n(HEIGHT), label, label, Markup("").join(parts)
-    )
+    return Markup(
+        '<svg class="strip" viewBox="0 0 {} {}" role="img" aria-label="{}"><title>{}</title>{}</svg>'
+    ).format(_n(WIDTH), _n(HEIGHT), label, label, Markup("").join(parts))
 
 
 class _Scale:

@@ -10,10 +10,27 @@ from markupsafe import Markup, escape
 
 from harness.results import PHASE_NAMES, CellResult, Finding, Incident, Results
 from reports._facts import VERDICT_MARKS, Strategy, incidents_of, phase_medians, strategies
-from reports._format import MISSING, align, median_of, number, pairs, parse_clause, quantity, range_of, with_unit
+from reports._format import (
+    MISSING,
+    align,
+    median_of,
+    number,
+    pairs,
+    parse_clause,
+    quantity,
+    range_of,
+    with_unit,
+)
 from reports._strips import strip
 
 MAX_ROWS = 2000
+FINEST_S = 1e-4
+WALL_FINEST_S = 1e-3
+# The order of one arm's life: start, steady work, the fault and its repair, what is left.
+WALL_CLASSES = (
+    "useful", "initialisation", "data", "checkpoint save", "detection", "regroup", "restore", "recomputation",
+    "degraded world", "straggling", "spare idle", "shutdown", "other",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +70,9 @@ def _number(name: str, unit: str = "") -> Column:
 def mark(verdict: str, label: str | None = None) -> Markup:
     """A verdict that reads without colour: sign and word."""
     sign = VERDICT_MARKS.get(verdict, "?")
-    return Markup('<span class="v {}">{} {}</span>').format(verdict, sign, verdict if label is None else label)
+    return Markup('<span class="v {}">{} {}</span>').format(
+        verdict, sign, verdict if label is None else label
+    )
 
 
 def label(cell: CellResult) -> str:
@@ -69,12 +88,14 @@ def labels(results: Results) -> dict[str, str]:
 def comparison(results: Results) -> Table:
     """Strategies side by side: what they give and what they cost."""
     columns = (
-        Column(name="strategy"), Column(name="verdict"), _number("recovery", "s, median"), Column(name="range", unit="s"),
-        _number("n"), _number("lost steps", "median"), _number("lost samples", "median"), _number("goodput", "ratio, median"),
-        _number("badput", "s, median"), Column(name="same result as without the fault"), _number("provisioned", "ranks"),
+        Column(name="strategy"), Column(name="verdict"), _number("recovery", "s, median"),
+        Column(name="range", unit="s"), _number("n"), _number("lost steps", "median"),
+        _number("lost samples", "median"), _number("goodput", "ratio, median"),
+        _number("badput", "s, median"), Column(name="same result as without the fault"),
+        _number("provisioned", "ranks"),
     )  # fmt: skip
     entries = strategies(results)
-    notes = sorted({f"* {e.note}: goodput is divided by them too" for e in entries if e.note})
+    notes = sorted({f"* {e.note}" for e in entries if e.note})
     return table(columns, [_comparison_row(e) for e in entries], notes)
 
 
@@ -91,21 +112,28 @@ def _comparison_row(e: Strategy) -> list[str]:
 def slas(results: Results) -> Table:
     """Every clause with all its points against the limit."""
     columns = (
-        Column(name="cell"), Column(name="metric"), Column(name="clause"), Column(name="verdict"), _number("observed"),
-        Column(name="unit"), _number("n"), Column(name="every point, limit as a line"), Column(name="detail", kind="wide"),
+        Column(name="cell"), Column(name="metric"), Column(name="clause"), Column(name="verdict"),
+        _number("observed"), Column(name="unit"), _number("n"),
+        Column(name="every point, limit as a line"), Column(name="detail", kind="wide"),
     )  # fmt: skip
     names, rows = labels(results), []
     better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
     for sla in results.slas:
         where = Markup(' <span class="quiet">line {}</span>').format(sla.line) if sla.line is not None else ""
-        soft = Markup(' <span class="quiet">warning only</span>') if sla.severity == "warn" else ""
+        soft = Markup('<span class="quiet under">warning only</span>') if sla.severity == "warn" else ""
         observed = quantity(sla.observed, sla.unit, better.get((sla.cell, sla.metric), "neither"))
         rows.append(
             [
-                names.get(sla.cell, sla.cell), sla.metric, Markup("<code>{}</code>{}").format(sla.clause, where),
-                mark(sla.verdict) + soft, observed, "" if sla.unit in ("1", "") else sla.unit, str(len(sla.values)),
-                strip(sla), sla.detail or _margin(sla.clause, sla.observed, sla.unit),
-            ]  # fmt: skip
+                names.get(sla.cell, sla.cell),
+                sla.metric,
+                Markup("<code>{}</code>").format(sla.clause),
+                mark(sla.verdict) + soft,
+                observed,
+                "" if sla.unit in ("1", "") else sla.unit,
+                str(len(sla.values)),
+                strip(sla),
+                Markup("{}{}").format(sla.detail or _margin(sla.clause, sla.observed, sla.unit), where),
+            ]
         )
     return table(columns, rows)
 
@@ -120,10 +148,10 @@ def _margin(text: str, observed: float | None, unit: str) -> str:
 def faults(results: Results) -> Table:
     """Every incident: what was done, who saw it land, what the system made of it."""
     columns = (
-        Column(name="cell"), _number("repeat"), Column(name="fault"), Column(name="target"), _number("step"),
-        _number("injected", "s"), Column(name="landed, seen by"), Column(name="evidence"), Column(name="detected by"),
+        Column(name="cell"), Column(name="fault"), Column(name="target"), _number("step"),
+        _number("injected", "s"), Column(name="landed, seen by"), Column(name="detected by"),
         _number("detection", "s"), _number("recovery", "s"), _number("lost steps"), Column(name="outcome"),
-        Column(name="healed"), Column(name="decision", kind="wide"),
+        Column(name="decision", kind="wide"),
     )  # fmt: skip
     names = labels(results)
     return table(columns, [_fault_row(names.get(i.cell, i.cell), i) for i in results.faults])
@@ -131,32 +159,44 @@ def faults(results: Results) -> Table:
 
 def _fault_row(cell: str, i: Incident) -> list[str]:
     again = f" #{i.occurrence}" if i.occurrence > 1 else ""
-    noticed = MISSING if i.detected_by is None else i.detected_by
-    blamed = f", blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
+    blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
+    landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
-        cell, str(i.repeat), Markup('<b class="fault">{}</b>{} <span class="quiet">{}</span>').format(i.fault, again, i.kind),
-        pairs(i.target), MISSING if i.step is None else str(i.step), number(i.injected_s),
-        mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land"), pairs(i.evidence), noticed + blamed,
-        number(i.detection_time, "lower"), number(i.recovery_time, "lower"), str(i.steps_lost), i.outcome,
-        mark("pass", "yes") if i.healed else mark("fail", "no"), i.decision,
+        _two(cell, f"repeat {i.repeat}"),
+        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), pairs(i.target),
+        MISSING if i.step is None else str(i.step), number(i.injected_s), _two(landed, pairs(i.evidence)),
+        _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
+        number(i.recovery_time, "lower", FINEST_S), str(i.steps_lost),
+        _two(i.outcome, _healed(i)), i.decision,
     ]  # fmt: skip
+
+
+def _healed(i: Incident) -> str:
+    if not i.occurrence:
+        return "never fired"
+    return "healed" if i.healed else mark("fail", "not healed")
+
+
+def _two(first: str, second: str) -> Markup:
+    """A cell of two lines, the second one quiet."""
+    return Markup('{}<span class="quiet under">{}</span>').format(first, second)
 
 
 def phases(results: Results) -> Table:
     """Median seconds of each recovery phase."""
-    columns = [Column(name="strategy"), *(_number(p, "s") for p in PHASE_NAMES), _number("incidents")]
+    columns = [Column(name="strategy"), *(_number(p, "s") for p in PHASE_NAMES), _number("n")]
     rows = []
     for cell in results.cells:
         found = incidents_of(results, cell.id)
         medians = phase_medians(found)
         if medians:
-            cells = [number(medians.get(name), "lower") for name in PHASE_NAMES]
+            cells = [number(medians.get(name), finest=FINEST_S) for name in PHASE_NAMES]
             rows.append([label(cell), *cells, str(sum(bool(i.phases) for i in found))])
     return table(columns, rows)
 
 
 def wall_seconds(results: Results) -> pd.DataFrame:
-    """Mean seconds per class: index (cell, arm kind), columns useful, the badput classes, unexplained. Rows sum to wall."""
+    """Mean seconds of each class, one row per (cell, arm kind); a row sums to the wall clock."""
     rows = [
         {"cell": arm.cell, "arm": arm.arm, "useful": arm.useful_s, "unexplained": arm.residual_s}
         | {name.replace("_", " "): seconds for name, seconds in arm.badput.items()}
@@ -167,33 +207,49 @@ def wall_seconds(results: Results) -> pd.DataFrame:
     frame = pd.DataFrame(rows).fillna(0.0).groupby(["cell", "arm"], sort=False).mean()
     known = {cell.id: n for n, cell in enumerate(results.cells)}
     order = sorted(frame.index, key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted"))
-    columns = ["useful", *(c for c in frame.columns if c not in ("useful", "unexplained")), "unexplained"]
+    others = [c for c in frame.columns if c not in WALL_CLASSES and c != "unexplained"]
+    columns = [*(c for c in WALL_CLASSES if c in frame.columns), *others, "unexplained"]
     return frame.loc[order, columns]
 
 
-def wall_table(frame: pd.DataFrame, names: dict[tuple[str, str], str]) -> Table:
-    """The same as a table with its sum."""
-    columns = [Column(name="arm"), *(_number(str(c), "s") for c in frame.columns), _number("wall clock", "s")]
-    rows = [
-        [names[key], *(number(float(v)) for v in values), number(float(values.sum()))]
-        for key, values in zip(frame.index, frame.to_numpy(), strict=True)
+def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> Table:
+    """One column for each cell and arm kind, one row for each class, and the sum."""
+    columns = [
+        Column(name="class"),
+        *(_number(names.get(cell, cell), f"{kind}, s") for cell, kind in frame.index),
     ]
-    return table(columns, rows)
+    rows = [
+        [str(name), *(number(float(v), finest=WALL_FINEST_S) for v in frame[name])]
+        for name in frame.columns
+        if frame[name].any()
+    ]
+    total = ["wall clock", *(number(float(v), finest=WALL_FINEST_S) for v in frame.sum(axis=1))]
+    return table(columns, [*rows, total])
 
 
 def arms(results: Results) -> Table:
     """Every run of training, faulted and control."""
     columns = (
-        Column(name="arm"), Column(name="kind"), _number("seed"), Column(name="outcome"), _number("steps", "committed"),
-        _number("asked", "steps"), _number("wall clock", "s"), _number("useful", "s"), _number("goodput", "ratio"),
-        _number("unexplained", "s"), _number("step time", "s, median"), _number("provisioned", "ranks"),
-        Column(name="reason", kind="wide"),
+        Column(name="arm"), _number("seed"), Column(name="outcome"), _number("steps", "committed"),
+        _number("asked", "steps"), _number("wall clock", "s"), _number("useful", "s"),
+        _number("goodput", "ratio"), _number("unexplained", "s"), _number("step time", "s, median"),
+        _number("provisioned", "ranks"), Column(name="reason", kind="wide"),
     )  # fmt: skip
     rows = [
         [
-            a.id, a.arm, str(a.seed), a.outcome, str(a.committed_step), str(a.steps), number(a.wall_s), number(a.useful_s),
-            number(a.goodput, "higher"), number(a.residual_s), number(a.step_time_median), str(a.provisioned_ranks), a.reason,
-        ]  # fmt: skip
+            a.id,
+            str(a.seed),
+            a.outcome,
+            str(a.committed_step),
+            str(a.steps),
+            number(a.wall_s),
+            number(a.useful_s),
+            number(a.goodput, "higher"),
+            number(a.residual_s),
+            number(a.step_time_median),
+            str(a.provisioned_ranks),
+            a.reason,
+        ]
         for a in results.arms
     ]
     return table(columns, rows)

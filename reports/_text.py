@@ -1,4 +1,4 @@
-"""The closing words of a run in a terminal: verdict, what failed and where the time went, strategies, what to do next."""
+"""The closing words of a run in a terminal: verdict, what failed and why, strategies, what to do next."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ _HEAD = ("", "recovery", "lost steps", "lost samples", "goodput", "same result a
 
 
 def summary(results: Results, run: RunDirectory) -> str:
-    """The closing block as plain text without a final newline; control characters in names are made visible."""
-    blocks = [_verdict(results), *_failures(results), *_doubts(results), *_table(results), _next(results, run)]
+    """The closing block as plain text, no newline at the end; control characters are made visible."""
+    blocks = [
+        _verdict(results),
+        *_failures(results),
+        *_doubts(results),
+        *_table(results),
+        _next(results, run),
+    ]
     return "\n".join(_printable(line) for line in blocks)
 
 
@@ -32,7 +38,8 @@ def _verdict(results: Results) -> str:
     code = "" if results.exit_code == 0 else f" (exit {results.exit_code})"
     line = f"verdict {results.verdict.upper()}{code}"
     facts = ", ".join(tallies(results))
-    tail = "" if results.verdict == "pass" else results.reason
+    # Failing clauses are spelt out below; the reason would say them twice.
+    tail = "" if results.verdict == "pass" or failing_slas(results) else results.reason
     return "   ".join(part for part in (line, facts, tail) if part)
 
 
@@ -52,7 +59,9 @@ def _failures(results: Results) -> list[str]:
         )
         phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
         if phases:
-            lines.append("    where it went (s): " + " · ".join(f"{n} {number(s)}" for n, s in phases.items()))
+            lines.append(
+                "    where it went (s): " + " · ".join(f"{n} {number(s)}" for n, s in phases.items())
+            )
     if len(failing) > MAX_FAILURES:
         lines.append(f"  and {len(failing) - MAX_FAILURES} more failing clauses, in the report")
     for cell in results.cells:
@@ -65,7 +74,9 @@ def _failures(results: Results) -> list[str]:
 def _doubts(results: Results) -> list[str]:
     """What could not be judged, and what was missing."""
     lines = [
-        f"  {s.cell}  {s.metric}  {s.clause}  inconclusive: {s.detail}" for s in results.slas if s.verdict == "inconclusive"
+        f"  {s.cell}  {s.metric}  {s.clause}  inconclusive: {s.detail}"
+        for s in results.slas
+        if s.verdict == "inconclusive"
     ]
     for cell in results.cells:
         for name, finding in cell.invariants.items():

@@ -20,9 +20,13 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(run: RunDirectory, results: Results) -> Path:
-    """Write ``report.html`` and return its path. Missing event logs cost the plots that need them, nothing else."""
+    """Write ``report.html`` and return its path. A missing event log costs only the plots that need it."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page = environment.get_template("report.html.j2").render(_context(run, results))
     path = run.root / "report.html"
@@ -50,7 +54,7 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
         "faults": _tables.faults(results),
         "phases": _tables.phases(results),
         "waterfall": _plots.waterfall(results, [c.id for c in plotted], [labels[c.id] for c in plotted]),
-        "wall": _tables.wall_table(wall, wall_names) if len(wall) else None,
+        "wall": _tables.wall_table(wall, labels) if len(wall) else None,
         "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names) if len(wall) else None,
         "series": _series(pairs, labels),
         "undrawn": _undrawn(results, pairs, labels),
@@ -66,8 +70,8 @@ def _failures(results: Results) -> list[tuple[str, str]]:
     return [
         (
             place(results, sla),
-            f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, observed {with_unit(sla.observed, sla.unit)}, "
-            f"n = {len(sla.values)}",
+            f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, "
+            f"observed {with_unit(sla.observed, sla.unit)}, n = {len(sla.values)}",
         )
         for sla in failing_slas(results)
     ]

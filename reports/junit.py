@@ -1,0 +1,166 @@
+"""``junit.xml`` for CI: one case per SLA clause, per invariant of a cell, and per fault."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.results import Finding, Incident, Results, SlaResult, Verdict
+from harness.rundir import RunDirectory
+from reports._facts import analyze_command, incidents_of, phase_medians
+from reports._format import flatten, number, pairs, quantity, with_unit
+
+# XML 1.0 has no way to write these, not even escaped.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PROBLEM_TAGS = {"failure": "failure", "error": "error", "skipped": "skipped"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One test case; ``problem`` is None when it passed, ``output`` is kept either way."""
+
+    group: str
+    name: str
+    problem: Literal["failure", "error", "skipped"] | None = None
+    message: str = ""
+    detail: str = ""
+    output: str = ""
+    line: int | None = None
+
+
+def render(run: RunDirectory, results: Results) -> Path:
+    """Write ``junit.xml`` and return its path."""
+    path = run.root / "junit.xml"
+    tree = ET.ElementTree(_suites(run, results))
+    ET.indent(tree)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+    return path
+
+
+def cases(results: Results) -> list[Case]:
+    """All cases, their names made unique within a group."""
+    found = [_sla(results, sla) for sla in results.slas]
+    for cell in results.cells:
+        found += [_invariant(cell.id, name, finding) for name, finding in cell.invariants.items()]
+    found += [_fault(incident) for incident in results.faults]
+    found += [
+        Case(group=skip.cell, name="cell", problem="skipped", message=skip.reason) for skip in results.skipped
+    ]
+    return _unique(found + _run_case(results, bool(found)))
+
+
+def _sla(results: Results, sla: SlaResult) -> Case:
+    problem, note = _problem(sla.verdict), ""
+    if sla.severity == "warn" and problem:
+        problem, note = None, f"warning only: {sla.verdict}. "
+    observed = with_unit(sla.observed, sla.unit)
+    values = ", ".join(quantity(v, sla.unit) for v in sla.values)
+    phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
+    lost = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
+    went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""
+    return Case(
+        group=f"{sla.cell}.sla", name=f"{sla.metric} {sla.clause}", problem=problem, line=sla.line,
+        message=f"{sla.metric} {sla.clause}: observed {observed}, n={len(sla.values)}",
+        detail=f"{sla.detail}\nvalues ({sla.unit}): {values}{went}".strip(),
+        output=f"{note}observed {observed}, values {values or 'none'}. {sla.detail}".strip(),
+    )  # fmt: skip
+
+
+def _invariant(cell: str, name: str, finding: Finding) -> Case:
+    return Case(
+        group=f"{cell}.invariant", name=name, problem=_problem(finding.verdict), detail=finding.witness,
+        message=f"{name}: {finding.verdict}", output=finding.witness,
+    )  # fmt: skip
+
+
+def _fault(i: Incident) -> Case:
+    """A fault passes when it landed and was healed; SLAs and invariants judge what the system made of it."""
+    problem: Literal["failure", "error"] | None = None
+    message = ""
+    if not i.occurrence:
+        problem, message = "error", f"{i.kind} {i.fault} never fired: nothing was tested"
+    elif not i.healed:
+        problem, message = "failure", f"{i.kind} {i.fault} was not healed"
+    elif not i.landed:
+        problem, message = "error", f"{i.kind} {i.fault} did not land: nothing was tested"
+    story = (
+        f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, "
+        f"detected by {i.detected_by} in {number(i.detection_time, 'lower')} s, "
+        f"recovered in {number(i.recovery_time, 'lower')} s, "
+        f"{i.steps_lost} steps lost. Witness {i.witness}: {pairs(i.evidence)}. {i.decision}"
+    )
+    name = f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}"
+    return Case(
+        group=f"{i.cell}.fault", name=name, problem=problem, message=message, detail=story, output=story
+    )
+
+
+def _run_case(results: Results, tested: bool) -> list[Case]:
+    """A case of its own for a run that ended early or tested nothing, lest CI take silence for a pass."""
+    if tested and results.verdict in ("pass", "fail", "inconclusive"):
+        return []
+    problem: Literal["error", "skipped"] = "skipped" if results.verdict == "skipped" else "error"
+    return [Case(group="run", name="run", problem=problem, message=f"{results.verdict}: {results.reason}")]
+
+
+def _problem(verdict: Verdict) -> Literal["failure", "error"] | None:
+    return {"fail": "failure", "inconclusive": "error"}.get(verdict)  # type: ignore[return-value]
+
+
+def _unique(found: list[Case]) -> list[Case]:
+    counts: dict[tuple[str, str], int] = {}
+    unique = []
+    for case in found:
+        count = counts[case.group, case.name] = counts.get((case.group, case.name), 0) + 1
+        name = case.name if count == 1 else f"{case.name} ({count})"
+        unique.append(Case(**{**case.__dict__, "name": name}))
+    return unique
+
+
+def _suites(run: RunDirectory, results: Results) -> ET.Element:
+    found = cases(results)
+    tally = {kind: str(sum(c.problem == tag for c in found)) for kind, tag in _COUNTS}
+    head = {"name": _text(results.scenario), "tests": str(len(found)), **tally}
+    root = ET.Element("testsuites", head)
+    suite = ET.SubElement(root, "testsuite", {**head, "timestamp": _text(results.started)})
+    wall_s = sum(arm.wall_s for arm in results.arms)
+    for element in (root, suite):
+        element.set("time", f"{wall_s:.3f}")
+    properties = ET.SubElement(suite, "properties")
+    facts = {
+        "verdict": results.verdict, "exit_code": results.exit_code, "reason": results.reason,
+        "run": results.run_id, "seed": results.seed, "reproduce": results.reproduce,
+        "analyze": analyze_command(run), "system": results.system,
+    }  # fmt: skip
+    for name, value in flatten(facts):
+        ET.SubElement(properties, "property", {"name": _text(name), "value": _text(value)})
+    for case in found:
+        suite.append(_element(results, case))
+    return root
+
+
+_COUNTS = (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+
+
+def _element(results: Results, case: Case) -> ET.Element:
+    attributes = {
+        "classname": _text(f"{results.scenario}.{case.group}"),
+        "name": _text(case.name),
+        "time": "0",
+    }
+    if case.line is not None:
+        attributes |= {"file": _text(results.source), "line": str(case.line)}
+    element = ET.Element("testcase", attributes)
+    if case.problem:
+        problem = ET.SubElement(element, _PROBLEM_TAGS[case.problem], {"message": _text(case.message)})
+        problem.text = _text(case.detail)
+    elif case.output:
+        ET.SubElement(element, "system-out").text = _text(case.output)
+    return element
+
+
+def _text(value: str) -> str:
+    return _FORBIDDEN.sub("\ufffd", str(value))

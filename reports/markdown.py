@@ -1,0 +1,168 @@
+"""``summary.md``: the run on one screen, for a CI step summary or a pull request comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.results import Results
+from harness.rundir import RunDirectory
+from reports._facts import (
+    VERDICT_MARKS,
+    Strategy,
+    analyze_command,
+    failing_slas,
+    incidents_of,
+    phase_medians,
+    place,
+    strategies,
+    tallies,
+)
+from reports._format import MISSING, median_of, number, range_of, with_unit
+
+# GitHub refuses a step summary of 1 MiB; other steps share it.
+MAX_BYTES = 900 * 1024 - 1024
+MAX_ROWS = 200
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
+
+
+def render(run: RunDirectory, results: Results) -> Path:
+    """Write ``summary.md`` (below 900 KiB) and return its path."""
+    path = run.root / "summary.md"
+    path.write_text(_bounded(_lines(run, results)), encoding="utf-8", errors="replace")
+    return path
+
+
+def _bounded(lines: Iterator[str]) -> str:
+    """The lines that fit; says so when some do not."""
+    kept, size = [], 0
+    for line in lines:
+        size += len(line.encode(errors="replace")) + 1
+        if size > MAX_BYTES:
+            kept += ["", "Cut here; everything is in `results.json` and `report.html`."]
+            break
+        kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
+    mark = VERDICT_MARKS.get(results.verdict, "?")
+    yield f"## {mark} {results.verdict.upper()} {_escape(results.scenario)} (exit {results.exit_code})"
+    yield ""
+    yield _escape(results.reason)
+    facts = tallies(results)
+    if facts:
+        yield ""
+        yield _escape(" · ".join(facts))
+    yield from _comparison(results)
+    yield from _clauses(results)
+    yield from _findings(results)
+    if results.skipped:
+        yield from _section("Skipped")
+        yield from _table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+    yield from _section("Reproduce")
+    yield from ("```sh", *_code_lines(results.reproduce), *_code_lines(analyze_command(run)), "```")
+
+
+def _comparison(results: Results) -> Iterator[str]:
+    entries = strategies(results)
+    if not entries:
+        return
+    head = (
+        "strategy", "verdict", "recovery, median (s)", "range (s)", "n", "lost steps", "lost samples",
+        "goodput", "badput (s)", "same result as without the fault", "provisioned ranks",
+    )  # fmt: skip
+    yield from _section("Strategies")
+    yield from _table(head, [_row(entry) for entry in entries], "llrlrrrrrlr")
+    for note in sorted({entry.note for entry in entries if entry.note}):
+        yield ""  # or the note would be a row of the table
+        yield f"\\* {_escape(note)}"
+
+
+def _row(e: Strategy) -> tuple[str, ...]:
+    name = e.cell.strategy if list(e.cell.params) in ([], ["recovery"]) else e.cell.id
+    ranks = MISSING if e.provisioned is None else str(e.provisioned)
+    return (
+        name, f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}", median_of(e.recovery),
+        range_of(e.recovery), str(e.recovery.n) if e.recovery else MISSING, median_of(e.steps_lost),
+        median_of(e.samples_lost), median_of(e.goodput), number(e.badput_s), e.cell.exactness,
+        ranks + ("*" if e.note else ""),
+    )  # fmt: skip
+
+
+def _clauses(results: Results) -> Iterator[str]:
+    loud = failing_slas(results) + [s for s in results.slas if s.verdict == "inconclusive"]
+    if not loud:
+        return
+    rows = []
+    for sla in loud:
+        phases = (
+            phase_medians(incidents_of(results, sla.cell))
+            if sla.unit == "s" and sla.verdict == "fail"
+            else {}
+        )
+        went = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
+        detail = "; ".join(
+            part for part in (sla.detail, f"where it went (s): {went}" if went else "") if part
+        )
+        rows.append(
+            (
+                place(results, sla),
+                sla.cell,
+                f"{sla.metric} {sla.clause}",
+                sla.verdict,
+                with_unit(sla.observed, sla.unit),
+                str(len(sla.values)),
+                detail,
+            )
+        )
+    yield from _section("Clauses that did not pass")
+    yield from _table(("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl")
+
+
+def _findings(results: Results) -> Iterator[str]:
+    rows = [
+        (cell.id, name, finding.verdict, finding.witness)
+        for cell in results.cells
+        for name, finding in cell.invariants.items()
+        if finding.verdict != "pass"
+    ]
+    if rows:
+        yield from _section("Invariants that did not pass")
+        yield from _table(("cell", "invariant", "verdict", "witness"), rows, "llll")
+    missed = [
+        (i.cell, f"{i.fault} ({i.kind})", str(i.repeat), "landed" if i.landed else "did not land",
+         "healed" if i.healed else "NOT HEALED" if i.occurrence else "never fired")
+        for i in results.faults
+        if not (i.landed and i.healed)
+    ]  # fmt: skip
+    if missed:
+        yield from _section("Faults that did not land or heal")
+        yield from _table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
+
+
+def _section(title: str) -> tuple[str, str, str]:
+    return "", f"### {title}", ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+    """A pipe table of at most MAX_ROWS rows; ``sides`` has an l or r for each column."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|"
+    for row in rows[:MAX_ROWS]:
+        yield "| " + " | ".join(_escape(cell) for cell in row) + " |"
+    if len(rows) > MAX_ROWS:
+        yield ""
+        yield f"{len(rows) - MAX_ROWS} more in `results.json`."
+
+
+def _escape(text: str) -> str:
+    """Text that stays text: no markup, no HTML, no mention, one line."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return _SPECIAL.sub(r"\\\1", flat)
+
+
+def _code_lines(text: str) -> list[str]:
+    """Lines of a fenced block; a fence among them would end it early."""
+    return [line.replace("```", "'''") for line in text.splitlines()]

@@ -1,0 +1,218 @@
+"""``trace.json``: the run for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+One process per arm, starting at zero, so that arms can be laid side by side. One thread per actor and lane;
+complete events of a lane never overlap, which the viewers require. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import LogError
+from chaos.events import ORCHESTRATOR, Event, Kind, Log, read_log
+from harness.results import ArmResult, Incident, Results
+from harness.rundir import RunDirectory
+from reports._series import start_ns
+
+PHASES = ("data", "forward", "backward", "collective", "optimizer")
+# Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without steps.
+MAX_STEP_EVENTS = 500_000
+_LANES = ("recovery", "generations", "steps", "phases", "state")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One stretch of time on one lane, in microseconds since the arm began."""
+
+    name: str
+    start: float
+    end: float
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+Lane = tuple[str, str]
+
+
+def render(run: RunDirectory, results: Results) -> Path:
+    """Write ``trace.json`` and return its path. An arm without a log shows only its recovery phases."""
+    path = run.root / "trace.json"
+    left = MAX_STEP_EVENTS
+    with path.open("w", encoding="utf-8") as out:
+        out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        separator = "\n"
+        for pid, arm in enumerate(results.arms, start=1):
+            log = _log(run, arm)
+            lanes = _lanes(log, arm, results, left)
+            left -= sum(len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases"))
+            for record in _records(pid, arm, lanes, _faults(results, arm, log)):
+                out.write(separator + json.dumps(record, separators=(",", ":")))
+                separator = ",\n"
+        out.write("\n]}\n")
+    return path
+
+
+def _log(run: RunDirectory, arm: ArmResult) -> Log | None:
+    try:
+        return read_log(run.events(arm.id))
+    except (LogError, OSError):
+        return None
+
+
+def _lanes(log: Log | None, arm: ArmResult, results: Results, left: int) -> dict[Lane, list[Span]]:
+    """All spans of an arm by (actor, lane); clipped so that none overlap within a lane."""
+    lanes: dict[Lane, list[Span]] = defaultdict(list)
+    for incident in _incidents(results, arm):
+        lanes[ORCHESTRATOR, "recovery"] += list(_recovery(incident))
+    if log is not None:
+        zero = start_ns(log)
+        lanes[ORCHESTRATOR, "generations"] = list(_generations(log, zero))
+        for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.CHECKPOINT_COMMITTED):
+            lanes[event.actor, "state"].append(_state(event, zero))
+        commits = list(log.of(Kind.STEP_COMMITTED))
+        if len(commits) * (len(PHASES) + 1) <= left:
+            for event in commits:
+                lanes[event.actor, "steps"].append(_step(event, zero))
+                lanes[event.actor, "phases"] += list(_phases(event, zero))
+    return {lane: clip(spans) for lane, spans in sorted(lanes.items(), key=_lane_order) if spans}
+
+
+def _lane_order(item: tuple[Lane, list[Span]]) -> tuple[bool, str, int]:
+    (actor, lane), _ = item
+    return actor != ORCHESTRATOR, actor, _LANES.index(lane)
+
+
+def clip(spans: Iterable[Span]) -> list[Span]:
+    """Sorted by start, each cut to begin when the one before it ended; nothing of no length remains."""
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        start = max(span.start, kept[-1].end if kept else 0.0)
+        if span.end > start:
+            kept.append(Span(name=span.name, start=start, end=span.end, args=span.args))
+    return kept
+
+
+def _seconds(event: Event) -> dict[str, float]:
+    return {
+        k: float(v)
+        for k, v in event.data["seconds"].items()
+        if isinstance(v, int | float) and math.isfinite(v)
+    }
+
+
+def _step(event: Event, zero: int) -> Span:
+    end = _us(event.time_ns, zero)
+    spent = sum(_seconds(event).values()) * 1e6
+    args = {"generation": event.generation, "loss": _json(event.data["loss"]), "rank": event.data["rank"]}
+    return Span(name=f"step {event.step}", start=end - spent, end=end, args=args)
+
+
+def _phases(event: Event, zero: int) -> Iterator[Span]:
+    """The phases of a step one after the other, the last one ending when the step was committed."""
+    seconds = _seconds(event)
+    names = [*(p for p in PHASES if p in seconds), *(p for p in seconds if p not in PHASES)]
+    start = _us(event.time_ns, zero) - sum(seconds.values()) * 1e6
+    for name in names:
+        end = start + seconds[name] * 1e6
+        yield Span(name=name, start=start, end=end, args={"step": event.step})
+        start = end
+
+
+def _state(event: Event, zero: int) -> Span:
+    end = _us(event.time_ns, zero)
+    name = {
+        Kind.GROUP_FORMED: "form group", Kind.STATE_READY: "get state",
+        Kind.CHECKPOINT_COMMITTED: "save checkpoint",
+    }[event.kind]  # fmt: skip
+    args = {key: _json(value) for key, value in event.data.items() if key != "seconds"}
+    return Span(
+        name=name, start=end - float(event.data["seconds"]) * 1e6, end=end, args={**args, "step": event.step}
+    )
+
+
+def _generations(log: Log, zero: int) -> Iterator[Span]:
+    """From each generation's start to the next one's, the last to the end of the log."""
+    started = list(log.of(Kind.GENERATION_STARTED))
+    ends = [e.time_ns for e in started[1:]] + [log.events[-1].time_ns]
+    for event, end in zip(started, ends, strict=True):
+        args = {key: _json(event.data[key]) for key in ("members", "state", "source", "cause")}
+        yield Span(
+            name=f"generation {event.generation}",
+            start=_us(event.time_ns, zero),
+            end=_us(end, zero),
+            args=args,
+        )
+
+
+def _incidents(results: Results, arm: ArmResult) -> list[Incident]:
+    """The incidents of a faulted arm that were injected; a control arm has none by definition."""
+    if arm.arm != "faulted":
+        return []
+    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.occurrence]
+
+
+def _recovery(incident: Incident) -> Iterator[Span]:
+    for phase in incident.phases:
+        start = (incident.injected_s + phase.start) * 1e6
+        args = {"fault": incident.fault, "decision": incident.decision}
+        yield Span(name=phase.name, start=start, end=start + phase.seconds * 1e6, args=args)
+
+
+def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Incident, float]]:
+    """Each incident with the second it ended: recovered or healed, the later one; else the end of the arm."""
+    zero = start_ns(log) if log else 0
+    healed = {
+        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
+        for e in (log.of(Kind.FAULT_HEALED) if log else ())
+    }
+    found = []
+    for i in _incidents(results, arm):
+        end = i.injected_s + (i.recovery_time or 0.0) if i.recovery_time != math.inf else arm.wall_s
+        found.append((i, max(end, healed.get((i.fault, i.occurrence), 0.0), i.injected_s)))
+    return found
+
+
+def _records(
+    pid: int, arm: ArmResult, lanes: dict[Lane, list[Span]], faults: list[tuple[Incident, float]]
+) -> Iterator[dict[str, Any]]:
+    yield _named(pid, 0, "process_name", name=arm.id)
+    yield _named(pid, 0, "process_sort_index", sort_index=pid)
+    for tid, ((actor, lane), spans) in enumerate(lanes.items(), start=1):
+        yield _named(pid, tid, "thread_name", name=f"{actor} {lane}")
+        yield _named(pid, tid, "thread_sort_index", sort_index=tid)
+        for span in spans:
+            start, end = round(span.start, 3), round(span.end, 3)
+            yield {
+                "ph": "X", "name": span.name, "cat": lane, "pid": pid, "tid": tid, "ts": start,
+                "dur": round(end - start, 3), "args": span.args,
+            }  # fmt: skip
+    for incident, end in faults:
+        common = {
+            "name": f"{incident.kind} {incident.fault}", "cat": "fault", "pid": pid, "tid": 0,
+            "id": f"{arm.id}/{incident.fault}/{incident.occurrence}",
+        }  # fmt: skip
+        args = {"target": incident.target, "outcome": incident.outcome, "evidence": incident.evidence}
+        yield {"ph": "b", "ts": round(incident.injected_s * 1e6, 3), **common, "args": _json(args)}
+        yield {"ph": "e", "ts": round(end * 1e6, 3), **common}
+
+
+def _named(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _us(time_ns: int, zero: int) -> float:
+    return (time_ns - zero) / 1e3
+
+
+def _json(value: Any) -> Any:
+    """JSON has no infinity and no NaN; a viewer must not stumble over one in an argument."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _json(v) for k, v in value.items()}
+    return [_json(v) for v in value] if isinstance(value, list | tuple) else value

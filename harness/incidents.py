@@ -82,10 +82,17 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
 def _evidence(episode: Episode) -> dict[str, object]:
     if episode.landed:
         evidence = episode.landed.data["evidence"]
-        return dict(evidence) if isinstance(evidence, dict) else {"seen": evidence}
+        return (
+            {k: _plain(v) for k, v in evidence.items()} if isinstance(evidence, dict) else {"seen": evidence}
+        )
     if episode.failed:
         return {"failed": episode.failed.data["reason"]}
     return {} if episode.injected else {"planned": episode.planned.data["at"] if episode.planned else None}
+
+
+def _plain(value: object) -> object:
+    """A planted NaN is evidence, but no JSON number."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _seconds_between(start: Event, end_ns: int) -> float:

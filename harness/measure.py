@@ -27,7 +27,7 @@ FULL_RATE_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDef:
-    """``unit``; which way is ``better``; ``doc``: what one value is; ``per``: how many values an arm gives."""
+    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives."""
 
     unit: str
     better: Literal["lower", "higher", "neither"]

@@ -89,7 +89,7 @@ class Incident(Model):
     healed: bool
     detected_by: str | None
     blamed_rank: int | None
-    detection_time: float | None
+    detection_time: float | None = Field(description="seconds; Infinity: it did harm and was never noticed")
     recovery_time: float | None = Field(description="seconds; Infinity: no recovery; None: nothing to recover from")
     outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
     phases: list[PhaseSpan]
@@ -98,12 +98,12 @@ class Incident(Model):
     first_new_step: int | None
     decision: str
 
-    @field_validator("recovery_time", mode="before")
+    @field_validator("detection_time", "recovery_time", mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
         return _from_json(value)
 
-    @field_serializer("recovery_time")
+    @field_serializer("detection_time", "recovery_time")
     def _write(self, value: float | None) -> float | str | None:
         return _to_json(value)
 

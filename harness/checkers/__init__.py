@@ -1,0 +1,68 @@
+"""Invariants: pure functions of one arm's evidence, each answering pass, fail with a witness, or
+inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from harness.checkers import commits, data, faults, loss, records, world
+from harness.checkers.evidence import Checker, Evidence, unknown
+from harness.results import Finding
+
+CHECKERS: Mapping[str, Checker] = MappingProxyType(
+    {
+        "fault-landed": faults.fault_landed,
+        "sample-accounting": data.sample_accounting,
+        "no-lost-commit": commits.no_lost_commit,
+        "single-writer": commits.single_writer,
+        "replica-equality": world.replica_equality,
+        "loss-equality": loss.loss_equality,
+        "checkpoint-integrity": commits.checkpoint_integrity,
+        "nan-containment": faults.nan_containment,
+        "detection": faults.detection,
+        "liveness": world.liveness,
+        "membership": world.membership,
+        "step-arithmetic": data.step_arithmetic,
+        "time-closure": records.time_closure,
+        "no-orphans": records.no_orphans,
+        "evidence-complete": records.evidence_complete,
+    }
+)
+EXPECTATION = "expectation"
+
+__all__ = ["CHECKERS", "EXPECTATION", "Checker", "Evidence", "check", "check_all", "names_of"]
+
+
+def names_of(invariants: Literal["default"] | Sequence[str]) -> list[str]:
+    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name."""
+    if invariants == "default":
+        return list(CHECKERS)
+    unknown_names = [name for name in invariants if name not in CHECKERS]
+    if unknown_names:
+        raise KeyError(", ".join(unknown_names))
+    return list(invariants)
+
+
+def check(checker: Checker, evidence: Evidence) -> Finding:
+    """One checker's answer. One that throws is inconclusive, and no log with holes in it proves that
+    something holds.
+    """
+    try:
+        finding = checker(evidence)
+    except Exception as error:
+        return unknown(f"the checker could not work on this log: {type(error).__name__}: {error}")
+    if finding.verdict == "pass" and evidence.log.problems:
+        return unknown(f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}")
+    return finding
+
+
+def check_all(evidence: Evidence) -> dict[str, Finding]:
+    """Every checker the cell asks for, and whether the faults' expected outcomes came about."""
+    findings = {name: check(CHECKERS[name], evidence) for name in names_of(evidence.cell.scenario.invariants)}
+    expected = any(fault.expect.outcome for fault in evidence.cell.scenario.faults)
+    if expected and not evidence.is_control:
+        findings[EXPECTATION] = check(faults.expectations, evidence)
+    return findings

@@ -1,0 +1,140 @@
+"""Is what was committed kept, and written by those who may: commits and checkpoints."""
+
+from __future__ import annotations
+
+from chaos.events import Event, Kind
+from harness.checkers.evidence import Evidence, passed, verdict_of
+from harness.lineage import Generation, History
+from harness.results import Finding
+
+
+def no_lost_commit(evidence: Evidence) -> Finding:
+    """No generation resumes before what was acknowledged.
+
+    One that restores resumes at or after the newest acknowledged checkpoint that was not proved corrupt; one
+    whose members keep their state, or copy it from each other, at or after the last step that the whole job
+    had committed.
+    """
+    history = evidence.history
+    later = history.worked[1:]
+    if not later:
+        return passed("nothing to check: no generation followed the first")
+    problems = []
+    for generation in later:
+        resume = generation.resume_step or 0
+        if generation.state in ("peer", "kept"):
+            due, what = _job_step(history, generation), "the job had committed step"
+        else:
+            due, what = _acknowledged(history, generation), "a good checkpoint was acknowledged at step"
+        if resume < due:
+            problems.append(f"generation {generation.number} resumed at step {resume}, but {what} {due}")
+    resumed = ", ".join(str(generation.resume_step) for generation in later)
+    return verdict_of(
+        problems, f"{len(later)} generations resumed at step {resumed}; nothing acknowledged was lost"
+    )
+
+
+def _job_step(history: History, generation: Generation) -> int:
+    """Highest step that all members of the generation before had committed."""
+    earlier = [g for g in history.worked if g.number < generation.number]
+    runs = history.runs_of(earlier[-1].number) if earlier else []
+    done = [run.step for run in runs if {event.actor for event in run.commits} >= set(earlier[-1].members)]
+    return max([*done, earlier[-1].resume_step or 0] if earlier else [0])
+
+
+def _acknowledged(history: History, generation: Generation) -> int:
+    """Step of the newest checkpoint acknowledged before the generation's state was there, and not proved
+    corrupt.
+    """
+    until = generation.ready_ns or generation.started_ns
+    known: dict[str, int] = {}
+    for event in history.log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED):
+        if event.time_ns > until:
+            break
+        if event.kind is Kind.CHECKPOINT_REFUSED:
+            known.pop(event.data["checkpoint"], None)
+        elif event.generation < generation.number:
+            known[event.data["checkpoint"]] = event.step or 0
+    return max(known.values(), default=0)
+
+
+def single_writer(evidence: Evidence) -> Finding:
+    """A fenced generation, a woken zombie or a stranger commits nothing, and one rank has one writer."""
+    history = evidence.history
+    problems = [
+        f"{event.actor} committed step {event.step} for generation {event.generation} without the right to"
+        for event in history.foreign
+    ]
+    for event in history.log.of(Kind.CHECKPOINT_COMMITTED):
+        generation = history.generation(event.generation)
+        fenced = generation.fenced_ns if generation else None
+        if generation is None or (fenced is not None and event.time_ns > fenced):
+            problems.append(
+                f"{event.actor} wrote {event.data['checkpoint']} for fenced generation {event.generation}"
+            )
+    for run in history.runs:
+        ranks = [event.data["rank"] for event in run.commits]
+        if len(set(ranks)) < len(ranks):
+            problems.append(f"step {run.step} of generation {run.generation} was committed twice by one rank")
+    problems += _after_parking(history)
+    return verdict_of(
+        problems, f"{sum(len(r.commits) for r in history.runs)} commits, each by the member in charge"
+    )
+
+
+def _after_parking(history: History) -> list[str]:
+    parked: dict[tuple[str, int], Event] = {}
+    problems = []
+    for event in history.log.of(Kind.PARKED, Kind.STEP_COMMITTED):
+        key = (event.actor, event.generation)
+        if event.kind is Kind.PARKED:
+            parked.setdefault(key, event)
+        elif key in parked and event.time_ns > parked[key].time_ns and event not in history.foreign:
+            problems.append(f"{event.actor} committed step {event.step} after it had parked")
+    return problems
+
+
+def checkpoint_integrity(evidence: Evidence) -> Finding:
+    """A corrupt checkpoint is never restored, what is restored was committed before, the last good one is
+    not deleted.
+    """
+    problems: list[str] = []
+    good: dict[str, int] = {}
+    bad: set[str] = set()
+    counts = {"restored": 0, "refused": 0, "deleted": 0}
+    for event in evidence.log.events:
+        name = str(event.data.get("checkpoint") or "")
+        if event.kind is Kind.CHECKPOINT_COMMITTED:
+            good[name] = event.step or 0
+            bad.discard(name)
+        elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
+            _corrupt(evidence, event, good, bad)
+        elif event.kind is Kind.CHECKPOINT_REFUSED:
+            counts["refused"] += 1
+            good.pop(name, None)
+            bad.add(name)
+        elif event.kind is Kind.CHECKPOINT_DELETED:
+            counts["deleted"] += 1
+            if good.pop(name, None) is not None and not good:
+                problems.append(f"{name} was deleted though no other good checkpoint was left")
+        elif event.kind is Kind.GENERATION_READY and name:
+            counts["restored"] += 1
+            if name in bad:
+                problems.append(f"generation {event.generation} restored {name}, which is corrupt")
+            elif name not in good:
+                problems.append(f"generation {event.generation} restored {name}, which was never committed")
+            elif good[name] != event.data["resume_step"]:
+                problems.append(f"{name} holds step {good[name]}, resumed at {event.data['resume_step']}")
+    if not any(counts.values()) and not problems:
+        return passed("nothing to check: no checkpoint was restored, refused or deleted")
+    return verdict_of(problems, ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def _corrupt(evidence: Evidence, event: Event, good: dict[str, int], bad: set[str]) -> None:
+    """Book a checkpoint fault that landed."""
+    key = (event.data["fault"], event.data["occurrence"])
+    for episode in evidence.measures.episodes:
+        if (episode.fault, episode.occurrence) == key and episode.landed:
+            name = event.data["target"]["checkpoint"]
+            good.pop(name, None)
+            bad.add(name)

@@ -1,0 +1,101 @@
+"""Did the job train on what it should have: samples and the arithmetic of steps."""
+
+from __future__ import annotations
+
+from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
+from harness.lineage import StepRun
+from harness.measure import account
+from harness.results import Finding
+
+
+def sample_accounting(evidence: Evidence) -> Finding:
+    """Samples of the final lineage are those of the reference order, as a multiset and step by step.
+
+    With ``batch: shrink`` the samples of absent ranks are lost by design: allowed in a smaller world, and
+    counted aloud.
+    """
+    history = evidence.history
+    if not history.committed_step:
+        return unknown("no step was committed, so no sample can be accounted for")
+    found = account(history)
+    numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
+    numbers += f" in steps 1..{found.steps}"
+    if found.duplicated or found.unexpected:
+        return failed(f"{numbers}; first at step {found.misplaced}")
+    if found.misplaced is not None:
+        return failed(
+            f"the right samples in the wrong steps: step {found.misplaced} holds some of another step"
+        )
+    if not found.lost:
+        return passed(numbers)
+    lineage = history.lineage
+    full = [
+        step for step in found.lost_in if step not in lineage or lineage[step].world == history.info.ranks
+    ]
+    if evidence.shrinks_batch and not full:
+        return passed(
+            f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller world"
+        )
+    return failed(f"{numbers}; first at step {min(full or found.lost_in)}")
+
+
+def step_arithmetic(evidence: Evidence) -> Finding:
+    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree with one
+    another.
+
+    The learning rate is compared with the control arm's at the same step, where there is one.
+    """
+    history = evidence.history
+    if not history.runs:
+        return unknown("no step was committed")
+    lineage = history.lineage
+    problems = [f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage]
+    for run in history.runs:
+        problems += _counters(run)
+        problems += _sample_count(evidence, run)
+    if history.finished is not None:
+        claimed = history.finished.data["committed_step"]
+        if claimed != history.committed_step:
+            problems.append(
+                f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
+            )
+        if history.outcome == "completed" and history.committed_step != history.info.steps:
+            problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
+    problems += _learning_rates(evidence)
+    return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
+
+
+def _counters(run: StepRun) -> list[str]:
+    problems = []
+    for event in run.commits:
+        for name in ("optimizer_step", "scheduler_step"):
+            value = event.data[name]
+            if value is not None and value != run.step:
+                problems.append(f"{name} {value} after step {run.step} on rank {event.data['rank']}")
+    return problems
+
+
+def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
+    due = evidence.history.info.global_batch
+    taken = len(run.samples)
+    problems = []
+    for event in run.commits:
+        count = event.data["samples"]
+        if count != taken:
+            problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
+        elif count != due and not (evidence.shrinks_batch and run.world < evidence.history.info.ranks):
+            problems.append(f"step {run.step} had {count} samples instead of {due}")
+    return problems[:1]
+
+
+def _learning_rates(evidence: Evidence) -> list[str]:
+    control = evidence.control_history
+    if control is None or evidence.shrinks_batch:
+        return []
+    theirs = {step: run.commits[0].data["lr"] for step, run in control.lineage.items()}
+    return [
+        f"learning rate {event.data['lr']!r} at step {step}, the control arm had {theirs[step]!r}"
+        for step, run in evidence.history.lineage.items()
+        for event in run.commits[:1]
+        if step in theirs and event.data["lr"] != theirs[step]
+    ]

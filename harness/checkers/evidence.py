@@ -1,0 +1,97 @@
+"""What a checker gets to see, and the three answers it can give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from chaos.events import Log
+from chaos.scenario import Cell, FaultSpec
+from harness.lineage import History, history_of
+from harness.measure import ArmMeasures, measure
+from harness.results import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Logs of one arm and what they are compared with.
+
+    ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every control
+    arm of the run with the same workload; ``exact``: strategy name -> whether it promises a bit-identical
+    result.
+    """
+
+    arm: str
+    cell: Cell
+    log: Log
+    control: Log | None = None
+    controls: tuple[Log, ...] = ()
+    exact: Mapping[str, bool] = field(default_factory=dict)
+
+    @cached_property
+    def measures(self) -> ArmMeasures:
+        """Everything measured of this arm."""
+        return measure(self.log, self.control)
+
+    @property
+    def history(self) -> History:
+        """This arm in order."""
+        return self.measures.history
+
+    @cached_property
+    def control_history(self) -> History | None:
+        """The control arm in order."""
+        return history_of(self.control) if self.control is not None else None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this arm is itself the unfaulted one."""
+        return self.arm == "control"
+
+    @property
+    def promises_exact(self) -> bool:
+        """Whether this arm's strategy promises a bit-identical result."""
+        return self.exact.get(self.cell.scenario.recovery.strategy, False)
+
+    @property
+    def shrinks_batch(self) -> bool:
+        """Whether the scenario lets the dead ranks' samples go."""
+        return self.cell.scenario.recovery.params.get("batch") == "shrink"
+
+    def fault(self, name: str) -> FaultSpec | None:
+        """The scenario's fault of that id."""
+        return next((fault for fault in self.cell.scenario.faults if fault.id == name), None)
+
+    def expects(self, outcome: str) -> list[str]:
+        """Ids of faults that are expected to end so."""
+        return [fault.id for fault in self.cell.scenario.faults if fault.expect.outcome == outcome]
+
+
+Checker = Callable[[Evidence], Finding]
+
+
+def passed(witness: str) -> Finding:
+    """The invariant holds, as shown."""
+    return Finding(verdict="pass", witness=witness)
+
+
+def failed(witness: str) -> Finding:
+    """The invariant is violated, as shown."""
+    return Finding(verdict="fail", witness=witness)
+
+
+def unknown(missing: str) -> Finding:
+    """The evidence does not suffice; ``missing`` says what for."""
+    return Finding(verdict="inconclusive", witness=missing)
+
+
+def some(items: list[str], limit: int = 3) -> str:
+    """The first few of many, and how many more there are."""
+    more = len(items) - limit
+    return "; ".join(items[:limit]) + (f"; and {more} more" if more > 0 else "")
+
+
+def verdict_of(problems: list[str], witness: str) -> Finding:
+    """Fail with the problems, or pass with the witness."""
+    return failed(some(problems)) if problems else passed(witness)

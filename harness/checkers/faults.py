@@ -1,0 +1,165 @@
+"""What the faults did and whether the system noticed, blamed and contained them rightly."""
+
+from __future__ import annotations
+
+import math
+
+from chaos.events import Event, Kind
+from chaos.scenario import FaultSpec
+from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
+from harness.episodes import Episode
+from harness.results import Finding
+
+
+def fault_landed(evidence: Evidence) -> Finding:
+    """Every planned fault fired as often as planned, and somebody other than the injector saw its effect."""
+    episodes = evidence.measures.episodes
+    fired = [episode for episode in episodes if episode.injected]
+    if evidence.is_control:
+        hit = [f"{episode.fault} was injected into the control arm" for episode in fired]
+        return verdict_of(hit, "nothing to check: the control arm has no faults")
+    if not evidence.cell.scenario.faults:
+        return passed("nothing to check: the scenario has no faults")
+    missing: list[str] = []
+    for fault in evidence.cell.scenario.faults:
+        mine = [episode for episode in fired if episode.fault == fault.id]
+        if len(mine) < _times(fault):
+            missing.append(_never_fired(evidence, fault, len(mine)))
+    for episode in fired:
+        name = f"{episode.fault} (occurrence {episode.occurrence})"
+        if episode.failed:
+            missing.append(f"{name} could not be injected: {episode.failed.data['reason']}")
+        elif episode.landed is None:
+            missing.append(f"{name} was injected, but nobody saw it land")
+        elif episode.landed.data["witness"] in (None, "", "injector"):
+            missing.append(f"{name} has no witness but its injector")
+    if missing:
+        return unknown(some(missing))
+    seen = [f"{e.fault}: seen by {e.landed.data['witness']}" for e in fired if e.landed]
+    return passed(some(seen))
+
+
+def _times(fault: FaultSpec) -> int:
+    return len(fault.at.steps) if fault.at.steps else 1
+
+
+def _never_fired(evidence: Evidence, fault: FaultSpec, fired: int) -> str:
+    done, at = evidence.history.committed_step, fault.at
+    cure = "lower at.{} or raise workload.steps"
+    steps = at.steps or ([at.step] if at.step else [])
+    if steps:
+        due = sorted(steps)[min(fired, len(steps) - 1)]
+        if due > done:
+            return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+        return f"{fault.id} was due at step {due}, but was never injected"
+    if at.time is not None:
+        return (
+            f"{fault.id} was due {at.time:g} s after the first step, the run took "
+            f"{evidence.history.wall_s:.1f} s: {cure.format('time')}"
+        )
+    return f"{fault.id} waited for {at.event} number {at.nth}, which never came: {cure.format('nth')}"
+
+
+def detection(evidence: Evidence) -> Finding:
+    """Every failure declared blames the process that a fault hit, for the expected cause; without a fault
+    there is none.
+    """
+    failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
+    if evidence.is_control:
+        alarms = [f"false alarm: {_describe(event)}" for event in failures]
+        return verdict_of(alarms, "no failure was declared in the control arm")
+    problems: list[str] = []
+    claimed: dict[int, Episode] = {id(e.failure): e for e in evidence.measures.episodes if e.failure}
+    for event in failures:
+        episode = claimed.get(id(event))
+        if episode is None:
+            problems.append(f"a failure that no fault explains: {_describe(event)}")
+        else:
+            problems += _wrong_blame(evidence, episode, event)
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        due = fault.expect.detected_by if fault else None
+        if episode.landed and due and episode.failure is None:
+            problems.append(
+                f"{episode.fault} should have been detected as {due}, and was not detected at all"
+            )
+    if not failures and not problems:
+        return passed("no failure was declared and none was due")
+    return verdict_of(problems, some([_describe(event) for event in failures]))
+
+
+def _describe(event: Event) -> str:
+    return f"{event.data['process']} (rank {event.data['rank']}), cause {event.data['cause']}"
+
+
+def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
+    problems = []
+    generation = evidence.history.generation_at(event.time_ns)
+    members = generation.members if generation else ()
+    rank = members.index(episode.process) if episode.process in members else None
+    if episode.process is not None and event.data["process"] != episode.process:
+        problems.append(f"{episode.fault} hit {episode.process}, but the blame fell on {_describe(event)}")
+    elif rank is not None and event.data["rank"] not in (None, rank):
+        problems.append(f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}")
+    fault = evidence.fault(episode.fault)
+    due = fault.expect.detected_by if fault else None
+    if due and event.data["cause"] != due:
+        problems.append(f"{episode.fault} was detected as {event.data['cause']}, expected {due}")
+    return problems
+
+
+def nan_containment(evidence: Evidence) -> Finding:
+    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
+    caught.
+    """
+    problems = []
+    count = 0
+    for run in evidence.history.runs:
+        for event in run.commits:
+            count += 1
+            for name in ("loss", "grad_norm"):
+                value = event.data[name]
+                missing = value is None and name == "loss"
+                if missing or (value is not None and not math.isfinite(float(value))):
+                    problems.append(
+                        f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
+                    )
+    caught = [event.time_ns for event in evidence.log.of(Kind.NONFINITE_CAUGHT)]
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        planted = fault is not None and fault.params.get("op") in ("nan", "inf")
+        if planted and episode.landed and episode.injected and not problems:
+            after = episode.injected.time_ns
+            if not any(time >= after for time in caught):
+                problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
+    if not count:
+        return unknown("no step was committed")
+    return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals")
+
+
+def expectations(evidence: Evidence) -> Finding:
+    """Every incident ended as its fault's ``expect.outcome`` says. "recovered" includes a smaller world at
+    the end.
+    """
+    if evidence.is_control:
+        return passed("nothing to check: the control arm has no faults")
+    problems, missing, met = [], [], []
+    for incident in evidence.measures.incidents:
+        fault = evidence.fault(incident.fault)
+        due = fault.expect.outcome if fault else None
+        if due is None:
+            continue
+        accepted = ("recovered", "degraded") if due == "recovered" else (due,)
+        if incident.outcome == "not-landed":
+            missing.append(f"{incident.fault} never landed, so whether it ends {due} is not known")
+        elif due in ("masked", "sdc-escape") and evidence.control is None and not incident.detected_by:
+            missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")
+        elif incident.outcome not in accepted:
+            problems.append(f"{incident.fault} was expected to end {due}, and ended {incident.outcome}")
+        else:
+            met.append(f"{incident.fault}: {incident.outcome}")
+    if problems:
+        return failed(some(problems))
+    if missing:
+        return unknown(some(missing))
+    return passed(some(met) or "nothing to check: no outcome is expected")

@@ -1,0 +1,156 @@
+"""Is the result the one the unfaulted run has: bit for bit where promised, else within a band.
+
+The band compares trailing means (window w = max(5, steps / 20)) of the faulted arm's and its control's
+losses:
+
+- With control arms of at least two seeds, the largest difference may not exceed the largest difference, at
+  any step past the first window, between two control arms of different seeds, and the final one not their
+  largest difference in the last quarter of the steps. (A rank argument: a run no further from its control
+  than runs with another seed are from each other cannot be told from one of them.)
+- With one seed, the noise sigma of a single loss is taken from the control's successive differences, sigma^2
+  = sum (L[k+1] - L[k])^2 / (2 (n - 1)) (von Neumann et al., "The Mean Square Successive Difference", Annals
+  of Mathematical Statistics 12, 1941: insensitive to a slow trend). Two independent trailing means differ by
+  sigma sqrt(2/w) in standard deviation; 3 of these are allowed at the end and 4 at any step (about 200 looks
+  at 95 %, Bonferroni).
+
+Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one that is
+too bad.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.checkers.evidence import Evidence, failed, passed, unknown
+from harness.incidents import final_digests
+from harness.lineage import History, history_of
+from harness.results import Finding
+
+Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]
+DIGESTS = ("parameters", "optimizer", "scheduler")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """Largest difference of smoothed losses allowed at the end and anywhere; ``source``: where it comes
+    from.
+    """
+
+    final: float
+    anywhere: float
+    source: str
+
+
+def loss_equality(evidence: Evidence) -> Finding:
+    """Losses and final state equal the control arm's, bit for bit where the strategy promises it and the
+    world stayed full, else within the band of this module.
+    """
+    comparison, witness = compare(evidence)
+    if comparison == "not compared":
+        vacuous = evidence.is_control or evidence.cell.scenario.baseline == "none"
+        return passed(f"nothing to check: {witness}") if vacuous else unknown(witness)
+    escapes = evidence.expects("sdc-escape")
+    if comparison != "bit for bit" and escapes:
+        return passed(f"{witness}; {escapes[0]} is expected to escape undetected")
+    return failed(witness) if comparison == "differs" else passed(witness)
+
+
+def compare(evidence: Evidence) -> tuple[Exactness, str]:
+    """How the arm's result compares with the control arm's, and what shows it."""
+    if evidence.is_control:
+        return "not compared", "this is the control arm"
+    control = evidence.control_history
+    if control is None:
+        none = evidence.cell.scenario.baseline == "none"
+        return (
+            "not compared",
+            "the scenario has baseline: none" if none else "the paired control arm is missing",
+        )
+    history = evidence.history
+    if control.info.seed != history.info.seed:
+        return "not compared", f"the control arm has seed {control.info.seed}, this one {history.info.seed}"
+    mine, theirs = _losses(history), _losses(control)
+    steps = sorted(mine.keys() & theirs.keys())
+    if not steps:
+        return "not compared", "the two arms have no committed step in common"
+    different = _first_difference(history, control)
+    if different is None:
+        return "bit for bit", f"bit for bit over {len(steps)} steps"
+    shrunk = [run.step for run in history.lineage.values() if run.world < history.info.ranks]
+    if evidence.promises_exact and not shrunk:
+        return "differs", different
+    why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""
+    return _by_band(evidence, mine, theirs, steps, why)
+
+
+def _losses(history: History) -> dict[int, float]:
+    return {step: run.loss for step, run in history.lineage.items()}
+
+
+def _first_difference(history: History, control: History) -> str | None:
+    """The first thing that is not bit-identical."""
+    mine, theirs = _losses(history), _losses(control)
+    for step in sorted(mine.keys() & theirs.keys()):
+        if repr(mine[step]) != repr(theirs[step]):
+            return f"loss {mine[step]!r} at step {step}, the control arm had {theirs[step]!r}"
+    ours, others = final_digests(history), final_digests(control)
+    for step in sorted(ours.keys() & others.keys()):
+        for part in DIGESTS:
+            if len({event.data[part] for found in (ours, others) for event in found[step].values()}) > 1:
+                return f"{part} differ from the control arm's after step {step}"
+    return None
+
+
+def _by_band(
+    evidence: Evidence, mine: dict[int, float], theirs: dict[int, float], steps: list[int], why: str
+) -> tuple[Exactness, str]:
+    window = max(5, len(steps) // 20)
+    if len(steps) < 2 * window:
+        return (
+            "not compared",
+            f"{len(steps)} common steps are too few to smooth over {window}: raise workload.steps",
+        )
+    ours = _smooth([mine[step] for step in steps], window)
+    others = _smooth([theirs[step] for step in steps], window)
+    if not all(map(math.isfinite, (*ours, *others))):
+        return "differs", "a loss is not finite"
+    band = _band(evidence, [theirs[step] for step in steps], window)
+    gaps = [a - b for a, b in zip(ours, others, strict=True)]
+    widest = max(gaps, key=abs)
+    witness = (
+        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {band.final:.3g}), largest difference {widest:+.4g} "
+        f"(band {band.anywhere:.3g}) over {len(steps)} steps; band from {band.source}"
+    )
+    if abs(gaps[-1]) > band.final or abs(widest) > band.anywhere:
+        return "differs", f"{'too good' if widest < 0 else 'too bad'}: {witness}"
+    return "within the control band", witness
+
+
+def _smooth(values: Sequence[float], window: int) -> list[float]:
+    """Trailing means over full windows."""
+    return [math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)]
+
+
+def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
+    curves: dict[int, list[float]] = {}
+    for log in evidence.controls:
+        history = history_of(log)
+        losses = [run.loss for run in history.lineage.values()]
+        if len(losses) >= len(control):
+            curves.setdefault(history.info.seed, _smooth(losses[: len(control)], window))
+    if len(curves) < 2:
+        squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
+        spread = math.sqrt(squares / (2 * (len(control) - 1))) * math.sqrt(2 / window)
+        return Band(final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise")
+    quarter = max(1, len(control) // 4)
+    pairs = [
+        [abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in itertools.combinations(curves.values(), 2)
+    ]
+    return Band(
+        final=max(max(gap[-quarter:]) for gap in pairs), anywhere=max(max(gap) for gap in pairs),
+        source=f"control arms of {len(curves)} seeds",
+    )  # fmt: skip

@@ -1,0 +1,182 @@
+"""Who was in the job, whether all held the same state, and whether the job went on."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+
+from chaos.events import Event, Kind
+from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
+from harness.incidents import final_digests
+from harness.lineage import Generation, History, StepRun
+from harness.results import Finding
+
+HEALTHY_STEPS = 5
+HEALTHY_RATE = 0.5
+
+
+def membership(evidence: Evidence) -> Finding:
+    """Generations have the members, ranks and sizes they announce; ranks and spares are as provisioned.
+
+    A strategy that promises an exact result keeps the full world until it has lost more members than it had
+    spares.
+    """
+    history = evidence.history
+    if not history.generations:
+        return unknown("no generation was formed")
+    problems = _spares(history)
+    first = history.generations[0]
+    if first.world != history.info.ranks:
+        problems.append(f"the first generation has {first.world} ranks instead of {history.info.ranks}")
+    for generation in history.generations:
+        problems += _announced(evidence, generation)
+    problems += [p for run in history.runs for p in _claimed(history, run)]
+    sizes = " -> ".join(str(generation.world) for generation in history.generations)
+    return verdict_of(problems, f"world size {sizes}, {history.info.spares} spares")
+
+
+def _spares(history: History) -> list[str]:
+    first = next((g.ready_ns for g in history.worked if g.ready_ns), history.end_ns)
+    started = [
+        e for e in history.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare" and e.time_ns <= first
+    ]
+    if len(started) == history.info.spares:
+        return []
+    return [f"{len(started)} spares were started, {history.info.spares} promised"]
+
+
+def _announced(evidence: Evidence, generation: Generation) -> list[str]:
+    history, number = evidence.history, generation.number
+    problems = []
+    if len(set(generation.members)) < generation.world:
+        problems.append(f"generation {number} has one process twice")
+    dead = {
+        e.data["process"] for e in history.log.of(Kind.PROCESS_EXITED) if e.time_ns < generation.started_ns
+    }
+    problems += [
+        f"generation {number} counts {name}, which is dead" for name in generation.members if name in dead
+    ]
+    if not 1 <= generation.world <= history.info.ranks:
+        problems.append(
+            f"generation {number} has {generation.world} ranks, provisioned were {history.info.ranks}"
+        )
+    if generation.world < history.info.ranks and evidence.promises_exact:
+        lost = _lost_members(history, generation)
+        if lost <= history.info.spares or history.info.spares == 0:
+            problems.append(
+                f"generation {number} shrank to {generation.world} ranks after {lost} losses "
+                f"with {history.info.spares} spares"
+            )
+    for event in history.log.of(Kind.GROUP_FORMED):
+        if event.generation == number:
+            problems += _wrong_rank(generation, event)
+    return problems
+
+
+def _lost_members(history: History, generation: Generation) -> int:
+    """Members that left between generations up to this one."""
+    rows = [g for g in history.generations if g.number <= generation.number]
+    return sum(len(set(old.members) - set(new.members)) for old, new in itertools.pairwise(rows))
+
+
+def _claimed(history: History, run: StepRun) -> list[str]:
+    generation = history.generation(run.generation)
+    return [p for event in run.commits for p in _wrong_rank(generation, event)] if generation else []
+
+
+def _wrong_rank(generation: Generation, event: Event) -> list[str]:
+    rank, world, number = event.data["rank"], event.data["world"], generation.number
+    if world != generation.world:
+        return [f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"]
+    if event.actor not in generation.members:
+        return [f"{event.actor} joined generation {number}, of which it is no member"]
+    if generation.members.index(event.actor) != rank:
+        return [f"{event.actor} acts as rank {rank}, generation {number} gave it another"]
+    return []
+
+
+def replica_equality(evidence: Evidence) -> Finding:
+    """All ranks hold the same parameters, optimizer and scheduler state after a step, and report the same
+    loss.
+
+    Random generators belong to a rank: their digest must be the same whenever that rank does that step in a
+    world of that size, in this arm and in the control arm (they are derived from seed, rank and step).
+    """
+    history = evidence.history
+    problems = [
+        f"step {run.step}: ranks disagree on the loss" for run in history.runs
+        if len({repr(event.data["loss"]) for event in run.commits}) > 1
+    ]  # fmt: skip
+    groups: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in history.log.of(Kind.STATE_DIGEST):
+        groups[(event.generation, event.step or 0)].append(event)
+    for (number, step), events in sorted(groups.items()):
+        for part in ("parameters", "optimizer", "scheduler"):
+            if len({event.data[part] for event in events}) > 1:
+                problems.append(f"step {step}, generation {number}: ranks hold different {part}")
+    problems += _generators(evidence)
+    if problems:
+        return verdict_of(problems, "")
+    last = final_digests(history).get(history.committed_step, {})
+    run = history.lineage.get(history.committed_step)
+    if history.outcome == "completed" and run is not None and len(last) < run.world:
+        return unknown(f"{len(last)} of {run.world} ranks left a digest of the last step")
+    if not any(len(events) > 1 for events in groups.values()) and history.info.ranks > 1:
+        return unknown("no step has digests from two ranks: lower workload.checkpoint.every, or raise steps")
+    return passed(f"{len(groups)} sets of digests agree")
+
+
+def _generators(evidence: Evidence) -> list[str]:
+    known: dict[tuple[int, int, int], str] = {}
+    problems = []
+    for history in (evidence.control_history, evidence.history):
+        for event in history.log.of(Kind.STATE_DIGEST) if history else ():
+            generation = history.generation(event.generation) if history else None
+            if generation is None:
+                continue
+            key = (event.data["rank"], event.step or 0, generation.world)
+            if known.setdefault(key, event.data["rng"]) != event.data["rng"]:
+                problems.append(f"random generators of rank {key[0]} differ at step {key[1]}")
+    return problems
+
+
+def liveness(evidence: Evidence) -> Finding:
+    """The job finished, and at the end ran at half the control arm's rate or better, in proportion to its
+    world.
+
+    The rate is judged on the last 5 surviving steps after the last injection with no lasting fault active. A
+    job that is expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
+    """
+    history, stops = evidence.history, evidence.expects("fail-stop")
+    done = f"step {history.committed_step} of {history.info.steps}"
+    if history.outcome in ("broken", "interrupted"):
+        return unknown(f"the arm was cut short at {done} ({history.outcome})")
+    if stops and not evidence.is_control and history.outcome == "gave-up":
+        return passed(f"the job stopped at {done}, as {stops[0]} is expected to make it")
+    if history.outcome != "completed":
+        return failed(f"the job did not finish: {history.outcome} at {done}")
+    ideal, runs = evidence.measures.ideal, _healthy(evidence)
+    if ideal is None:
+        return unknown("no healthy step to compare the rate with")
+    if len(runs) < HEALTHY_STEPS:
+        return unknown(
+            f"{len(runs)} healthy steps after the last fault, {HEALTHY_STEPS} are needed: "
+            "inject earlier, or raise workload.steps"
+        )
+    tail = runs[-HEALTHY_STEPS:]
+    rate = ideal.step_s / max(statistics.median(run.seconds for run in tail), 1e-9)
+    need = HEALTHY_RATE * tail[-1].world / history.info.ranks
+    witness = (
+        f"{done}; the last {HEALTHY_STEPS} healthy steps at {rate:.2f} of the rate of the {ideal.source}"
+    )
+    return passed(witness) if rate >= need else failed(f"{witness}, {need:.2f} is due")
+
+
+def _healthy(evidence: Evidence) -> list[StepRun]:
+    episodes = evidence.measures.episodes
+    last = max((e.injected.time_ns for e in episodes if e.injected), default=0)
+    return [
+        run for run in evidence.history.lineage.values()
+        if run.start_ns >= last and not any(e.lasts_over(run.start_ns, run.end_ns) for e in episodes)
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""From findings and values to a verdict: SLA clauses, the three-valued merge, exit codes, and the one-line
+reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from chaos import errors
+from chaos.scenario import Cell, SlaCheck
+from chaos.sla import evaluate, parse_clause, samples_needed
+from harness.measure import METRICS, median_ci95
+from harness.results import CellResult, Finding, SlaResult, Verdict, merge
+
+RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
+EXIT_CODES: Mapping[str, int] = MappingProxyType(
+    {
+        "pass": errors.EXIT_PASS,
+        "fail": errors.EXIT_FAIL,
+        "inconclusive": errors.EXIT_INCONCLUSIVE,
+        "broken": errors.EXIT_HARNESS,
+        "unsafe": errors.EXIT_UNSAFE,
+        "halted": errors.EXIT_HALTED,
+        "skipped": errors.EXIT_SKIPPED,
+        "interrupted": errors.EXIT_INTERRUPTED,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A verdict, its exit code and the line that explains it."""
+
+    verdict: RunVerdict
+    exit_code: int
+    reason: str
+
+
+def judge_slas(
+    cell: Cell, values: Mapping[str, Sequence[float]], lines: Mapping[str, Sequence[int]], missing: str
+) -> list[SlaResult]:
+    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known."""
+    results = []
+    for metric, checks in cell.scenario.sla.items():
+        for index, check in enumerate(checks):
+            numbers = lines.get(metric, ())
+            line = numbers[index] if index < len(numbers) else None
+            results.append(judge_sla(cell.id, metric, check, values.get(metric, ()), line, missing))
+    return results
+
+
+def judge_sla(
+    cell: str, metric: str, check: SlaCheck, values: Sequence[float], line: int | None, missing: str
+) -> SlaResult:
+    """One clause. Too few values for its aggregate, or none, is inconclusive; an infinite one never meets a
+    bound.
+
+    Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
+    """
+    known = METRICS[metric]
+    clause = parse_clause(check.check, known.unit)
+    need = samples_needed(clause.aggregate)
+    observed: float | None = None
+    verdict: Verdict
+    if not values:
+        verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
+    else:
+        holds, observed = evaluate(clause, values)
+        detail = f"observed {_observed(observed, known.unit, values)}"
+        if not math.isfinite(observed):
+            verdict = "fail"
+            detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
+        elif len(values) < need:
+            verdict, detail = (
+                "inconclusive",
+                f"{clause.aggregate} needs {need} values, there are {len(values)}",
+            )
+        else:
+            verdict = "pass" if holds else "fail"
+    return SlaResult(
+        cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
+        observed=observed, unit=known.unit, values=list(values), detail=detail, line=line,
+    )  # fmt: skip
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A value for people, three significant digits: ``0.83 s``, ``2 steps``, ``infinite``."""
+    if value is None:
+        return "none"
+    if not math.isfinite(value):
+        return "infinite"
+    number = f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+    return number if unit == "ratio" else f"{number} {unit}"
+
+
+def _observed(value: float, unit: str, values: Sequence[float]) -> str:
+    interval = median_ci95(values)
+    between = f" [{quantity(interval[0], 'ratio')}, {quantity(interval[1], 'ratio')}]" if interval else ""
+    return f"{quantity(value, unit)}{between}, n={len(values)}"
+
+
+def judge_cell(
+    cell: str,
+    slas: Sequence[SlaResult],
+    invariants: Mapping[str, Finding],
+    ran: int,
+    planned: int,
+    source: str,
+) -> tuple[Verdict, str]:
+    """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
+    inconclusive.
+    """
+    hard = [sla for sla in slas if sla.severity == "fail"]
+    verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
+    if ran < planned:
+        verdicts.append("inconclusive")
+    verdict = merge(verdicts)
+    if verdict == "pass":
+        return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
+    for sla in hard:
+        if sla.verdict == verdict:
+            return verdict, sla_line(sla, source)
+    named = _root_first(invariants)
+    for name, finding in named:
+        if finding.verdict == verdict and not (verdict == "inconclusive" and ran < planned):
+            return verdict, f"{name}: {finding.witness}"
+    return verdict, f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
+
+
+def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
+    """Causes before consequences: a fault that never fired or a torn log makes other checkers inconclusive
+    as well.
+    """
+    roots = ("fault-landed", "evidence-complete")
+    return sorted(invariants.items(), key=lambda item: item[0] not in roots)
+
+
+def sla_line(sla: SlaResult, source: str) -> str:
+    """One line that names the clause and the number: ``file.yaml:14 recovery_time median < 0.5s observed
+    0.83 s, n=5``.
+    """
+    place = f"{source.rsplit('/', 1)[-1]}:{sla.line}  " if sla.line else ""
+    return f"{place}{sla.metric}  {sla.clause}   {sla.detail}"
+
+
+def judge_run(
+    cells: Sequence[CellResult], slas: Sequence[SlaResult], outcomes: Mapping[str, str],
+    unsafe: Sequence[str], landed: tuple[int, int], skipped: Sequence[str],
+) -> Gate:  # fmt: skip
+    """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail, inconclusive,
+    pass.
+
+    ``outcomes``: arm -> how it ended, for arms that wrote an end; ``landed``: faults landed and healed,
+    faults fired; ``skipped``: one line for each cell a capability was missing for. With no cell at all,
+    nothing ran.
+    """
+    if unsafe:
+        return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
+    for outcome, verdict in (("interrupted", "interrupted"), ("broken", "broken"), ("halted", "halted")):
+        arms = [arm for arm, ended in outcomes.items() if ended == outcome]
+        if arms:
+            return _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+    if not cells:
+        return _gate("skipped", skipped[0] if skipped else "nothing ran")
+    merged = merge([cell.verdict for cell in cells])
+    if merged != "pass":
+        worst = next(cell for cell in cells if cell.verdict == merged)
+        name = f"{worst.id}: " if len(cells) > 1 else ""
+        return _gate(merged, name + worst.reason)
+    hard = [sla for sla in slas if sla.severity == "fail"]
+    checked = [finding for cell in cells for finding in cell.invariants.values()]
+    aside = f"; skipped: {'; '.join(skipped)}" if skipped else ""
+    return _gate(
+        "pass",
+        f"{len(hard)} of {len(hard)} SLAs, {len(checked)} of {len(checked)} invariants, "
+        f"{landed[0]} of {landed[1]} faults landed and healed{aside}",
+    )
+
+
+def _gate(verdict: RunVerdict, reason: str) -> Gate:
+    return Gate(verdict=verdict, exit_code=EXIT_CODES[verdict], reason=reason)
+
+
+def _ended(verdict: str, arms: Sequence[str], cells: Sequence[CellResult]) -> str:
+    failing = [cell.reason for cell in cells if cell.verdict == "fail"]
+    also = f" (and: {failing[0]})" if failing else ""
+    words = {
+        "interrupted": "interrupted",
+        "broken": "the harness or the machine failed",
+        "halted": "a stop condition held",
+    }
+    return f"{words[verdict]} during {arms[0]}{also}"

@@ -1,0 +1,241 @@
+"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario and the event
+logs, no more.
+
+Deterministic, and content with less than everything: arms that did not run, logs without an end and torn
+lines make verdicts inconclusive, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import chaos.faults
+import recovery.strategies
+from chaos.errors import InfrastructureError, LogError
+from chaos.events import Kind, Log, read_log
+from chaos.fault import Fault, Fidelity
+from chaos.plugins import load
+from chaos.scenario import Cell, ResolvedRun
+from harness import gates
+from harness.checkers import Evidence, check_all
+from harness.checkers.loss import compare
+from harness.lineage import History, history_of
+from harness.measure import METRICS, ArmMeasures, summarise
+from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
+from harness.rundir import RunDirectory, arm_id, read_resolved
+from recovery.strategy import Strategy
+
+ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arm:
+    """One arm that left a usable log, judged."""
+
+    id: str
+    cell: Cell
+    repeat: int
+    arm: Literal["faulted", "control"]
+    evidence: Evidence
+    measures: ArmMeasures
+    findings: Mapping[str, Finding]
+    exactness: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JudgedCell:
+    result: CellResult
+    slas: list[SlaResult]
+
+
+def judge(run: RunDirectory) -> Results:
+    """Judge a run. Raises LogError when the directory holds no readable resolved scenario."""
+    resolved = read_resolved(run)
+    logs = _read_logs(run, resolved)
+    arms = _judge_arms(resolved, logs)
+    judged = [_judge_cell(cell, arms, resolved) for cell in resolved.cells]
+    cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
+    incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
+    # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
+    outcomes = {arm.id: arm.measures.history.outcome for arm in arms if arm.measures.history.finished}
+    fired = [incident for incident in incidents if incident.occurrence]
+    gate = gates.judge_run(
+        cells, slas, outcomes, _unsafe(arms), (sum(i.landed and i.healed for i in fired), len(fired)),
+        [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],
+    )  # fmt: skip
+    first = resolved.cells[0].scenario if resolved.cells else None
+    return Results(
+        scenario=first.name if first else run.root.parent.name,
+        description=first.description if first else "",
+        run_id=resolved.run_id, seed=resolved.seed, started=resolved.started, source=resolved.source,
+        system=_read_system(run), workload=first.workload.model_dump(mode="json") if first else {},
+        verdict=gate.verdict, exit_code=gate.exit_code, reason=gate.reason, cells=cells,
+        arms=[_arm_result(arm) for arm in arms], faults=incidents, slas=slas,
+        skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
+        fidelity=_fidelity(resolved), reproduce=resolved.reproduce,
+    )  # fmt: skip
+
+
+def write_results(run: RunDirectory, results: Results) -> None:
+    """Write ``results.json``, whole or not at all. Raises InfrastructureError when the disk refuses."""
+    temporary = run.results.with_suffix(".json.tmp")
+    try:
+        temporary.write_text(json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+        os.replace(temporary, run.results)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write {run.results}: {error.strerror}", hint="free disk space"
+        ) from error
+
+
+def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> dict[str, Log]:
+    """Arm -> log, for the arms that at least began."""
+    logs = {}
+    for cell in resolved.cells:
+        for name, _, _ in _planned(cell):
+            try:
+                log = read_log(run.events(name))
+            except LogError:
+                continue
+            if log.first(Kind.RUN_STARTED) is not None:
+                logs[name] = log
+    return logs
+
+
+def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
+    wanted = ARMS if cell.scenario.baseline == "paired" else ARMS[:1]
+    return [(arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted]
+
+
+def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
+    exact = {name: kind.exact for name, kind in load(recovery.strategies.__name__, Strategy).items()}
+    arms = []
+    for cell in resolved.cells:
+        controls = _controls(resolved, cell, logs)
+        for name, repeat, arm in _planned(cell):
+            if name not in logs:
+                continue
+            control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
+            evidence = Evidence(
+                arm=arm, cell=cell, log=logs[name], control=_usable(control), controls=controls, exact=exact
+            )
+            one = _Arm(
+                id=name, cell=cell, repeat=repeat, arm=arm, evidence=evidence, measures=evidence.measures,
+                findings=check_all(evidence), exactness=_exactness(evidence),
+            )  # fmt: skip
+            arms.append(one)
+    return arms
+
+
+def _usable(control: Log | None) -> Log | None:
+    """A control that committed nothing gives nothing to compare with."""
+    return control if control is not None and history_of(control).committed_step else None
+
+
+def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
+    """Control arms of every cell that trains the same thing."""
+    alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
+    names = [name for other in alike for name, _, arm in _planned(other) if arm == "control"]
+    return tuple(logs[name] for name in names if name in logs)
+
+
+def _exactness(evidence: Evidence) -> str:
+    try:
+        return compare(evidence)[0]
+    except Exception:
+        return "not compared"
+
+
+def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedCell:
+    mine = [arm for arm in arms if arm.cell.id == cell.id]
+    faulted = [arm for arm in mine if arm.arm == "faulted"]
+    values = {name: [v for arm in faulted for v in arm.measures.values[name]] for name in METRICS}
+    invariants = _merge_findings(mine)
+    planned = len(_planned(cell))
+    landed = invariants.get("fault-landed")
+    missing = landed.witness if landed and landed.verdict == "inconclusive" else ""
+    if not faulted:
+        missing = f"{len(mine)} of {planned} arms ran"
+    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing)
+    verdict, reason = gates.judge_cell(cell.id, slas, invariants, len(mine), planned, resolved.source)
+    result = CellResult(
+        id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict, reason=reason,
+        metrics={name: summarise(name, found) for name, found in values.items()}, invariants=invariants,
+        exactness=_worst_exactness([arm.exactness for arm in faulted]),
+    )  # fmt: skip
+    return _JudgedCell(result=result, slas=slas)
+
+
+def _merge_findings(arms: list[_Arm]) -> dict[str, Finding]:
+    """One finding per checker over all arms of a cell; the witness names the arm that decided it."""
+    merged: dict[str, Finding] = {}
+    for name in dict.fromkeys(name for arm in arms for name in arm.findings):
+        found = [(arm, arm.findings[name]) for arm in arms if name in arm.findings]
+        verdict = merge([finding.verdict for _, finding in found])
+        arm, finding = next((a, f) for a, f in found if f.verdict == verdict)
+        merged[name] = Finding(verdict=verdict, witness=f"r{arm.repeat}.{arm.arm}: {finding.witness}")
+    return merged
+
+
+def _worst_exactness(found: list[str]) -> str:
+    order = ("differs", "not compared", "within the control band", "bit for bit")
+    return min(found, key=order.index, default="not compared")
+
+
+def _arm_result(arm: _Arm) -> ArmResult:
+    history, split = arm.measures.history, arm.measures.partition
+    return ArmResult(
+        id=arm.id, cell=arm.cell.id, repeat=arm.repeat, arm=arm.arm, seed=history.info.seed,
+        events=f"events/{arm.id}", outcome=history.outcome, reason=_end_reason(history),
+        wall_s=history.wall_s, committed_step=history.committed_step, steps=history.info.steps,
+        goodput=split.goodput, badput=dict(split.badput), useful_s=split.useful_s,
+        residual_s=split.residual_s, step_time_median=arm.measures.step_time,
+        provisioned_ranks=history.info.ranks + history.info.spares, invariants=dict(arm.findings),
+    )  # fmt: skip
+
+
+def _end_reason(history: History) -> str:
+    return (
+        str(history.finished.data["reason"])
+        if history.finished
+        else "the log has no end: the harness was killed"
+    )
+
+
+def _unsafe(arms: list[_Arm]) -> list[str]:
+    """What arms that came to their end left behind."""
+    found = []
+    for arm in arms:
+        left = arm.evidence.log.first(Kind.LEFTOVERS)
+        for what in ("processes", "ports", "shared_memory"):
+            if left is not None and left.data[what]:
+                found.append(f"{what} {left.data[what]} of {arm.id}")
+        if arm.measures.history.finished is None:
+            continue
+        for episode in arm.measures.episodes:
+            if episode.injected and not episode.failed and episode.healed is None:
+                found.append(f"fault {episode.fault} of {arm.id}")
+    return found
+
+
+def _fidelity(resolved: ResolvedRun) -> list[str]:
+    """A line for each fault kind that imitates an effect instead of using the real mechanism."""
+    kinds = load(chaos.faults.__name__, Fault)
+    used = sorted({fault.kind for cell in resolved.cells for fault in cell.scenario.faults})
+    return [
+        f"{kind}: emulated ({(kinds[kind].__doc__ or kind).strip().splitlines()[0]})"
+        for kind in used
+        if kind in kinds and kinds[kind].fidelity is Fidelity.EMULATED
+    ]
+
+
+def _read_system(run: RunDirectory) -> dict[str, Any]:
+    try:
+        found = json.loads(run.system.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

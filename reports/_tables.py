@@ -148,8 +148,8 @@ def _margin(text: str, observed: float | None, unit: str) -> str:
 def faults(results: Results) -> Table:
     """Every incident: what was done, who saw it land, what the system made of it."""
     columns = (
-        Column(name="cell"), Column(name="fault"), Column(name="target"), _number("step"),
-        _number("injected", "s"), Column(name="landed, seen by"), Column(name="detected by"),
+        Column(name="cell"), Column(name="fault"), Column(name="target"),
+        Column(name="struck at"), Column(name="landed, seen by"), Column(name="detected by"),
         _number("detection", "s"), _number("recovery", "s"), _number("lost steps"), Column(name="outcome"),
         Column(name="decision", kind="wide"),
     )  # fmt: skip
@@ -160,11 +160,13 @@ def faults(results: Results) -> Table:
 def _fault_row(cell: str, i: Incident) -> list[str]:
     again = f" #{i.occurrence}" if i.occurrence > 1 else ""
     blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
+    step = MISSING if i.step is None else f"step {i.step}"
+    struck = _two(step, f"{number(i.injected_s)} s") if i.occurrence else MISSING
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
         _two(cell, f"repeat {i.repeat}"),
         _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), pairs(i.target),
-        MISSING if i.step is None else str(i.step), number(i.injected_s), _two(landed, pairs(i.evidence)),
+        struck, _two(landed, pairs(i.evidence)),
         _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
         number(i.recovery_time, "lower", FINEST_S), str(i.steps_lost),
         _two(i.outcome, _healed(i)), i.decision,

@@ -163,7 +163,8 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing)
     verdict, reason = gates.judge_cell(cell.id, slas, invariants, len(mine), planned, resolved.source)
     result = CellResult(
-        id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict, reason=reason,
+        id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
+        reason=reason,
         metrics={name: summarise(name, found) for name, found in values.items()}, invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
     )  # fmt: skip

@@ -78,7 +78,9 @@ class Cluster(Protocol):
     """The processes of one arm."""
 
     store_port: int
-    modes: dict[str, str]
+
+    def identity(self) -> dict[str, Any]:
+        """Of the orchestrator: ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""
 
     def now_ns(self) -> int:
         """Monotonic nanoseconds; simulated by a simulator."""

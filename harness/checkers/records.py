@@ -80,7 +80,7 @@ def no_orphans(evidence: Evidence) -> Finding:
 
 
 def evidence_complete(evidence: Evidence) -> Finding:
-    """No gap, torn line or unexplained end in any log, and the orchestrator's has its beginning and its end."""
+    """No gap, torn line or unexplained end in any log; the orchestrator's has its beginning and its end."""
     problems = list(evidence.log.problems)
     if evidence.log.first(Kind.RUN_STARTED) is None:
         problems.append("no run_started")

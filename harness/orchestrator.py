@@ -1,0 +1,257 @@
+"""Plays one arm: starts the job, supervises it, injects the planned faults, and writes down what happens.
+
+One loop, the same for real processes and simulated ones: wait for something to happen, tell the controller, let the injector act,
+check the bounds.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chaos import schedule
+from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.fault import Fault
+from chaos.sla import parse_stop
+from harness.injector import Injector
+from harness.launcher import ArmSetup, Cluster, Exited, Said
+from harness.ledger import Ledger
+from recovery.controller import Controller, Stage, Timing
+from recovery.marks import Mark
+from recovery.strategy import Strategy
+from recovery.wire import CheckpointNote, Extra, Join, Message
+
+TICK_S = 0.02
+DRAIN_LIMIT_S = 10.0
+_TRIGGER_KINDS = {Kind.FAILURE_DETECTED: "recovery_started", Kind.GENERATION_STARTED: "regroup"}
+
+
+class Watcher(Protocol):
+    """Follows an arm for a person."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """The orchestrator wrote an event."""
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """So many steps are committed."""
+
+
+@dataclass(kw_only=True)
+class StopFlag:
+    """Set by a signal handler; the loop looks at it."""
+
+    signum: int = 0
+
+
+class Orchestrator:
+    """One arm. Implements ``recovery.controller.Hands`` and ``harness.injector.Scene``."""
+
+    def __init__(
+        self, setup: ArmSetup, cluster: Cluster, strategy: Strategy, kinds: Mapping[str, type[Fault]], *,
+        watcher: Watcher, stop: StopFlag, timing: Timing | None = None,
+    ) -> None:  # fmt: skip
+        self.setup = setup
+        self.cluster = cluster
+        self._watcher = watcher
+        self._stop = stop
+        self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, cluster.now_ns)
+        self._ledger = Ledger(setup.run.ledger)
+        self._spawned = 0
+        self._exited: set[str] = set()
+        self._names: list[str] = []
+        self._pids: dict[str, int] = {}
+        spec = setup.cell.scenario.workload
+        self.controller = Controller(
+            strategy, self, world=spec.ranks, steps=spec.steps, store_port=cluster.store_port, timing=timing
+        )
+        self.strategy = strategy
+        plan: tuple[schedule.PlannedFault, ...] = ()
+        if setup.arm == "faulted":
+            plan = schedule.plan(
+                setup.cell.scenario.faults, seed=setup.seed, ranks=spec.ranks, spares=strategy.spares_wanted,
+                phases_of=lambda kind: kinds[kind].phases,
+            )  # fmt: skip
+        self.injector = Injector(self, plan, kinds)
+        self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
+        self._last_commit = (0, 0)
+
+    def run(self) -> str:
+        """Play the arm to its end and return the outcome; everything is healed and gone afterwards, however it ends."""
+        self._begin()
+        try:
+            self.injector.announce()
+            self.controller.start()
+            self._last_commit = (0, self.now_ns())
+            while not self.controller.done:
+                self._turn(TICK_S)
+        except BaseException as error:
+            if not self.controller.outcome:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                self.controller.outcome = "interrupted" if interrupted else "broken"
+                self.controller.reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end()
+        return self.controller.outcome
+
+    # ---- the loop
+
+    def _turn(self, timeout_s: float) -> None:
+        for report in self.cluster.wait(timeout_s):
+            if isinstance(report, Said):
+                self._on_said(report)
+            else:
+                self._on_exit(report)
+        self.controller.tick()
+        self.injector.tick(self.controller.committed)
+        self._check_bounds()
+        committed = self.controller.committed
+        if committed > self._last_commit[0]:
+            self._last_commit = (committed, self.now_ns())
+        self._watcher.on_progress(self.setup, committed, self.now_ns())
+
+    def _on_said(self, report: Said) -> None:
+        message = report.message
+        if isinstance(message, Extra):
+            self.injector.on_said(report.process, self._rank_of(report.process), message)
+            return
+        self.controller.on_message(report.process, message)
+        if isinstance(message, CheckpointNote) and message.state in ("saving", "committed"):
+            self.injector.on_event(f"checkpoint_{message.state}")
+
+    def _on_exit(self, report: Exited) -> None:
+        self._exited.add(report.process)
+        self.record(
+            Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
+            signal=report.signal, expected=self.controller.exit_was_expected(report.process),
+            last_seq=self.cluster.mark(report.process).last_seq,
+        )  # fmt: skip
+        self.controller.on_exit(report.process, report.how)
+
+    def _check_bounds(self) -> None:
+        if self._stop.signum:
+            name = signals.Signals(self._stop.signum).name
+            self.controller.stop("interrupted", name)
+        now = self.now_ns()
+        for rule in self._rules:
+            since = self._last_commit[1] if rule.name == "no_committed_step_for" else self._started_ns
+            if self.controller.stage is not Stage.ENDING and (now - since) / 1e9 > rule.limit_s:
+                self.controller.stop("halted", f"{rule.name} > {rule.limit_s:g}s")
+
+    def _begin(self) -> None:
+        scenario = self.setup.cell.scenario
+        spec = scenario.workload
+        self._started_ns = self.now_ns()
+        self._write(Kind.ACTOR_STARTED, **self.cluster.identity())
+        self._write(
+            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat, seed=self.setup.seed,
+            ranks=spec.ranks, spares=self.strategy.spares_wanted, steps=spec.steps, global_batch=spec.global_batch,
+            strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
+            checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
+        )  # fmt: skip
+
+    def _end(self) -> None:
+        """Heal, kill, reap, account; the last events are written whatever happened before."""
+        self._stop_everything()
+        self.injector.close()
+        leftovers = self.cluster.close()
+        self._write(
+            Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
+        )
+        outcome = self.controller.outcome or "broken"
+        self._write(
+            Kind.RUN_FINISHED, outcome=outcome, reason=self.controller.reason, committed_step=self.controller.committed
+        )
+        self._writer.close()
+
+    def _stop_everything(self) -> None:
+        """Wait until every process is reaped and its exit recorded, killing what does not end by itself."""
+        for name in self._names:
+            if name not in self._exited and not self.controller.done:
+                self.cluster.signal(name, signals.SIGKILL)
+        deadline = self.now_ns() + int(DRAIN_LIMIT_S * 1e9)
+        while len(self._exited) < len(self._names) and self.now_ns() < deadline:
+            for report in self.cluster.wait(TICK_S):
+                if isinstance(report, Exited):
+                    self._on_exit(report)
+
+    # ---- Hands and Scene
+
+    def now_ns(self) -> int:
+        """Clock of the arm, nanoseconds."""
+        return self.cluster.now_ns()
+
+    def now_s(self) -> float:
+        """The same in seconds."""
+        return self.cluster.now_ns() / 1e9
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
+        name = f"{'s' if role == 'spare' else 'w'}{self._spawned}"
+        self._spawned += 1
+        self._names.append(name)
+        pid = self.cluster.spawn(name, role, mode)
+        self._pids[name] = pid
+        self._ledger.write(arm=self.setup.id, process=name, pid=pid, undo="kill", durable=False)
+        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode)
+        return name
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send; a rank hears of the faults armed for it before it joins."""
+        if isinstance(message, Join):
+            self.injector.arm(process, message.rank)
+        return self.cluster.send(process, message)
+
+    def kill(self, process: str) -> None:
+        """SIGKILL."""
+        self.cluster.signal(process, signals.SIGKILL)
+
+    def signal(self, process: str, signum: int) -> None:
+        """Any signal; for faults."""
+        self.cluster.signal(process, signum)
+
+    def mark(self, process: str) -> Mark:
+        """Progress mark."""
+        return self.cluster.mark(process)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on a process."""
+        return self.cluster.os_state(process)
+
+    def process_of(self, rank: int) -> str | None:
+        """Who holds a rank."""
+        return self.controller.process_of(rank)
+
+    def spare(self, index: int) -> str | None:
+        """Who waits as spare."""
+        ready = self.controller.ready_spares
+        return ready[index] if index < len(ready) else None
+
+    def ledger(self, **record: Any) -> None:
+        """Undo record."""
+        self._ledger.write(**record)
+
+    def record(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+        """Write an event; injector and watcher hear of it."""
+        event = self._write(kind, step=step, generation=generation, **data)
+        self.injector.observe(event)
+        if kind in _TRIGGER_KINDS and self.controller.generation > (kind is Kind.GENERATION_STARTED):
+            self.injector.on_event(_TRIGGER_KINDS[kind])
+        if kind is Kind.GENERATION_STARTED and data["state"] == "checkpoint":
+            self.injector.on_event("restore")
+        if kind is Kind.GENERATION_READY:
+            self.injector.on_training()
+        return event
+
+    def _write(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+        self._writer.generation = self.controller.generation
+        event = self._writer.write(kind, step=step, generation=generation, **data)
+        self._watcher.on_event(self.setup, event)
+        return event
+
+    def _rank_of(self, process: str) -> int | None:
+        members = self.controller.members
+        return members.index(process) if process in members else None
+

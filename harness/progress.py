@@ -1,0 +1,145 @@
+"""Shows a run to a person as it happens: one live block in a terminal, plain lines without one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from chaos.events import Event, Kind
+from chaos.scenario import Cell
+from harness.launcher import ArmSetup
+
+_LINES_EVERY_S = 5.0
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """Nothing."""
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Nothing."""
+
+
+def describe(event: Event) -> str | None:
+    """What an event means for a person watching, or None."""
+    data = event.data
+    match event.kind:
+        case Kind.FAULT_INJECTED:
+            target = data["target"]
+            who = f"rank {target['rank']} ({target['process']})" if "process" in target else f"checkpoint {target['checkpoint']}"
+            at = f" in step {event.step}" if event.step else ""
+            return f"✗ {data['kind']} hits {who}{at}"
+        case Kind.FAULT_FAILED:
+            return f"? {data['fault']} did not land: {data['reason']}"
+        case Kind.FAILURE_DETECTED:
+            who = f"rank {data['rank']}" if data["rank"] is not None else "no rank"
+            return f"! detected: {data['cause']}, {who} blamed ({data['detail']})"
+        case Kind.DECISION:
+            return f"↻ {data['reason']}"
+        case Kind.GENERATION_READY if event.generation > 1:
+            origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
+            return f"↻ generation {event.generation}: {len(data['members'])} ranks go on after step {data['resume_step']}{origin}"
+        case Kind.RUN_FINISHED if data["outcome"] != "completed":
+            return f"✗ {data['outcome']}: {data['reason']}"
+    return None
+
+
+@contextmanager
+def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
+    """A watcher for standard error: live in a terminal, else lines."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    total = sum(cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells)
+    spec = cells[0].scenario.workload
+    size = spec.params.get("size", "")
+    arms = "arm" if total == 1 else "arms"
+    console.print(f"[bold]{name}[/bold] · {spec.kind} {size}, {spec.ranks} ranks, {spec.steps} steps · {total} {arms}")
+    if console.is_terminal:
+        with _Live(console, total) as watcher:
+            yield watcher
+    else:
+        yield _Lines(total)
+
+
+class _Lines:
+    """One line for each thing that happens, with the arm's own clock."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._number = 0
+        self._started_ns = 0
+        self._shown_ns = 0
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """A line if the event is worth one."""
+        if event.kind is Kind.RUN_STARTED:
+            self._number += 1
+            self._started_ns = self._shown_ns = event.time_ns
+            self._say(event.time_ns, f"[{self._number}/{self._total}] {setup.id}")
+        text = describe(event)
+        if event.kind is Kind.RUN_FINISHED and text is None:
+            text = f"✓ {event.data['committed_step']} steps"
+        if text:
+            self._say(event.time_ns, f"    {text}")
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """A line every few seconds."""
+        if now_ns - self._shown_ns > _LINES_EVERY_S * 1e9:
+            self._shown_ns = now_ns
+            self._say(now_ns, f"    step {committed}/{setup.cell.scenario.workload.steps}")
+
+    def _say(self, now_ns: int, text: str) -> None:
+        print(f"{(now_ns - self._started_ns) / 1e9:8.2f}s {text}", file=sys.stderr, flush=True)
+
+
+class _Live:
+    """A bar for each arm; what happens stays above it."""
+
+    def __init__(self, console: Any, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._total = total
+        self._number = 0
+        self._since = (0, 0)
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), console=console,
+        )  # fmt: skip
+        self._task: Any = None
+
+    def __enter__(self) -> _Live:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """A new bar for a new arm; a line for what happens in it."""
+        if event.kind is Kind.RUN_STARTED:
+            self._number += 1
+            self._since = (0, event.time_ns)
+            label = f"{self._number:>2}/{self._total} {setup.id}"
+            self._task = self._progress.add_task(label, total=setup.cell.scenario.workload.steps, rate="starting")
+        text = describe(event)
+        if text:
+            style = {"✗": "red", "!": "yellow", "?": "yellow"}.get(text[0], "cyan")
+            self._console.print(f"     {text}", style=style, markup=False)
+        if event.kind is Kind.RUN_FINISHED and self._task is not None:
+            self._progress.update(self._task, completed=event.data["committed_step"], rate="")
+            self._progress.stop_task(self._task)
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Move the bar; throughput over the last second."""
+        step, since_ns = self._since
+        if now_ns - since_ns > 1e9:
+            rate = (committed - step) / ((now_ns - since_ns) / 1e9)
+            self._since = (committed, now_ns)
+            self._progress.update(self._task, rate=f"{rate:.1f} steps/s" if rate > 0 else "waiting")
+        self._progress.update(self._task, completed=committed)

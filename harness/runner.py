@@ -1,0 +1,208 @@
+"""Runs a whole scenario: every cell, repeat and arm, then judgement and reports."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from chaos import plugins
+from chaos.errors import InfrastructureError
+from chaos.fault import Fault
+from chaos.load import LoadedScenario
+from chaos.scenario import Cell, ResolvedRun, SkippedCell
+from chaos.schedule import repeat_seed
+from harness import devices, judge
+from harness.launcher import ArmSetup, Launcher, Session
+from harness.orchestrator import Orchestrator, StopFlag, Watcher
+from harness.results import Results
+from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
+from harness.workload import DataInfo, Workload
+from recovery.strategy import Strategy
+
+
+def run_scenario(
+    loaded: LoadedScenario, *, runs: Path, seed: int | None, live: bool, argv: Sequence[str],
+    launcher: str | None = None, only: Sequence[str] = (), watcher: Watcher | None = None,
+) -> Results:  # fmt: skip
+    """Run it and return the judged results, which are in the run directory too.
+
+    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all); ``argv``: the command
+    line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what was measured so far judged. Raises
+    InfrastructureError when the machine refuses, ScenarioError when the data does.
+    """
+    cells = [_with_launcher(cell, launcher) for cell in loaded.cells if not only or cell.id in only]
+    base_seed = cells[0].scenario.seed if seed is None else seed
+    runnable, skipped = _split(cells)
+    now = datetime.now(UTC)
+    run = create_run(runs, loaded.name, base_seed, now)
+    resolved = ResolvedRun(
+        run_id=run.root.name, source=str(loaded.path), started=now.isoformat(timespec="seconds"),
+        reproduce=_reproduce(argv, base_seed), seed=base_seed, cells=runnable, skipped=skipped,
+        sla_lines=loaded.sla_lines,
+    )  # fmt: skip
+    _write_facts(run, resolved)
+    stop = StopFlag()
+    if runnable:
+        with _signals(stop), _watching(watcher, live, loaded, runnable) as shown:
+            _play(run, runnable, base_seed, shown, stop)
+    results = judge.judge(run)
+    judge.write_results(run, results)
+    import reports
+
+    reports.render_all(run, results)
+    return results
+
+
+def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
+    """Cells this machine can run, and those it cannot with the reason."""
+    runnable, skipped = [], []
+    for cell in cells:
+        reason = _launcher(cell).missing(cell)
+        if reason:
+            skipped.append(SkippedCell(cell=cell.id, reason=reason))
+        else:
+            runnable.append(cell)
+    return runnable, skipped
+
+
+def _play(run: RunDirectory, cells: Sequence[Cell], base_seed: int, watcher: Watcher, stop: StopFlag) -> None:
+    """Every arm, one after the other; launchers stay open for the whole run."""
+    kinds = plugins.load("chaos.faults", Fault)
+    data: dict[str, DataInfo] = {}
+    with _sessions(cells) as sessions:
+        for cell, repeat, arm in _order(cells, base_seed):
+            if stop.signum:
+                return
+            info = _prepare(cell, run, data)
+            name = arm_id(cell.id, repeat, arm)
+            run.make_arm(name)
+            setup = ArmSetup(
+                id=name, cell=cell, repeat=repeat, arm=arm, seed=repeat_seed(base_seed, repeat), run=run, data=info
+            )
+            spec = cell.scenario.recovery
+            strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+            cluster = sessions[cell.scenario.launcher.model_dump_json()].cluster(setup)
+            Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
+            _discard_checkpoints(run, name)
+
+
+def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
+    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants them in sequence.
+
+    Interleaving spreads whatever else the machine does over all arms alike.
+    """
+    arms = []
+    rng = random.Random(seed)
+    for repeat in range(max(cell.scenario.repeat for cell in cells)):
+        block = [
+            (cell, repeat, arm)
+            for cell in cells
+            if repeat < cell.scenario.repeat
+            for arm in (("control", "faulted") if cell.scenario.baseline == "paired" else ("faulted",))
+        ]
+        if cells[0].scenario.order == "interleaved-shuffled":
+            rng.shuffle(block)
+        arms.extend(block)
+    return arms
+
+
+def _prepare(cell: Cell, run: RunDirectory, done: dict[str, DataInfo]) -> DataInfo:
+    """Data of the cell's workload, made once."""
+    spec = cell.scenario.workload
+    key = json.dumps([spec.kind, spec.params], sort_keys=True)
+    if key not in done:
+        directory = run.root / "data" / str(len(done))
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise InfrastructureError(f"cannot create {directory}: {error.strerror}", hint="free disk space") from error
+        done[key] = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params).prepare(directory)
+    return done[key]
+
+
+@contextmanager
+def _sessions(cells: Sequence[Cell]) -> Iterator[dict[str, Session]]:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        opened: dict[str, Session] = {}
+        for cell in cells:
+            key = cell.scenario.launcher.model_dump_json()
+            if key not in opened:
+                opened[key] = stack.enter_context(_launcher(cell).session())
+        yield opened
+
+
+@contextmanager
+def _signals(stop: StopFlag) -> Iterator[None]:
+    """SIGINT and SIGTERM set the flag, so that the arm ends by healing; only the main thread may install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(signum: int, _: object) -> None:
+        stop.signum = signum
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _watching(
+    watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
+) -> Iterator[Watcher]:
+    from harness.progress import Quiet, progress
+
+    if watcher is not None:
+        yield watcher
+    elif live:
+        with progress(loaded.name, cells) as shown:
+            yield shown
+    else:
+        yield Quiet()
+
+
+def _launcher(cell: Cell) -> Launcher:
+    spec = cell.scenario.launcher
+    return plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+
+
+def _with_launcher(cell: Cell, launcher: str | None) -> Cell:
+    if launcher is None:
+        return cell
+    scenario = cell.scenario.model_copy(update={"launcher": cell.scenario.launcher.model_copy(update={"kind": launcher})})
+    return cell.model_copy(update={"scenario": scenario})
+
+
+def _reproduce(argv: Sequence[str], seed: int) -> str:
+    words = list(argv)
+    if "--seed" not in words:
+        words += ["--seed", str(seed)]
+    return shlex.join(["chaos", *words])
+
+
+def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
+    try:
+        write_resolved(run, resolved)
+        run.system.write_text(json.dumps(devices.describe(), indent=2) + "\n")
+    except OSError as error:
+        raise InfrastructureError(f"cannot write to {run.root}: {error.strerror}", hint="free disk space") from error
+
+
+def _discard_checkpoints(run: RunDirectory, arm: str) -> None:
+    """Checkpoints were means to an end; what they showed is in the log."""
+    import shutil
+
+    shutil.rmtree(run.checkpoints(arm), ignore_errors=True)

@@ -33,18 +33,29 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 
 _SCENARIO = click.argument("scenario", type=click.Path(path_type=Path))
 _RUN = click.argument("run", type=click.Path(path_type=Path))
-_SET = click.option("--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable.")
+_SET = click.option(
+    "--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable."
+)
 _FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
 )
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
 _SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed.")
 _REPEAT = click.option("--repeat", type=int, help="Instead of the scenario's repeat.")
 _LAUNCHER = click.option("--launcher", help="Instead of the scenario's launcher.")
-_CELL = click.option("--cell", "only", multiple=True, metavar="ID", help="Only this cell of the matrix; repeatable.")
+_CELL = click.option(
+    "--cell", "only", multiple=True, metavar="ID", help="Only this cell of the matrix; repeatable."
+)
 
 
-@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="trainchaos", prog_name="chaos")
 def cli() -> None:
     """Break distributed training on purpose, and measure how it recovers."""
@@ -53,7 +64,11 @@ def cli() -> None:
 @cli.command()
 @_SCENARIO
 @click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where run directories go."
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories go.",
 )
 @_SEED
 @_REPEAT
@@ -64,7 +79,9 @@ def cli() -> None:
 @_QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 @click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
-def run(scenario: Path, runs: Path, form: str, quiet: bool, verbose: bool, no_color: bool, **choices: Any) -> int:
+def run(
+    scenario: Path, runs: Path, form: str, quiet: bool, verbose: bool, no_color: bool, **choices: Any
+) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
     from harness.rundir import RunDirectory
     from harness.runner import run_scenario
@@ -137,7 +154,11 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     from chaos import listing
 
     found = {name: _entries(name) for name in ((kind,) if kind else KINDS)}
-    click.echo(json.dumps(listing.as_json(found), indent=2) if form == "json" else listing.as_text(found, verbose=verbose))
+    click.echo(
+        json.dumps(listing.as_json(found), indent=2)
+        if form == "json"
+        else listing.as_text(found, verbose=verbose)
+    )
     return errors.EXIT_PASS
 
 
@@ -228,7 +249,9 @@ def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = Non
     from chaos.load import load
 
     overrides = list(choices["sets"])
-    overrides += [f"{name}={choices[name]}" for name in ("repeat", "launcher") if choices.get(name) is not None]
+    overrides += [
+        f"{name}={choices[name]}" for name in ("repeat", "launcher") if choices.get(name) is not None
+    ]
     return load(path, catalogue or build_catalogue(), overrides=overrides, env=os.environ)
 
 
@@ -259,7 +282,8 @@ def _judged(path: Path) -> tuple[RunDirectory, Results]:
         directory.results.write_text(results.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise errors.InfrastructureError(
-            f"cannot write {directory.results}: {error.strerror}", hint="free disk space, or copy the run elsewhere"
+            f"cannot write {directory.results}: {error.strerror}",
+            hint="free disk space, or copy the run elsewhere",
         ) from error
     return directory, results
 
@@ -287,10 +311,16 @@ def _entries(kind: str) -> list[Entry]:
     if kind == "metrics":
         from harness.measure import METRICS
 
-        return [listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]") for name, metric in METRICS.items()]
+        return [
+            listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")
+            for name, metric in METRICS.items()
+        ]
     if kind == "checkers":
         from harness.checkers import CHECKERS
 
-        return [listing.Entry(name=name, summary=listing.first_sentence(checker)) for name, checker in CHECKERS.items()]
+        return [
+            listing.Entry(name=name, summary=listing.first_sentence(checker))
+            for name, checker in CHECKERS.items()
+        ]
     models = cast("dict[str, type[Any]]", getattr(build_catalogue(), kind))
     return [listing.model_entry(name, model) for name, model in models.items()]

@@ -55,6 +55,13 @@ def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc 
         problem = _explain_one(error, model, tree, base)
         if problem is not None:
             problems.setdefault((problem.loc, problem.message), problem)
+    if errors and not problems:  # an error must never be explained away
+        loc = settle(tree, errors[0]["loc"])
+        return [
+            Problem(
+                loc=(*base, *loc), message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc))
+            )
+        ]
     return list(problems.values())
 
 
@@ -113,11 +120,12 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
         word, key = _BOUNDS[kind]
         return f"{name} must be {word} {context[key]:g}, not {value}"
     if kind in ("literal_error", "enum"):
-        choices = _QUOTED.findall(str(context.get("expected", "")))
+        expected = str(context.get("expected", ""))
+        choices = _QUOTED.findall(expected) or [expected]
         return (
             unknown(name, value, choices)
             if isinstance(value, str)
-            else f"{name} needs one of {', '.join(choices)}, not {_show(value)}"
+            else f"{name} needs {', '.join(choices)}, not {_show(value)}"
         )
     if kind.endswith(("_type", "_parsing", "_from_float")) and stem in _NEEDS:
         quoted = (
@@ -151,7 +159,7 @@ def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
         value = at(tree, place)
         if not place or place[-1] != part or (isinstance(value, dict) and tag in value):
             continue
-        return place, isinstance(value, dict) or (isinstance(value, list) and part == "invariants")
+        return place, isinstance(value, list if part == "invariants" else dict)
     return None
 
 

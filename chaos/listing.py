@@ -107,6 +107,12 @@ def _type(definition: Mapping[str, Any]) -> str:
         return " | ".join(map(str, definition.get("enum", [definition.get("const")])))
     if "anyOf" in definition:
         return " | ".join(_type(each) for each in definition["anyOf"])
-    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "null": "none", "array": "list"}
+    names = {
+        "integer": "whole number",
+        "string": "text",
+        "boolean": "true | false",
+        "null": "none",
+        "array": "list",
+    }
     kind = str(definition.get("type", "value"))
     return names.get(kind, kind)

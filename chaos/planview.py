@@ -51,7 +51,9 @@ class RunPlan:
     warnings: tuple[str, ...]
 
 
-def plan_run(loaded: LoadedScenario, catalogue: Catalogue, *, seed: int | None, cells: Sequence[Cell]) -> RunPlan:
+def plan_run(
+    loaded: LoadedScenario, catalogue: Catalogue, *, seed: int | None, cells: Sequence[Cell]
+) -> RunPlan:
     """Plan every repeat of these cells. ``seed`` None: the scenario's. Raises ScenarioError for a fault without target."""
     first = loaded.cells[0].scenario
     chosen = first.seed if seed is None else seed
@@ -131,7 +133,9 @@ def headline(run: RunPlan) -> str:
 def target_text(fault: PlannedFault) -> str:
     """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``latest checkpoint``."""
     if fault.checkpoint is not None:
-        return "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"
+        return (
+            "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"
+        )
     parts = []
     for name, numbers in (("rank", fault.ranks), ("spare", fault.spares)):
         if numbers:
@@ -165,7 +169,9 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
 
 def _resolved(run: RunPlan) -> str:
     """The resolved scenario: what all cells share, then what differs by cell."""
-    dumped = {each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}) for each in run.cells}
+    dumped = {
+        each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}) for each in run.cells
+    }
     first, *others = dumped.values()
     shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
     own = {name: {k: v for k, v in values.items() if k not in shared} for name, values in dumped.items()}

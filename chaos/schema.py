@@ -17,7 +17,11 @@ from chaos.sla import AGGREGATES
 Json = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_REFERENCE: Json = {"type": "string", "pattern": r"\$\{", "description": "${matrix.x}, ${vars.x}, ${env:X:-default}"}
+_REFERENCE: Json = {
+    "type": "string",
+    "pattern": r"\$\{",
+    "description": "${matrix.x}, ${vars.x}, ${env:X:-default}",
+}
 _SECONDS: Json = {"type": "string", "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$"}
 # Keys whose value is written out in every file, never referred to.
 _LITERAL = frozenset({"version", "name", "matrix"})
@@ -46,7 +50,11 @@ def scenario_schema(catalogue: Catalogue) -> Json:
         if name != "Reference":
             _admit_references(definition)
     _admit_references(schema)
-    return {"$schema": DIALECT, "title": "Chaos scenario", **{k: v for k, v in schema.items() if k != "title"}}
+    return {
+        "$schema": DIALECT,
+        "title": "Chaos scenario",
+        **{k: v for k, v in schema.items() if k != "title"},
+    }
 
 
 def _choose(schema: Json, key: str, kinds: Mapping[str, type[BaseModel]], defs: Json) -> None:
@@ -65,7 +73,9 @@ def _recovery(strategies: Mapping[str, type[BaseModel]], defs: Json) -> Json:
     for name, model in sorted(strategies.items()):
         params = _params(name, model, defs)
         beside = {"strategy": True, "params": params, **params.get("properties", {})}
-        branches.append({"if": _is("strategy", name), "then": {"properties": beside, "additionalProperties": False}})
+        branches.append(
+            {"if": _is("strategy", name), "then": {"properties": beside, "additionalProperties": False}}
+        )
     whole = {"type": "object", "required": ["strategy"], "properties": {"strategy": names}, "allOf": branches}
     return {"anyOf": [names, whole]}
 
@@ -115,7 +125,9 @@ def _admit_references(schema: Any) -> None:
             continue
         _admit_references(child)
         if name == "properties":
-            schema[name] = {key: value if key in _LITERAL else _or_reference(value) for key, value in child.items()}
+            schema[name] = {
+                key: value if key in _LITERAL else _or_reference(value) for key, value in child.items()
+            }
         elif name == "items" and isinstance(child, dict):
             schema[name] = _or_reference(child)
 
@@ -136,5 +148,7 @@ def _bare(schema: Mapping[str, Any]) -> Json:
 
 
 def _summary(kinds: Mapping[str, type[BaseModel]]) -> str:
-    documented = ((name, (model.__doc__ or "").strip().split("\n", 1)[0]) for name, model in sorted(kinds.items()))
+    documented = (
+        (name, (model.__doc__ or "").strip().split("\n", 1)[0]) for name, model in sorted(kinds.items())
+    )
     return "; ".join(f"{name}: {line}" for name, line in documented if line)

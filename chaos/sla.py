@@ -27,7 +27,7 @@ STOP_RULES = ("no_committed_step_for", "wall_time")
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _CLAUSE = re.compile(
-    rf"\s*(?P<aggregate>\w+)\s*(?P<op>[<>=!]+)\s*(?P<value>{_NUMBER})\s*(?P<unit>[A-Za-zµ%]*)\s*"
+    rf"\s*(?P<aggregate>\w+)\s*(?P<op>[<>=!]+)\s*(?P<value>{_NUMBER})\s*(?P<unit>[A-Za-zµ/%]*)\s*"
 )
 _DURATION = re.compile(rf"\s*(?P<value>{_NUMBER})\s*(?P<unit>[A-Za-zµ]*)\s*")
 _STOP = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<op>[<>=!]+)\s*(?P<limit>.+?)\s*")

@@ -91,11 +91,6 @@ def _read_text(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
-            if stat.S_ISDIR(mode):
-                raise ScenarioError(
-                    f"{path}: is a directory",
-                    hint="name a scenario file, such as scenarios/kill-one-rank.yaml",
-                )
             if not stat.S_ISREG(mode):
                 raise ScenarioError(f"{path}: is not a regular file")
             raw = stream.read(MAX_BYTES + 1)
@@ -129,6 +124,8 @@ def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) 
     if isinstance(error, ReaderError):
         said = f"character #x{_code(error.character):x}: {error.reason}"
     line_text = lines[line] if line < len(lines) else ""
+    if "${" in line_text:
+        said = f"{said or error}; inside {{}} or [] a reference needs quotes: '${{vars.x}}'"
     span = Span(source=source, line=line + 1, column=column + 1, width=1, text=line_text)
     return Placed(span=span, message=f"not valid YAML: {said or error}")
 

@@ -1,0 +1,82 @@
+"""A small catalogue of our own, so that tests of loading do not change when a plugin does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chaos.catalogue import Catalogue
+from chaos.events import Event
+from chaos.fault import Fault, Landed, Occurrence, Where
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Fault(Fault):
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        return None
+
+
+class Kill(_Fault):
+    """Kills. At once."""
+
+    where: ClassVar[Where] = Where.PROCESS
+
+
+class Slow(_Fault):
+    """Slows a rank down."""
+
+    where: ClassVar[Where] = Where.RANK
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+    phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
+
+    factor: float = Field(default=3, gt=1)
+    grace_s: float = 1.0
+
+
+class Damage(_Fault):
+    """Damages a checkpoint."""
+
+    where: ClassVar[Where] = Where.CHECKPOINT
+
+    mode: Literal["bitflip", "truncate"] = "bitflip"
+
+
+class Restart(_Model):
+    """Goes back to a checkpoint."""
+
+    @property
+    def spares_wanted(self) -> int:
+        return 0
+
+
+class Spare(_Model):
+    """Has spares."""
+
+    spares: int = Field(default=1, ge=1)
+
+    @property
+    def spares_wanted(self) -> int:
+        return self.spares
+
+
+class Gpt(_Model):
+    """A model."""
+
+    size: Literal["nano", "micro"] = "nano"
+
+
+CATALOGUE = Catalogue(
+    faults={"process-kill": Kill, "straggler": Slow, "checkpoint-corrupt": Damage},
+    strategies={"checkpoint-restart": Restart, "drop-replica": Restart, "hot-spare": Spare},
+    launchers={"local": _Model, "sim": _Model},
+    workloads={"gpt": Gpt},
+    metrics={"recovery_time": "s", "steps_lost": "steps", "goodput": "ratio", "samples_lost": "samples"},
+    checkers=("fault-landed", "liveness", "membership"),
+    per_arm=("goodput",),
+)

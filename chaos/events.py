@@ -186,7 +186,7 @@ class EventWriter:
         except OSError as error:
             raise LogError(f"cannot create event log {self._path}: {error.strerror}") from error
 
-    def write(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def write(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
         """Append one event and return it. ``generation`` defaults to the writer's current one."""
         require_keys(kind, data)
         event = Event(

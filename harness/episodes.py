@@ -14,6 +14,9 @@ from typing import Any
 from chaos.events import Event, Kind
 from harness.lineage import History
 
+# kinds that are over once done, whenever their heal is noted
+INSTANT = ("tensor-", "checkpoint-", "process-kill", "exception")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
@@ -38,6 +41,8 @@ class Episode:
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
         if self.injected is None or self.failure is not None or self.failed is not None:
+            return False
+        if self.kind.startswith(INSTANT):
             return False
         until = self.healed.time_ns if self.healed else end_ns
         return self.injected.time_ns < end_ns and until > start_ns

@@ -29,7 +29,7 @@ class Scene(Protocol):
     def now_ns(self) -> int:
         """Clock of the arm."""
 
-    def record(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def record(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
         """Write an event of the orchestrator."""
 
     def send(self, process: str, message: Message) -> bool:

@@ -226,7 +226,7 @@ def _time_to_full_rate(
         return math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
-    first = incident.first_new_step or (incident.step or 0) + 1
+    first = incident.first_new_step or 0
     runs = [r for r in history.lineage.values() if r.step >= first and r.end_ns > episode.injected.time_ns]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]

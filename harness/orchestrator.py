@@ -233,7 +233,7 @@ class Orchestrator:
         """Undo record."""
         self._ledger.write(**record)
 
-    def record(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def record(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
         """Write an event; injector and watcher hear of it."""
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
@@ -245,7 +245,7 @@ class Orchestrator:
             self.injector.on_training()
         return event
 
-    def _write(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def _write(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
         self._writer.generation = self.controller.generation
         event = self._writer.write(kind, step=step, generation=generation, **data)
         self._watcher.on_event(self.setup, event)

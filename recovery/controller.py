@@ -41,7 +41,7 @@ class Hands(Protocol):
     def os_state(self, process: str) -> str:
         """The kernel's word on the process: R, S, D, T, Z, X."""
 
-    def record(self, kind: Kind, *, step: int | None = None, generation: int | None = None, **data: Any) -> None:
+    def record(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> None:
         """Write an event."""
 
 

@@ -1,4 +1,7 @@
-"""What may be named in a scenario. The command line, which may import everything, builds it and passes it in."""
+"""What may be named in a scenario.
+
+The command line, which may import everything, builds it and passes it in.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the models alone cannot know: names and parameters of plugins, metrics, targets that exist, samples that suffice.
+"""What the models alone cannot know: plugins and their parameters, metrics, enough samples.
 
-Every check works on the plain values of one cell and tolerates all that the models complain about elsewhere, so that one
-load shows all errors at once.
+Every check works on the plain values of one cell and tolerates all that the models complain about elsewhere,
+so that one load shows all errors at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, sam
 
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy with every duration in seconds: ``at.time``, ``duration`` and plugin parameters whose name ends in ``_s``."""
+    """A copy with durations in seconds: ``at.time``, ``duration``, plugin parameters named ``..._s``."""
     out = copy.deepcopy(dict(tree))
     problems: list[Problem] = []
     for index, fault in enumerate(_items(out.get("faults"))):
@@ -189,8 +189,8 @@ def _clause(text: str, unit: str, values: int, loc: Loc) -> Iterator[Problem]:
     needed = samples_needed(clause.aggregate)
     if values < needed:
         message = (
-            f"{clause.aggregate} needs at least {needed} values to mean anything with 95 % confidence, and this "
-            f"scenario gives {values}: raise repeat, or use max"
+            f"{clause.aggregate} needs at least {needed} values to mean anything with 95 % confidence, "
+            f"and this scenario gives {values}: raise repeat, or use max"
         )
         yield Problem(loc=loc, message=message, word=clause.aggregate)
 

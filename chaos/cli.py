@@ -1,4 +1,4 @@
-"""The command line, and the composition root: the one file of this package that may import the other packages.
+"""The command line and composition root: the one file here that may import the other packages.
 
 Everything heavy is imported inside the commands, so that ``chaos --help`` answers at once.
 """
@@ -150,7 +150,7 @@ def plan(scenario: Path, form: str, **choices: Any) -> int:
 @click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
 @_FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
-    """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics, scenarios."""
+    """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics."""
     from chaos import listing
 
     found = {name: _entries(name) for name in ((kind,) if kind else KINDS)}
@@ -225,7 +225,10 @@ def main() -> None:
 
 
 def invoke(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Errors for people go to standard error, never as a traceback."""
+    """Run one command line and return its exit code.
+
+    Errors for people go to standard error, never as a traceback.
+    """
     try:
         return int(cli.main(args=list(argv), prog_name="chaos", standalone_mode=False) or errors.EXIT_PASS)
     except click.ClickException as error:
@@ -273,18 +276,12 @@ def _warn(loaded: LoadedScenario, quiet: bool) -> None:
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
-    from harness.judge import judge
+    from harness.judge import judge, write_results
     from harness.rundir import open_run
 
     directory = open_run(path)
     results = judge(directory)
-    try:
-        directory.results.write_text(results.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise errors.InfrastructureError(
-            f"cannot write {directory.results}: {error.strerror}",
-            hint="free disk space, or copy the run elsewhere",
-        ) from error
+    write_results(directory, results)
     return directory, results
 
 

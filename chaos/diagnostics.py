@@ -1,4 +1,4 @@
-"""Where something is wrong in a scenario, and how that is said: ``file:line:column: message``, source line, caret."""
+"""Where a scenario is wrong, and how that is said: ``file:line:column: message``, source line, caret."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ class Span:
     text: str
 
     def narrowed(self, word: str) -> Span:
-        """The span of ``word`` within this one's line, at or after its column; the span itself if it is not there."""
+        """The span of ``word`` in this line, at or after this column; this span if it is not there."""
         start = self.text.find(word, self.column - 1) if word else -1
         return self if start < 0 else dataclasses.replace(self, column=start + 1, width=len(word))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something wrong at a place in the tree. ``on_key``: the key is wrong, not its value; ``word``: part of the value."""
+    """Something wrong at a place in the tree.
+
+    ``on_key``: the key is wrong, not its value; ``word``: part of the value.
+    """
 
     loc: Loc
     message: str
@@ -77,7 +80,8 @@ def render(placed: Placed, *, label: str = "") -> str:
     head = f"{span.source}:{span.line}:{span.column}: {label}{placed.message}"
     if not span.text.strip():
         return head
-    # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches a terminal.
+    # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches
+    # a terminal.
     text = "".join(char if char.isprintable() or char == "\t" else "?" for char in span.text)
     lead = "".join("\t" if char == "\t" else " " for char in span.text[: span.column - 1])
     return f"{head}\n  {text}\n  {lead}{'^' * max(1, span.width)}"

@@ -26,8 +26,8 @@ _FORMS: Mapping[str, str] = MappingProxyType(
 )
 _NEEDS: Mapping[str, str] = MappingProxyType(
     {
-        "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list",
-        "tuple": "a list", "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
+        "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false",
+        "list": "a list", "tuple": "a list", "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
     }
 )  # fmt: skip
 _BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -40,7 +40,10 @@ _QUOTED = re.compile(r"'([^']*)'")
 
 
 def validate(model: type[M], tree: Any, base: Loc = ()) -> tuple[M | None, list[Problem]]:
-    """Validate plain YAML values strictly (no bool for a number, no text for one). ``base``: where ``tree`` stands."""
+    """Validate plain YAML values strictly (no bool for a number, no text for one).
+
+    ``base``: where ``tree`` stands.
+    """
     try:
         # JSON mode is strict about scalars, yet builds enums and tuples from text and lists.
         return model.model_validate_json(json.dumps(tree), strict=True), []
@@ -66,7 +69,7 @@ def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc 
 
 
 def settle(tree: Any, loc: Sequence[str | int]) -> Loc:
-    """The part of pydantic's ``loc`` that exists in the tree: tags of unions and names of defaults fall out."""
+    """The part of pydantic's ``loc`` that exists in the tree: tags of unions, names of defaults fall out."""
     here, out = tree, []
     for part in loc:
         inside = part in here if isinstance(here, dict) else False
@@ -150,7 +153,7 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
 
 
 def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
-    """If an error is about one form of a field with several: the field's place, and whether that form was meant."""
+    """For an error about one form of a field with several: the field's place, and if that form was meant."""
     for index, part in enumerate(raw[:-1]):
         tag = raw[index + 1]
         if part not in _FORMS or not isinstance(tag, str):

@@ -20,7 +20,10 @@ def check_fault(
     workload: WorkloadSpec | None,
     strategy: BaseModel | None,
 ) -> Iterator[Problem]:
-    """Everything wrong with one fault (its plain values) beyond what its model says. None: not known, not checked."""
+    """Everything wrong with one fault (its plain values) beyond what its model says.
+
+    None: not known, not checked.
+    """
     if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
         return
     name = raw["kind"]

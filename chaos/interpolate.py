@@ -1,8 +1,8 @@
 """``${matrix.x}``, ``${vars.x}`` and ``${env:NAME:-default}``, and nothing more.
 
-A string that is one reference and nothing else takes the referred value with its type (a mapping stays a mapping); an
-environment variable alone is read as a YAML scalar, so ``${env:RANKS:-4}`` is a number. Errors in a value that came from
-the matrix or from vars are shown where that value stands: ``origins`` remembers it.
+A string that is one reference and nothing else takes the referred value with its type (a mapping stays a
+mapping); an environment variable alone is read as a YAML scalar, so ``${env:RANKS:-4}`` is a number. Errors
+in a value that came from the matrix or from vars are shown where that value stands: ``origins`` remembers it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A tree without references. ``origins``: place -> place its value came from; ``used``: references met."""
+    """A tree without references. ``origins``: place -> place its value is from; ``used``: references met."""
 
     tree: Any
     origins: Mapping[Loc, Loc]

@@ -1,4 +1,7 @@
-"""From a scenario file to concrete, checked cells; every error at once, with its place. Nothing is started here."""
+"""From a scenario file to concrete, checked cells; every error at once, with its place.
+
+Nothing is started here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ _SAME_IN_ALL_CELLS = ("name", "seed", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedScenario:
-    """A scenario file, read and checked. ``cells`` in the order of the matrix; ``warnings`` are ready to print.
+    """A scenario file, read and checked.
+
+    ``cells`` in the order of the matrix; ``warnings`` are ready to print.
 
     ``sla_lines``: metric -> line of each of its clauses in the file, in order.
     """
@@ -53,7 +58,9 @@ class _Draft:
 def load(
     path: Path, catalogue: Catalogue, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> LoadedScenario:
-    """Read, resolve and check a scenario file. ``overrides``: ``a.b=value`` strings; ``env``: for ``${env:...}``.
+    """Read, resolve and check a scenario file.
+
+    ``overrides``: ``a.b=value`` strings; ``env``: for ``${env:...}``.
 
     Raises ScenarioError with every error there is.
     """
@@ -71,8 +78,11 @@ def load(
         raise scenario_error(placed)
     cells = tuple(_cell(draft) for draft in drafts)
     return LoadedScenario(
-        path=path, cells=cells, warnings=_warnings(document, drafts), sla_lines=_sla_lines(original, document, drafts)
-    )  # fmt: skip
+        path=path,
+        cells=cells,
+        warnings=_warnings(document, drafts),
+        sla_lines=_sla_lines(original, document, drafts),
+    )
 
 
 def _drafts(
@@ -92,8 +102,9 @@ def _drafts(
 def _first_values(matrix: Any) -> dict[str, tuple[Any, Loc]]:
     axes = matrix.items() if isinstance(matrix, dict) else ()
     return {
-        name: (values[0] if isinstance(values, list) and values else None, ("matrix", name, 0)) for name, values in axes
-    }  # fmt: skip
+        name: (values[0] if isinstance(values, list) and values else None, ("matrix", name, 0))
+        for name, values in axes
+    }
 
 
 def _draft(
@@ -120,8 +131,11 @@ def _draft(
     specific = [problem for problem in later if problem.loc]
     problems += specific or ([] if problems else later)
     merged = Resolved(
-        tree=concrete, origins={**given.origins, **resolved.origins}, problems=(), used=given.used | resolved.used
-    )  # fmt: skip
+        tree=concrete,
+        origins={**given.origins, **resolved.origins},
+        problems=(),
+        used=given.used | resolved.used,
+    )
     return _Draft(
         combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems)
     )  # fmt: skip
@@ -183,6 +197,6 @@ def _sla_lines(original: Document, document: Document, drafts: Sequence[_Draft])
 
 
 def _file_line(original: Document, document: Document, loc: Loc) -> int:
-    """Line in the file; for a value set on the command line, of what it replaced or of the nearest thing around it."""
+    """Line in the file; for a value set on the command line, of what it replaced or of what is around it."""
     span = document.locate(loc)
     return span.line if span.source != settings.OPTION else original.locate(loc).line

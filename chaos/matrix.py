@@ -27,7 +27,7 @@ class Combination:
 
 
 def expand(matrix: Any) -> tuple[list[Combination], list[Problem]]:
-    """The cells of a ``matrix`` (None: one cell, ``default``), in the order of the file, and what is wrong with it."""
+    """The cells of a ``matrix`` (None: one cell, ``default``) in the file's order, and what is wrong."""
     if matrix is None or matrix == {}:
         return [Combination(id=DEFAULT_CELL, values={})], []
     if not isinstance(matrix, dict):

@@ -13,8 +13,11 @@ OPTION = "--set"
 
 
 def apply(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with each ``a.b=value`` set, later ones winning. The value is YAML; a list item is named by its
-    index or by its ``id``. Raises ScenarioError when an override cannot be applied."""
+    """The document with each ``a.b=value`` set, later ones winning.
+
+    The value is YAML; a list item is named by its index or by its ``id``. Raises ScenarioError when an
+    override cannot be applied.
+    """
     for override in overrides:
         document = _apply_one(document, override)
     return document

@@ -15,7 +15,8 @@ from chaos.load import LoadedScenario
 from chaos.scenario import Cell, Scenario
 from chaos.schedule import PlannedFault, plan, repeat_seed
 
-# Seconds to start, stop and judge an arm, and to recover, as seen at 4 ranks on 2 cores; good to a factor of two.
+# Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not say, as
+# seen at 4 ranks on 2 cores; good to a factor of two.
 _ARM_S = 5.0
 _INCIDENT_S = 1.0
 _STEP_S = 0.05
@@ -41,7 +42,10 @@ class CellPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A whole run. ``estimate_s``: expected wall seconds, a rough estimate; ``arms``: trainings, controls included."""
+    """A whole run.
+
+    ``estimate_s``: expected wall seconds, a rough estimate; ``arms``: trainings, controls included.
+    """
 
     scenario: str
     seed: int
@@ -54,7 +58,10 @@ class RunPlan:
 def plan_run(
     loaded: LoadedScenario, catalogue: Catalogue, *, seed: int | None, cells: Sequence[Cell]
 ) -> RunPlan:
-    """Plan every repeat of these cells. ``seed`` None: the scenario's. Raises ScenarioError for a fault without target."""
+    """Plan every repeat of these cells.
+
+    ``seed`` None: the scenario's. Raises ScenarioError for a fault without target.
+    """
     first = loaded.cells[0].scenario
     chosen = first.seed if seed is None else seed
     planned = tuple(plan_cell(cell, catalogue, chosen) for cell in cells)
@@ -125,9 +132,11 @@ def headline(run: RunPlan) -> str:
     who = f"{work.ranks} ranks" + (f" + {_count(spares, 'spare')}" if spares else "")
     arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
     size = work.size or work.params.get("size", "")
-    shape = f"{_count(len(run.cells), 'cell')} x {_count(scenario.repeat, 'repeat')} x ({arms}) = {_count(run.arms, 'arm')}"
+    cells, repeats = _count(len(run.cells), "cell"), _count(scenario.repeat, "repeat")
+    shape = f"{cells} x {repeats} x ({arms}) = {_count(run.arms, 'arm')}"
     what = " ".join(part for part in (work.kind, str(size)) if part)
-    return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · about {_minutes(run.estimate_s)} (an estimate)"
+    takes = f"about {_minutes(run.estimate_s)} (an estimate)"
+    return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · {takes}"
 
 
 def target_text(fault: PlannedFault) -> str:
@@ -170,10 +179,11 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
 def _resolved(run: RunPlan) -> str:
     """The resolved scenario: what all cells share, then what differs by cell."""
     dumped = {
-        each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}) for each in run.cells
+        each.cell.id: each.cell.scenario.model_dump(mode="json", exclude={"matrix"}, exclude_none=True)
+        for each in run.cells
     }
     first, *others = dumped.values()
-    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     own = {name: {k: v for k, v in values.items() if k not in shared} for name, values in dumped.items()}
     return _yaml(shared if not others else {**shared, "cells": own})
 

@@ -1,7 +1,7 @@
 """When and where faults fire: a pure function of the scenario and the seed.
 
-Every choice is drawn from (seed, fault id) through SHA-256, so adding, removing or reordering other faults changes nothing
-for this one, and a plan is the same on every machine and Python.
+Every choice is drawn from (seed, fault id) through SHA-256, so adding, removing or reordering other faults
+changes nothing for this one, and a plan is the same on every machine and Python.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EVERY_ATTEMPT_LIMIT = 1000
 class PlannedFault:
     """One fault with everything decided.
 
-    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``checkpoint``: ``latest``, a step, or None.
-    ``points``: (step, phase) pairs for step triggers, else empty and ``time_s`` or ``event`` with ``nth`` is set.
-    ``max_fires``: firings per point (once = 1). ``seed``: the fault's own, below 2**32.
+    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``checkpoint``: ``latest``, a step or None.
+    ``points``: (step, phase) pairs for step triggers, else empty, and ``time_s`` or ``event`` with ``nth``
+    is set. ``max_fires``: firings per point (once = 1). ``seed``: the fault's own, below 2**32.
     """
 
     id: str
@@ -67,7 +67,10 @@ def plan(
 
 
 def repeat_seed(seed: int, repeat: int) -> int:
-    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same faults. Repeat 0: ``seed``."""
+    """Seed of one repeat, below 2**32, the same in every cell, so that strategies meet the same faults.
+
+    Repeat 0: ``seed``.
+    """
     return seed if repeat == 0 else _draw(seed, "repeat", repeat) % 2**32
 
 
@@ -80,9 +83,9 @@ def armed(planned: Sequence[PlannedFault], rank: int, fired: Fired) -> tuple[Pla
 
 
 def due_by_step(planned: Sequence[PlannedFault], committed: int, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Step-triggered faults on no rank (a spare, a checkpoint) that are due once ``committed`` steps are committed.
+    """Step-triggered faults on no rank (a spare, a checkpoint) that are due after ``committed`` steps.
 
-    Each comes with only its due points: step n is due while step n is computed, when n - 1 steps are committed.
+    Each comes with only its due points: step n is due while it is computed, when n - 1 are committed.
     """
     due = []
     for fault in planned:
@@ -94,7 +97,7 @@ def due_by_step(planned: Sequence[PlannedFault], committed: int, fired: Fired) -
 
 
 def due_by_time(planned: Sequence[PlannedFault], seconds: float, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Time-triggered faults due ``seconds`` after the first step started. Firings count under ``NO_POINT``."""
+    """Time-triggered faults due ``seconds`` after the first step; firings count under ``NO_POINT``."""
     return tuple(
         f for f in planned if f.time_s is not None and f.time_s <= seconds and _may_fire(f, NO_POINT, fired)
     )

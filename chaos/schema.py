@@ -1,6 +1,6 @@
-"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts, red underlines while typing.
+"""The JSON Schema (draft 2020-12) of a scenario file, for editors: completion, hover texts, underlines.
 
-It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is wrong all the same.
+It is looser than ``chaos validate``, which alone knows what fits together; what it rejects is wrong.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _matrix() -> Json:
     entries = {"type": "array", "items": {"type": "object"}}
     return {
         "type": "object",
-        "description": "axes (name: list of values) whose product gives the cells; refer to them by ${matrix.name}",
+        "description": "axes (name: list of values); their product gives the cells; refer to them by ${matrix.name}",
         "properties": {"include": entries, "exclude": entries},
         "additionalProperties": {"type": "array", "minItems": 1},
     }

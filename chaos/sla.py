@@ -1,4 +1,7 @@
-"""Bounds in words: SLA clauses ("median < 2s"), durations ("500ms") and stop conditions. Pure, standard library only."""
+"""Bounds in words: SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
+
+Pure, standard library only.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _STOP = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<op>[<>=!]+)\s*(?P<limit>.+?)\s*")
 
 
 class ClauseError(ValueError):
-    """A clause, duration or stop condition that cannot be read; ``word`` is the part that is wrong (may be empty)."""
+    """A clause, duration or stop condition that cannot be read; ``word``: the wrong part, or empty."""
 
     def __init__(self, message: str, word: str = "") -> None:
         super().__init__(message)
@@ -43,7 +46,7 @@ class ClauseError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """``<aggregate> <op> <limit>``, the limit in the metric's own ``unit``; ``text`` is the clause as written."""
+    """``<aggregate> <op> <limit>``, the limit in the metric's ``unit``; ``text``: the clause as written."""
 
     aggregate: str
     op: str
@@ -90,17 +93,19 @@ def parse_clause(text: str, metric_unit: str) -> Clause:
 
 
 def samples_needed(aggregate: str) -> int:
-    """How many values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299, else 1).
+    """Values an aggregate needs to say anything with 95 % confidence (p90: 29, p95: 59, p99: 299, else 1).
 
-    A distribution-free one-sided bound: the largest of n independent values is above the q-quantile with probability
-    1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >= 0.95.
+    A distribution-free one-sided bound: the largest of n independent values is above the q-quantile with
+    probability 1 - q**n (Wilks 1941, order statistics), so n is the smallest with 1 - q**n >= 0.95.
     """
     quantile = QUANTILES.get(aggregate)
     return 1 if quantile is None else math.ceil(math.log(1 - CONFIDENCE) / math.log(quantile))
 
 
 def evaluate(clause: Clause, values: Sequence[float]) -> tuple[bool, float]:
-    """Whether the clause holds, and the aggregate observed. Quantiles are order statistics (nearest rank, no interpolation).
+    """Whether the clause holds, and the aggregate observed.
+
+    Quantiles are order statistics (nearest rank, no interpolation).
 
     ``all`` observes the worst value for the comparison. Raises ValueError when there are no values.
     """

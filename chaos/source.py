@@ -1,7 +1,7 @@
 """A YAML file as plain values that remember where each key and value stands.
 
-YAML 1.2 by ruamel's composer; the values are built here, because only then a duplicate key, a tag or an oversized number
-is one more problem with a place instead of an exception that hides all others.
+YAML 1.2 by ruamel's composer; the values are built here, because only then a duplicate key, a tag or an
+oversized number is one more problem with a place instead of an exception that hides all others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def read_document(path: Path) -> Document:
 
 
 def parse(text: str, source: str) -> Document:
-    """Parse YAML text. Raises ScenarioError on a syntax error; other flaws become ``problems`` of the document."""
+    """Parse YAML text.
+
+    Raises ScenarioError on a syntax error; other flaws become ``problems`` of the document.
+    """
     lines = text.splitlines() or [""]
     try:
         root = YAML(typ="safe", pure=True).compose(text)

@@ -1,5 +1,7 @@
 """Scenario files: what is read from them, and every way they can be wrong, with the exact place."""
 
+# ruff: noqa: E501  (one bad input and its message to a line reads best)
+
 from __future__ import annotations
 
 import textwrap

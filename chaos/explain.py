@@ -27,7 +27,8 @@ _FORMS: Mapping[str, str] = MappingProxyType(
 _NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false",
-        "list": "a list", "tuple": "a list", "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
+        "list": "a list", "tuple": "a list",
+        "model": "a mapping (key: value)", "dict": "a mapping (key: value)",
     }
 )  # fmt: skip
 _BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(

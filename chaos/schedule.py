@@ -30,7 +30,7 @@ EVERY_ATTEMPT_LIMIT = 1000
 class PlannedFault:
     """One fault with everything decided.
 
-    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``checkpoint``: ``latest``, a step or None.
+    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``checkpoint``: ``latest``, step, None.
     ``points``: (step, phase) pairs for step triggers, else empty, and ``time_s`` or ``event`` with ``nth``
     is set. ``max_fires``: firings per point (once = 1). ``seed``: the fault's own, below 2**32.
     """

@@ -107,7 +107,7 @@ def _matrix() -> Json:
     entries = {"type": "array", "items": {"type": "object"}}
     return {
         "type": "object",
-        "description": "axes (name: list of values); their product gives the cells; refer to them by ${matrix.name}",
+        "description": "axes (name: list of values) whose product gives the cells; use ${matrix.name}",
         "properties": {"include": entries, "exclude": entries},
         "additionalProperties": {"type": "array", "minItems": 1},
     }

@@ -405,7 +405,7 @@ def test_files_that_are_no_scenario(tmp_path: Path, raw: bytes, error: str) -> N
 
 
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="missing.yaml: cannot be read: No such file or directory"):
+    with pytest.raises(ScenarioError, match=r"missing\.yaml: cannot be read: No such file or directory"):
         read(tmp_path / "missing.yaml")
     with pytest.raises(ScenarioError, match="cannot be read: Is a directory"):
         read(tmp_path)

@@ -186,8 +186,7 @@ def _in_unit(value: float, unit: str, metric_unit: str) -> float:
 def _aggregate(name: str, values: Sequence[float]) -> float:
     if name in QUANTILES:
         ordered = sorted(values)
-        # the small term keeps 0.9 * 30 = 27.000000000000004 from rounding up to 28
-        return ordered[math.ceil(QUANTILES[name] * len(ordered) - 1e-9) - 1]
+        return ordered[math.ceil(QUANTILES[name] * len(ordered)) - 1]
     plain: Mapping[str, Aggregate] = {
         "min": min,
         "max": max,

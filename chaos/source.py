@@ -54,17 +54,10 @@ def read_document(path: Path) -> Document:
     """Read a scenario file. Raises ScenarioError when there is no YAML mapping in it to speak of."""
     document = parse(_read_text(path), str(path))
     if not isinstance(document.tree, dict):
-        what = (
-            "is empty"
-            if document.tree is None
-            else "holds a list"
-            if isinstance(document.tree, list)
-            else "holds a single value"
-        )
-        span = document.locate(())
-        raise scenario_error(
-            [Placed(span=span, message=f"the file {what}; a scenario is a mapping (key: value)")]
-        )
+        kinds = {type(None): "is empty", list: "holds a list"}
+        what = kinds.get(type(document.tree), "holds a single value")
+        message = f"the file {what}; a scenario is a mapping (key: value)"
+        raise scenario_error(document.problems or [Placed(span=document.locate(()), message=message)])
     return document
 
 

@@ -77,11 +77,11 @@ def as_json(found: Mapping[str, Sequence[Entry]]) -> dict[str, list[dict[str, An
 def as_text(found: Mapping[str, Sequence[Entry]], *, verbose: bool) -> str:
     """Lines for people; headings when there are several kinds."""
     lines: list[str] = []
-    width = max((len(entry.name) for entries in found.values() for entry in entries), default=0)
     for kind, entries in found.items():
         if len(found) > 1:
             lines += [*([""] if lines else []), kind]
         indent = "  " if len(found) > 1 else ""
+        width = max((len(entry.name) for entry in entries), default=0)
         if not entries:
             lines.append(f"{indent}none here")
         for entry in entries:

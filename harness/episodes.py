@@ -14,6 +14,8 @@ from typing import Any
 from chaos.events import Event, Kind
 from harness.lineage import History
 
+# occurrence number of a fault that was planned and never injected; real ones count from 0
+NEVER_FIRED = -1
 # kinds that are over once done, whenever their heal is noted
 INSTANT = ("tensor-", "checkpoint-", "process-kill", "exception")
 
@@ -108,7 +110,7 @@ def _who(history: History, event: Event) -> tuple[str | None, int | None]:
 
 def _never_fired(event: Event) -> Episode:
     return Episode(
-        fault=event.data["fault"], kind=event.data["kind"], occurrence=0,
+        fault=event.data["fault"], kind=event.data["kind"], occurrence=NEVER_FIRED,
         target=dict(event.data["target"] or {}), process=None, rank=None, planned=event, injected=None,
         landed=None, failed=None, healed=None, failure=None,
     )  # fmt: skip

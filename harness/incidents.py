@@ -54,7 +54,7 @@ def recovery_of(history: History, failure: Event) -> Recovery:
 
 
 def incident_of(episode: Episode, history: History, control: History | None) -> Incident:
-    """The incident of one episode. A fault that never fired gives one with occurrence 0 and outcome
+    """The incident of one episode. A fault that never fired gives one with occurrence -1 and outcome
     ``not-landed``.
     """
     recovery = recovery_of(history, episode.failure) if episode.failure else None
@@ -71,9 +71,10 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         landed=episode.landed is not None,
         witness=str(episode.landed.data["witness"]) if episode.landed else None, evidence=_evidence(episode),
         healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
-        blamed_rank=failure.data["rank"] if failure else None, detection_time=_detection(episode, outcome),
-        recovery_time=_recovery_time(episode, concerned, outcome), outcome=outcome, phases=phases,
-        steps_lost=lost, restored_step=restored,
+        blamed_rank=failure.data["rank"] if failure else None,
+        detection_time=_detection(episode, outcome, history.cut_short),
+        recovery_time=_recovery_time(episode, concerned, outcome, history.cut_short), outcome=outcome,
+        phases=phases, steps_lost=lost, restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
         decision=_decision(history, failure),
     )  # fmt: skip
@@ -99,17 +100,19 @@ def _seconds_between(start: Event, end_ns: int) -> float:
     return (end_ns - start.time_ns) / NS
 
 
-def _detection(episode: Episode, outcome: Outcome) -> float | None:
+def _detection(episode: Episode, outcome: Outcome, cut_short: bool) -> float | None:
     if episode.injected is None or outcome == "not-landed":
         return None
     if episode.failure:
         return _seconds_between(episode.injected, episode.failure.time_ns)
-    return math.inf if outcome in ("hang", "sdc-escape") else None
+    return math.inf if outcome in ("hang", "sdc-escape") and not cut_short else None
 
 
-def _recovery_time(episode: Episode, recovery: Recovery | None, outcome: Outcome) -> float | None:
+def _recovery_time(
+    episode: Episode, recovery: Recovery | None, outcome: Outcome, cut_short: bool
+) -> float | None:
     if outcome in ("hang", "fail-stop"):
-        return math.inf
+        return None if cut_short else math.inf
     if episode.injected is None or recovery is None or recovery.first_new is None:
         return None
     return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)

@@ -23,6 +23,7 @@ from chaos.scenario import Cell, ResolvedRun
 from harness import gates
 from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
+from harness.episodes import NEVER_FIRED
 from harness.lineage import History, history_of
 from harness.measure import METRICS, ArmMeasures, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
@@ -62,7 +63,7 @@ def judge(run: RunDirectory) -> Results:
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
     outcomes = {arm.id: arm.measures.history.outcome for arm in arms if arm.measures.history.finished}
-    fired = [incident for incident in incidents if incident.occurrence]
+    fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
     gate = gates.judge_run(
         cells, slas, outcomes, _unsafe(arms), (sum(i.landed and i.healed for i in fired), len(fired)),
         [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],

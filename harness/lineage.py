@@ -137,6 +137,11 @@ class History:
         return str(self.finished.data["outcome"]) if self.finished else "broken"
 
     @property
+    def cut_short(self) -> bool:
+        """Whether the arm was ended from outside, so that what it had not done by then says nothing."""
+        return self.outcome in ("broken", "interrupted")
+
+    @property
     def wall_s(self) -> float:
         """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without one."""
         return (self.end_ns - self.start_ns) / NS

@@ -223,7 +223,7 @@ def _time_to_full_rate(
     tell.
     """
     if incident.outcome in ("hang", "fail-stop"):
-        return math.inf
+        return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
     first = incident.first_new_step or 0
@@ -246,7 +246,7 @@ def _add_arm(
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:
         values["step_time"].append(step_time)
-    if split.wall_s > 0:
+    if split.wall_s > 0 and not history.cut_short:
         values["goodput"].append(split.goodput)
         values["ettr"].append(split.productive_s / split.wall_s)
         values["throughput"].append(samples / split.wall_s)

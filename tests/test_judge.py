@@ -1,0 +1,172 @@
+"""Whole run directories, from event files to ``results.json``."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import arms
+import logs
+import pytest
+from arms import KILL, cell_of
+from logs import Script
+
+from chaos.events import Kind
+from chaos.scenario import Cell, ResolvedRun, SkippedCell
+from harness.judge import judge, write_results
+from harness.results import Results
+from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
+
+SLA = {"recovery_time": ["median < 2s", "max < 5s"], "steps_lost": ["max <= 25"], "goodput": ["min >= 0.1"]}
+
+
+def make_run(
+    base: Path, cells: list[Cell], arms: dict[str, Script], skipped: list[SkippedCell] | None = None
+) -> RunDirectory:
+    """A stored run with these arms' logs."""
+    run = create_run(base, "synthetic", 17, datetime(2026, 1, 2, tzinfo=UTC))
+    resolved = ResolvedRun(
+        run_id=run.root.name,
+        source="scenarios/synthetic.yaml",
+        started="2026-01-02T00:00:00Z",
+        reproduce="chaos run scenarios/synthetic.yaml --seed 17",
+        seed=17,
+        cells=cells,
+        skipped=skipped or [],
+        sla_lines={"recovery_time": [14, 15]},
+    )
+    write_resolved(run, resolved)
+    for name, script in arms.items():
+        run.make_arm(name)
+        script.save(run.events(name))
+    return run
+
+
+def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDirectory:
+    """One cell, one repeat, hot-spare."""
+    fields = {"recovery": "hot-spare", "faults": [KILL], "sla": SLA, **more}
+    cell = cell_of(fields.pop("recovery"), fields.pop("faults"), **fields)
+    pair = {
+        arm_id("default", 0, "faulted"): script or arms.hot_spare(),
+        arm_id("default", 0, "control"): arms.control("hot-spare", spares=1),
+    }
+    return make_run(tmp_path, [cell], pair)
+
+
+def test_clean_run_passes(tmp_path: Path) -> None:
+    results = judge(simple(tmp_path))
+    assert (results.verdict, results.exit_code) == ("pass", 0)
+    assert results.reason == "4 of 4 SLAs, 15 of 15 invariants, 1 of 1 faults landed and healed"
+    assert results.cells[0].exactness == "bit for bit"
+    assert results.reproduce == "chaos run scenarios/synthetic.yaml --seed 17"
+    assert [arm.arm for arm in results.arms] == ["faulted", "control"]
+    for arm in results.arms:
+        assert arm.useful_s + sum(arm.badput.values()) + arm.residual_s == pytest.approx(arm.wall_s)
+
+
+def test_three_strategies_side_by_side(tmp_path: Path) -> None:
+    makers = {
+        "checkpoint-restart": arms.restart,
+        "drop-replica": arms.drop_replica,
+        "hot-spare": arms.hot_spare,
+    }
+    cells, stored = [], {}
+    for strategy, make in makers.items():
+        cell = cell_of(strategy, [KILL], sla=SLA)
+        cells.append(cell.model_copy(update={"id": f"recovery={strategy}", "params": {"recovery": strategy}}))
+        stored[arm_id(cells[-1].id, 0, "faulted")] = make()
+        stored[arm_id(cells[-1].id, 0, "control")] = arms.control(
+            strategy, spares=int(strategy == "hot-spare")
+        )
+    results = judge(make_run(tmp_path, cells, stored))
+    assert results.verdict == "pass"
+    assert [cell.exactness for cell in results.cells] == [
+        "bit for bit",
+        "within the control band",
+        "bit for bit",
+    ]
+    assert len(results.faults) == 3
+
+
+def test_results_survive_the_file_and_are_the_same_each_time(tmp_path: Path) -> None:
+    script = arms.interrupted("hot-spare", spares=1).finish("gave-up", healed=["kill"])
+    run = simple(tmp_path, script)
+    write_results(run, judge(run))
+    first = run.results.read_text()
+    assert Results.model_validate(json.loads(first)) == judge(run)
+    write_results(run, judge(run))
+    assert run.results.read_text() == first
+    assert "Infinity" in first and not list(run.root.glob("*.tmp"))
+
+
+def test_violated_sla_is_named_with_line_and_number(tmp_path: Path) -> None:
+    results = judge(simple(tmp_path, sla={"recovery_time": ["max < 1ms"]}))
+    assert (results.verdict, results.exit_code) == ("fail", 1)
+    assert results.reason == "synthetic.yaml:14  recovery_time  max < 1ms   observed 0.077 s, n=1"
+
+
+def test_fault_past_the_end_is_inconclusive(tmp_path: Path) -> None:
+    script = Script("hot-spare", spares=1)
+    arms.plan(script, rank=2)
+    script.train(logs.STEPS)
+    script.finish()
+    run = simple(tmp_path, script, faults=[{**KILL, "at": {"step": 400}}])
+    results = judge(run)
+    assert (results.verdict, results.exit_code) == ("inconclusive", 3)
+    assert "due at step 400, the run ended at 40" in results.reason
+
+
+def test_killed_harness_can_be_judged(tmp_path: Path) -> None:
+    script = arms.hot_spare()
+    cut = script.find(Kind.DECISION)[0].time_ns
+    script.lines = [line for line in script.lines if line.time_ns < cut]
+    results = judge(simple(tmp_path, script))
+    assert (results.verdict, results.exit_code) == ("inconclusive", 3)
+    assert results.arms[0].outcome == "broken"
+
+
+def test_missing_arms_are_counted(tmp_path: Path) -> None:
+    cell = cell_of("hot-spare", [KILL], sla=SLA, repeat=2)
+    stored = {arm_id("default", 0, "faulted"): arms.hot_spare()}
+    results = judge(make_run(tmp_path, [cell], stored))
+    assert results.exit_code == 3
+    assert "1 of 4 arms ran" in results.reason
+
+
+def test_run_that_left_nothing(tmp_path: Path) -> None:
+    results = judge(make_run(tmp_path, [cell_of("hot-spare", [KILL], sla=SLA)], {}))
+    assert results.exit_code == 3
+    assert "0 of 2 arms ran" in results.reason
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("interrupted", 130), ("broken", 4), ("halted", 6)])
+def test_how_the_harness_ended_decides(tmp_path: Path, outcome: str, code: int) -> None:
+    script = arms.hot_spare()
+    script.edit(Kind.RUN_FINISHED, {"outcome": outcome})
+    assert judge(simple(tmp_path, script)).exit_code == code
+
+
+def test_leftovers_are_unsafe(tmp_path: Path) -> None:
+    script = arms.hot_spare()
+    script.edit(Kind.LEFTOVERS, {"processes": [{"pid": 7, "process": "w1"}]})
+    results = judge(simple(tmp_path, script))
+    assert (results.verdict, results.exit_code) == ("unsafe", 5)
+
+
+def test_nothing_ran_for_want_of_a_capability(tmp_path: Path) -> None:
+    results = judge(make_run(tmp_path, [], {}, [SkippedCell(cell="default", reason="needs 4 CUDA devices")]))
+    assert (results.verdict, results.exit_code) == ("skipped", 7)
+    assert "needs 4 CUDA devices" in results.reason
+
+
+@pytest.mark.parametrize("make", [arms.restart, arms.drop_replica, arms.corrupt_checkpoint, arms.nan])
+def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, make: Any) -> None:
+    whole = make()
+    times = sorted({line.time_ns for line in whole.lines})
+    for index, cut in enumerate(times[:: max(1, len(times) // 12)]):
+        script = make()
+        script.lines = [line for line in script.lines if line.time_ns <= cut]
+        results = judge(simple(tmp_path / str(index), script, recovery=script.strategy))
+        assert results.exit_code == (0 if cut == times[-1] else 3), results.reason

@@ -21,7 +21,7 @@ from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, sam
 
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy with durations in seconds: ``at.time``, ``duration``, plugin parameters named ``..._s``."""
+    """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in seconds."""
     out = copy.deepcopy(dict(tree))
     problems: list[Problem] = []
     for index, fault in enumerate(_items(out.get("faults"))):
@@ -41,6 +41,7 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
         names = _timed(catalogue.strategies, recovery.get("strategy"))
         problems += _seconds(recovery, names, ("recovery",))
         problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
+    problems += _merge_size(out.get("workload"))
     return out, problems
 
 
@@ -104,6 +105,19 @@ def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
     return problems
 
 
+def _merge_size(workload: Any) -> list[Problem]:
+    """Put the shorthand ``size`` where the workload's model looks for it."""
+    if not isinstance(workload, dict) or not isinstance(size := workload.get("size"), str):
+        return []
+    params = workload.get("params", {})
+    if not isinstance(params, dict):
+        return []
+    workload["params"] = {**params, "size": size}
+    if params.get("size", size) == size:
+        return []
+    return [Problem(loc=("workload", "size"), message="size is given twice, here and in params", on_key=True)]
+
+
 def _plugin(
     name: Any, params: Any, kinds: Mapping[str, type[BaseModel]], what: str, locs: tuple[Loc, Loc]
 ) -> tuple[BaseModel | None, list[Problem]]:
@@ -119,15 +133,12 @@ def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
     if not isinstance(raw, dict):
         return []
     params = raw.get("params", {})
-    size = raw.get("size")
-    if isinstance(params, dict) and isinstance(size, str):
-        params = {**params, "size": size}
     locs: tuple[Loc, Loc] = (("workload", "kind"), ("workload", "params"))
     _, problems = _plugin(raw.get("kind"), params, catalogue.workloads, "workload", locs)
     moved = ("workload", "params", "size")
     return [
         Problem(loc=("workload", "size"), message=p.message, on_key=p.on_key)
-        if p.loc == moved and size is not None
+        if p.loc == moved and raw.get("size") is not None
         else p
         for p in problems
     ]

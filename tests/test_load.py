@@ -79,6 +79,7 @@ def test_cells_in_the_order_of_the_matrix(write: Any) -> None:
         "checkpoint-restart", "drop-replica", "hot-spare",
     ]  # fmt: skip
     assert loaded.cells[0].params == {"recovery": "checkpoint-restart"}
+    assert loaded.cells[0].scenario.workload.params == {"size": "nano"}
     assert loaded.name == "example" and loaded.warnings == ()
     assert loaded.sla_lines == {"recovery_time": [9, 9], "goodput": [10]}
 
@@ -272,6 +273,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ("hot-spare", "{strategy: hot-spare, params: {spare: 1}}", ["5:42: unknown key 'spare'; did you mean 'spares'?"]),
         ("kind: gpt", "kind: gtp", ["4:18: unknown workload 'gtp'; did you mean 'gpt'?"]),
         ("size: nano", "size: nanoo", ["4:29: unknown size 'nanoo'; did you mean 'nano'?"]),
+        ("size: nano", "size: nano, params: {size: micro}", ["4:23: size is given twice, here and in params"]),
         ("size: nano", "params: {sizee: nano}", ["4:32: unknown key 'sizee'; did you mean 'size'?"]),
         ("global_batch: 16", "global_batch: 6", ["4:71: global_batch 6 does not divide over 4 ranks: use 4 or 8"]),
         ("global_batch: 16", "global_batch: 2", ["4:71: global_batch 2 cannot feed 4 ranks: use global_batch >= 4 or ranks <= 2"]),

@@ -148,20 +148,20 @@ def sla_line(sla: SlaResult, source: str) -> str:
 
 
 def judge_run(
-    cells: Sequence[CellResult], slas: Sequence[SlaResult], outcomes: Mapping[str, str],
+    cells: Sequence[CellResult], slas: Sequence[SlaResult], outcomes: Mapping[str, tuple[str, str]],
     unsafe: Sequence[str], landed: tuple[int, int], skipped: Sequence[str],
 ) -> Gate:  # fmt: skip
     """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail, inconclusive,
     pass.
 
-    ``outcomes``: arm -> how it ended, for arms that wrote an end; ``landed``: faults landed and healed,
+    ``outcomes``: arm -> how it ended and why, for arms that wrote an end; ``landed``: faults landed and healed,
     faults fired; ``skipped``: one line for each cell a capability was missing for. With no cell at all,
     nothing ran.
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
     for outcome, verdict in (("interrupted", "interrupted"), ("broken", "broken"), ("halted", "halted")):
-        arms = [arm for arm, ended in outcomes.items() if ended == outcome]
+        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
         if arms:
             return _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
     if not cells:
@@ -193,4 +193,4 @@ def _ended(verdict: str, arms: Sequence[str], cells: Sequence[CellResult]) -> st
         "broken": "the harness or the machine failed",
         "halted": "a stop condition held",
     }
-    return f"{words[verdict]} during {arms[0]}{also}"
+    return f"{words[verdict]} in {arms[0]}{also}"

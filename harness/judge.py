@@ -62,7 +62,8 @@ def judge(run: RunDirectory) -> Results:
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
-    outcomes = {arm.id: arm.measures.history.outcome for arm in arms if arm.measures.history.finished}
+    ended = {arm.id: arm.measures.history for arm in arms if arm.measures.history.finished}
+    outcomes = {name: (history.outcome, _end_reason(history)) for name, history in ended.items()}
     fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
     gate = gates.judge_run(
         cells, slas, outcomes, _unsafe(arms), (sum(i.landed and i.healed for i in fired), len(fired)),

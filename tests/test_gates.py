@@ -123,7 +123,7 @@ def test_exit_code_of_a_run(
     verdicts: list[Verdict], outcomes: list[str], unsafe: list[str], code: int
 ) -> None:
     cells = [cell(verdict, name=f"c{n}") for n, verdict in enumerate(verdicts)]
-    ended = {f"arm{n}": outcome for n, outcome in enumerate(outcomes)}
+    ended = {f"arm{n}": (outcome, "why") for n, outcome in enumerate(outcomes)}
     assert judge_run(cells, [], ended, unsafe, (1, 1), []).exit_code == code
 
 

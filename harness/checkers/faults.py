@@ -49,6 +49,8 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, fired: int) -> str:
     steps = at.steps or ([at.step] if at.step else [])
     if steps:
         due = sorted(steps)[min(fired, len(steps) - 1)]
+        if due > done and evidence.history.cut_short:
+            return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
         if due > done:
             return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
         return f"{fault.id} was due at step {due}, but was never injected"

@@ -51,6 +51,15 @@ def test_going_ahead_over_a_step_nobody_committed() -> None:
     assert found == {"sample-accounting": FAIL, "step-arithmetic": FAIL}
 
 
+def test_a_stopped_rank_waking_up_late() -> None:
+    script = arms.hot_spare()
+    like = script.find(Kind.STEP_COMMITTED, step=26, actor="w2")[0]
+    woken = script.find(Kind.GENERATION_READY)[-1].time_ns + MS
+    data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
+    script.lines.append(replace(like, step=27, time_ns=woken, data=data))
+    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL}
+
+
 def test_restoring_a_corrupt_checkpoint() -> None:
     evidence = evidence_of(arms.corrupt_checkpoint(refuse=False), CLEAN["corrupt checkpoint"][1])
     assert red(evidence) == {"checkpoint-integrity": FAIL}

@@ -125,6 +125,12 @@ def test_a_step_applied_by_some_and_rolled_back_was_never_committed() -> None:
     assert measure(script.log(), None).incidents[0].steps_lost == 7
 
 
+def test_a_restore_discards_what_lay_beyond_it_even_before_the_next_step() -> None:
+    script = arms.interrupted("checkpoint-restart")
+    script.form(("w0", "w1", "w3"), state="checkpoint", cause="failure", resume=20, checkpoint="step-20")
+    assert history_of(script.log()).committed_step == 20
+
+
 def test_failed_attempts_belong_to_regroup() -> None:
     script = arms.interrupted("hot-spare", spares=1)
     arms.park(script, ("w0", "w1", "w3"))

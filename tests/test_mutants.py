@@ -137,6 +137,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _from(28, _add("loss", 0.5)),
         {"loss-equality": FAIL},
     ),
+    "the loss is a little too good at the end": (
+        "drop-replica",
+        _from(28, _add("loss", -0.2)),
+        {"loss-equality": FAIL},
+    ),
     "the loss is too good": ("drop-replica", _from(28, _add("loss", -0.5)), {"loss-equality": FAIL}),
     "the learning rate is scaled": ("drop-replica", _from(28, _put(lr=4e-3)), {"step-arithmetic": FAIL}),
     "the optimizer's step is forgotten": (

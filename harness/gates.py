@@ -154,8 +154,8 @@ def judge_run(
     """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail, inconclusive,
     pass.
 
-    ``outcomes``: arm -> how it ended and why, for arms that wrote an end; ``landed``: faults landed and healed,
-    faults fired; ``skipped``: one line for each cell a capability was missing for. With no cell at all,
+    ``outcomes``: arm -> how it ended and why, where it wrote an end; ``landed``: faults landed and
+    healed, faults fired; ``skipped``: one line for each cell a capability was missing for. With no cell at all,
     nothing ran.
     """
     if unsafe:

@@ -155,8 +155,8 @@ def judge_run(
     pass.
 
     ``outcomes``: arm -> how it ended and why, where it wrote an end; ``landed``: faults landed and
-    healed, faults fired; ``skipped``: one line for each cell a capability was missing for. With no cell at all,
-    nothing ran.
+    healed, faults fired; ``skipped``: one line for each cell a capability was missing for.
+    With no cell at all, nothing ran.
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")

@@ -203,6 +203,12 @@ class EventWriter:
         self.last_seq = event.seq
         return event
 
+    def abandon(self) -> None:
+        """Close the file without an end mark, as the kernel does for a killed process."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def close(self) -> None:
         """Write the end mark and close the file; later calls do nothing."""
         if self._fd >= 0:

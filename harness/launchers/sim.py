@@ -1,0 +1,57 @@
+"""Ranks in memory on a simulated clock: no process, no waiting, and the same seed gives the same log byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from pydantic import Field
+
+from harness.launcher import ArmSetup, Launcher
+from harness.sim.behaviour import Behaviour
+from harness.sim.cluster import SimCluster
+from harness.sim.settings import Timings
+
+
+class Sim(Launcher):
+    """A simulation under the real orchestrator, injector, controller and judge, for trying out scenarios and strategies.
+
+    Times are milliseconds of simulated time, defaults those of ``gpt nano`` on two cores; ``jitter``: by how much of itself
+    each of them varies, drawn with the run's seed; ``wire_kib``: gradient bytes of one all-reduce.
+    """
+
+    step_ms: float = Field(default=40.0, gt=0, le=600_000)
+    jitter: float = Field(default=0.05, ge=0, lt=1)
+    spawn_ms: float = Field(default=120.0, ge=0, le=600_000)
+    cold_spawn_ms: float = Field(default=2500.0, ge=0, le=600_000)
+    teardown_ms: float = Field(default=4.0, ge=0, le=600_000)
+    form_ms: float = Field(default=10.0, ge=0, le=600_000)
+    transfer_ms: float = Field(default=6.0, ge=0, le=600_000)
+    checkpoint_ms: float = Field(default=25.0, ge=0, le=600_000)
+    wire_kib: int = Field(default=450, ge=1, le=1 << 30)
+
+    def session(self) -> AbstractContextManager[SimSession]:
+        """Nothing to open."""
+        return _session(SimSession(self.timings()))
+
+    def timings(self) -> Timings:
+        """As simulated processes want them."""
+        return Timings(**self.model_dump(exclude={"wire_kib"}), wire_bytes=self.wire_kib * 1024)
+
+
+class SimSession:
+    """Makes simulated clusters. ``behaviour``: of the ranks; tests put defects into it."""
+
+    def __init__(self, timings: Timings, behaviour: Behaviour | None = None) -> None:
+        self._timings = timings
+        self._behaviour = behaviour or Behaviour()
+
+    def cluster(self, setup: ArmSetup) -> SimCluster:
+        """Make ready for one arm."""
+        return SimCluster(setup, self._timings, self._behaviour)
+
+
+@contextlib.contextmanager
+def _session(session: SimSession) -> Iterator[SimSession]:
+    yield session

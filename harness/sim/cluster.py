@@ -1,0 +1,149 @@
+"""The processes of one simulated arm; implements ``harness.launcher.Cluster``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from chaos import plugins
+from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
+from harness.sim.behaviour import Behaviour
+from harness.sim.clock import NS_PER_S, Clock
+from harness.sim.group import Group
+from harness.sim.process import Process
+from harness.sim.rank import SimRank
+from harness.sim.settings import MS, RankConfig, Timings
+from recovery.marks import Mark
+from recovery.strategy import Strategy
+from recovery.wire import Message
+
+WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not tell when it was simulated
+PID = 1
+FIRST_PID = 100
+STORE_PORT = 1
+LATENCY_MS = (0.05, 0.3)
+REAP_MS = (0.0, 3.0)  # from the closing of a process's connections to the supervisor's hearing of its exit
+REAP_LIMIT_S = 10.0
+
+
+class SimCluster:
+    """Processes that exist in memory only, but for their event logs and checkpoints."""
+
+    store_port = STORE_PORT
+
+    def __init__(self, setup: ArmSetup, timings: Timings, behaviour: Behaviour) -> None:
+        self._clock = Clock()
+        self._config = _rank_config(setup, timings)
+        self._behaviour = behaviour
+        self._seed = f"{setup.seed}/{setup.arm}"
+        self._ranks: dict[str, SimRank] = {}
+        self._groups: dict[int, Group] = {}
+        self._reports: list[Report] = []
+        self._last_report_ns: dict[str, int] = {}
+
+    def identity(self) -> dict[str, Any]:
+        """The same in every run."""
+        return {"pid": PID, "host": "sim", "wall_ns": WALL_NS}
+
+    def now_ns(self) -> int:
+        """Simulated time."""
+        return self._clock.read()
+
+    def spawn(self, name: str, role: str, mode: str) -> int:
+        """Start a simulated process."""
+        pid = FIRST_PID + len(self._ranks)
+        process = Process(name=name, role=role, pid=pid, clock=self._clock, seed=f"{self._seed}/{name}")
+        rank = SimRank(
+            self._config, process, behaviour=self._behaviour, group_of=self._group,
+            send=lambda message: self._report(process, Said(process=name, message=message)),
+        )  # fmt: skip
+        process.on_end = partial(self._ended, rank)
+        self._ranks[name] = rank
+        process.start(rank.body(mode))
+        return pid
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message."""
+        process = self._ranks[name].process
+        return process.deliver(message, process.rng.uniform(*LATENCY_MS) * MS)
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal a process."""
+        if self._behaviour.obeys(self._ranks[name], signum):
+            self._ranks[name].process.signal(signum)
+
+    def mark(self, name: str) -> Mark:
+        """The progress mark."""
+        return self._ranks[name].mark.read()
+
+    def os_state(self, name: str) -> str:
+        """S, T, Z or X."""
+        return self._ranks[name].process.state
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Jump from one thing to the next until there is something to report, or the time is over."""
+        until = self._clock.now_ns + int(max(0.0, timeout_s) * NS_PER_S)
+        while not self._reports and self._clock.advance(until):
+            pass
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> Leftovers:
+        """Kill everything; what does not die is left."""
+        for name in self._ranks:
+            self.signal(name, 9)
+        until = self._clock.now_ns + int(REAP_LIMIT_S * NS_PER_S)
+        while any(not rank.process.reaped for rank in self._ranks.values()) and self._clock.advance(until):
+            pass
+        left = [rank for rank in self._ranks.values() if not rank.process.reaped]
+        for rank in left:
+            rank.process.signal(9)  # its log must be closed, whatever the test wants it to survive
+        return Leftovers(
+            processes=[{"pid": rank.process.pid, "process": rank.process.name} for rank in left], ports=[],
+            shared_memory=[],
+        )  # fmt: skip
+
+    def _group(self, generation: int, size: int) -> Group:
+        timings = self._config.timings
+        if generation not in self._groups:
+            self._groups[generation] = Group(
+                generation=generation, size=size, form_ns=timings.form_ms * MS,
+                reduce_ns=timings.phase_ns("collective"),
+            )  # fmt: skip
+        return self._groups[generation]
+
+    def _report(self, process: Process, report: Report, extra_ms: float = 0.0) -> None:
+        """Have the supervisor hear of it, after all it heard of that process before."""
+        delay = (process.rng.uniform(*LATENCY_MS) + extra_ms) * MS
+        due = max(self._last_report_ns.get(process.name, 0), self._clock.now_ns + int(delay))
+        self._last_report_ns[process.name] = due
+        self._clock.after(due - self._clock.now_ns, partial(self._arrive, process, report))
+
+    def _arrive(self, process: Process, report: Report) -> None:
+        if isinstance(report, Exited):
+            process.reaped = True
+        self._reports.append(report)
+
+    def _ended(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
+        """It executes no more: its connections close, and then its exit is reported."""
+        if rank.writer is not None:
+            rank.writer.abandon()
+        self._clock.after(rank.about(self._config.timings.teardown_ms * MS), partial(self._gone, rank, exit_code, signum))
+
+    def _gone(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
+        process = rank.process
+        if rank.group is not None:
+            rank.group.leave(rank.rank)
+        exited = Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=self._clock.now_ns)
+        self._report(process, exited, process.rng.uniform(*REAP_MS))
+
+
+def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
+    scenario = setup.cell.scenario
+    spec = scenario.workload
+    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](**scenario.recovery.params)
+    return RankConfig(
+        events=setup.run.events(setup.id), world=spec.ranks, steps=spec.steps, global_batch=spec.global_batch,
+        samples=setup.data.samples, seed=setup.seed, batch=strategy.batch_policy, checkpoint_dir=setup.checkpoints,
+        checkpoint_every=spec.checkpoint.every, checkpoint_keep=spec.checkpoint.keep, wall_ns=WALL_NS, timings=timings,
+    )  # fmt: skip

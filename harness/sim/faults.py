@@ -1,0 +1,192 @@
+"""The fault injector's hand inside a simulated rank: ``harness.rank_faults`` on simulated time and state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chaos import plugins
+from chaos.events import Kind
+from chaos.fault import Fault, Where
+from harness.sim.clock import NS_PER_S
+from harness.sim.group import Lost
+from harness.sim.tensors import SimLoss, SimModel
+from recovery.wire import Extra
+
+if TYPE_CHECKING:
+    from harness.sim.rank import SimRank
+
+HOLD_LIMIT_NS = 10 * NS_PER_S
+ABORT_LOOK_NS = NS_PER_S // 20
+SLICE_NS = NS_PER_S // 50
+Sleeping = Generator[float | None, Any, None]
+
+
+class TrainingError(Exception):
+    """A fault raised in training code."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.kind = type(error).__name__
+
+
+class _Lasting:
+    """A fault in force, and until when."""
+
+    def __init__(self, fault: Fault, command: Mapping[str, Any], step: int, now_ns: int) -> None:
+        self.fault = fault
+        self.id: str = command["fault"]
+        self.occurrence: int = command["occurrence"]
+        seconds, steps = command["duration_s"], command["duration_steps"]
+        self.until_ns = now_ns + seconds * NS_PER_S if seconds is not None else float("inf")
+        self.until_step = step + steps if steps is not None else float("inf")
+
+
+class SimFaultAgent:
+    """Holds its rank at armed points, acts when told to, and implements ``chaos.fault.RankTarget``."""
+
+    def __init__(self, job: SimRank) -> None:
+        self._job = job
+        self._armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        self._lasting: list[_Lasting] = []
+        self._go: dict[str, Any] | None = None
+        self._holding: int | None = None
+        self._slowdown = 1.0
+        self._rate = 0.0
+        self._latency_s = 0.0
+        self._free_at_ns = 0.0
+        self.active = False
+        self.rank = -1
+        self.step = 0
+        self.seed = 0
+        self.model = SimModel(b"", b"")
+        self.optimizer: Any = None
+
+    # ---- called by the agent
+
+    def on_command(self, topic: str, payload: dict[str, Any]) -> None:
+        """``arm`` replaces what is armed; ``go`` answers ``at_point``."""
+        if topic == "arm":
+            armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
+            for point in payload["points"]:
+                armed.setdefault((point["step"], point["phase"]), []).append(point)
+            self._armed = armed
+            self.active = bool(armed or self._lasting)
+        elif topic == "go" and self._holding is not None:
+            self._go = payload
+            self._job.process.wake(self._holding, True)
+
+    def aborted(self) -> None:
+        """The generation was aborted: a rank that holds notices within a look."""
+        if self._holding is not None:
+            process = self._job.process
+            delay = process.rng.uniform(0, ABORT_LOOK_NS)
+            process.clock.after(delay, partial(process.fail, self._holding, Lost("aborted by the supervisor")))
+
+    # ---- called by the body
+
+    def at(self, step: int, phase: str) -> Sleeping:
+        """Hold at each fault armed for this point until the supervisor answers."""
+        for point in self._armed.pop((step, phase), ()):
+            self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
+            self._go = None
+            self._job.send(Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase}))
+            process = self._job.process
+            self._holding = process.ticket
+            process.clock.after(HOLD_LIMIT_NS, partial(process.wake, process.ticket, False))
+            try:
+                answered = yield None
+            finally:
+                self._holding = None
+            if answered and self._go is not None and self._go["act"]:
+                self._act(self._go, step)
+
+    def stretched(self, phase: str, spent_ns: float) -> Sleeping:
+        """Stretch compute phases while slowed down."""
+        if self._slowdown > 1 and phase in ("forward", "backward"):
+            yield from self._sleep((self._slowdown - 1) * spent_ns)
+
+    def paced(self, size: int) -> Sleeping:
+        """Wait until ``size`` more bytes may pass over the link."""
+        if self._rate:
+            now = self._job.process.clock.now_ns
+            self._free_at_ns = max(now, self._free_at_ns) + size / self._rate * NS_PER_S
+            yield from self._sleep(self._free_at_ns - now + self._latency_s * NS_PER_S)
+
+    def committed(self, step: int) -> None:
+        """End faults whose time is over."""
+        for lasting in list(self._lasting):
+            if step >= lasting.until_step or self._job.process.clock.now_ns >= lasting.until_ns:
+                lasting.fault.heal_in_rank(self)
+                self._lasting.remove(lasting)
+                self.active = bool(self._armed or self._lasting)
+                self._job.send(Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence}))
+
+    # ---- RankTarget
+
+    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+        """See chaos.fault.RankTarget."""
+        self._rate, self._latency_s = bytes_per_s or 0.0, latency_s
+        self._free_at_ns = 0.0
+
+    def set_slowdown(self, factor: float) -> None:
+        """See chaos.fault.RankTarget."""
+        self._slowdown = factor
+
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        """See chaos.fault.RankTarget."""
+        command = self._go or {}
+
+        def changed(loss: SimLoss) -> SimLoss:
+            result: SimLoss = change(loss)
+            before, after = _digest([float(loss)]), _digest([float(result)])
+            self._effect(command, {"before": before, "after": after, "value": str(float(result))})
+            return result
+
+        assert self._job.attempt is not None
+        self._job.attempt.change_loss = changed
+
+    # ---- acting
+
+    def _act(self, command: dict[str, Any], step: int) -> None:
+        fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
+        if fault.where is not Where.RANK:
+            return
+        attempt = self._job.attempt
+        assert attempt is not None
+        self.model = SimModel(self._job.state.parameters, attempt.part.gradient)
+        before = self.model.surfaces()
+        try:
+            done = dict(fault.act_in_rank(self))
+        except Exception as error:
+            raise TrainingError(error) from error
+        after = self.model.surfaces()
+        # By digest, as a NaN is not even equal to itself.
+        changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
+        if changed:
+            name = changed[0]
+            done |= {"before": _digest(before[name]), "after": _digest(after[name]), "changed": changed}
+        for name in changed:
+            attempt.corrupted(name, after[name])
+        self._effect(command, done)
+        if fault.lasting:
+            self._lasting.append(_Lasting(fault, command, step, self._job.process.clock.now_ns))
+            self.active = True
+
+    def _effect(self, command: Mapping[str, Any], evidence: Mapping[str, Any]) -> None:
+        names = {"fault": command["fault"], "occurrence": command["occurrence"]}
+        self._job.write(Kind.FAULT_EFFECT, step=self.step, evidence=dict(evidence), **names)
+
+    def _sleep(self, ns: float) -> Sleeping:
+        """Sleep in slices, showing progress and noticing an abort."""
+        until = self._job.process.clock.now_ns + ns
+        while (left := until - self._job.process.clock.now_ns) > 0:
+            yield min(left, SLICE_NS)
+            self._job.mark.touch()
+            self._job.check()
+
+
+def _digest(values: list[float]) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]

@@ -1,0 +1,119 @@
+"""A simulated process group of one generation: rendezvous, all-reduce, state transfer, and how they break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.sim.process import Process
+from harness.sim.settings import MS
+
+NOTICE = 0.6  # of a lost member's peers that are its neighbours and see the connection close
+NOTICE_MS = (0.1, 4.0)
+SPREAD_MS = 1.5  # between the first and the last member to have the result of one collective
+ABORT_MS = 2.0
+
+
+class Lost(Exception):
+    """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
+
+
+@dataclass(kw_only=True)
+class _Waiter:
+    process: Process
+    ticket: int
+
+
+class Group:
+    """The group of one generation; every call is made by a member's body, which then yields None to wait."""
+
+    def __init__(self, *, generation: int, size: int, form_ns: float, reduce_ns: float) -> None:
+        self.generation = generation
+        self._size = size
+        self._form_ns = form_ns
+        self._reduce_ns = reduce_ns
+        self._members: dict[int, Process] = {}
+        self._gone: set[int] = set()
+        self._waiting: dict[int, _Waiter] = {}
+        self._parts: dict[int, Any] = {}
+        self._mail: dict[int, Any] = {}
+
+    def form(self, rank: int, process: Process) -> None:
+        """Wait for all members."""
+        self._members[rank] = process
+        self._wait(rank)
+        if len(self._members) == self._size:
+            for member in sorted(self._members):
+                self._finish(member, self._form_ns, None)
+
+    def all_reduce(self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any]) -> None:
+        """Wait for ``combine(parts by rank)``; members have it at slightly different times, and it may break in between."""
+        self._parts[rank] = part
+        self._wait(rank)
+        if len(self._parts) == self._size:
+            parts, self._parts = self._parts, {}
+            result = combine({member: parts[member] for member in sorted(parts)})
+            for member in sorted(self._waiting):
+                self._finish(member, self._reduce_ns, result)
+
+    def send(self, rank: int, value: Any) -> None:
+        """Hand ``value`` to a member, which may not wait for it yet. Raises Lost when it is gone."""
+        if rank in self._gone:
+            raise Lost("state transfer broke off: connection closed by peer")
+        self._mail[rank] = value
+        if rank in self._waiting:
+            self._finish(rank, 0, self._mail.pop(rank))
+
+    def receive(self, rank: int) -> None:
+        """Wait for what ``send`` hands over."""
+        self._wait(rank)
+        if rank in self._mail:
+            self._finish(rank, 0, self._mail.pop(rank))
+
+    def abort(self, rank: int) -> None:
+        """Break this member's wait, from its agent."""
+        waiter = self._waiting.get(rank)
+        if waiter is not None:
+            delay = waiter.process.rng.uniform(0, ABORT_MS) * MS
+            waiter.process.clock.after(delay, partial(self._break, rank, waiter, "aborted by the supervisor"))
+
+    def leave(self, rank: int) -> None:
+        """This member closes its connections, willingly or by dying; whoever waits for it may see that."""
+        if rank in self._gone:
+            return
+        self._gone.add(rank)
+        self._waiting.pop(rank, None)
+        for other in sorted(self._waiting):
+            self._maybe_notice(other)
+
+    def _wait(self, rank: int) -> None:
+        process = self._members[rank]
+        self._waiting[rank] = _Waiter(process=process, ticket=process.ticket)
+        if self._gone:
+            self._maybe_notice(rank)
+
+    def _maybe_notice(self, rank: int) -> None:
+        """A neighbour of the lost member sees the connection close; the others only ever hear of it from elsewhere."""
+        waiter = self._waiting[rank]
+        rng = waiter.process.rng
+        if rng.random() < NOTICE:
+            delay = rng.uniform(*NOTICE_MS) * MS
+            waiter.process.clock.after(delay, partial(self._break, rank, waiter, "connection closed by peer"))
+
+    def _finish(self, rank: int, delay_ns: float, value: Any) -> None:
+        waiter = self._waiting[rank]
+        if delay_ns:
+            delay_ns += waiter.process.rng.uniform(0, SPREAD_MS) * MS
+        waiter.process.clock.after(delay_ns, partial(self._complete, rank, waiter, value))
+
+    def _complete(self, rank: int, waiter: _Waiter, value: Any) -> None:
+        if self._waiting.get(rank) is waiter:
+            del self._waiting[rank]
+            waiter.process.wake(waiter.ticket, value)
+
+    def _break(self, rank: int, waiter: _Waiter, why: str) -> None:
+        if self._waiting.get(rank) is waiter:
+            del self._waiting[rank]
+            waiter.process.fail(waiter.ticket, Lost(why))

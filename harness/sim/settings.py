@@ -1,0 +1,46 @@
+"""What a simulated rank is told at birth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MS = 1_000_000
+_SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "optimizer": 0.07}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """How long things take, milliseconds. ``jitter``: by how much of itself each varies; ``wire_bytes``: of the gradients."""
+
+    step_ms: float
+    jitter: float
+    spawn_ms: float
+    cold_spawn_ms: float
+    teardown_ms: float
+    form_ms: float
+    transfer_ms: float
+    checkpoint_ms: float
+    wire_bytes: int
+
+    def phase_ns(self, phase: str) -> float:
+        """A phase's share of the step, nanoseconds."""
+        return _SHARES[phase] * self.step_ms * MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig:
+    """As ``recovery.job.JobConfig``, and where the log goes."""
+
+    events: Path
+    world: int
+    steps: int
+    global_batch: int
+    samples: int
+    seed: int
+    batch: str
+    checkpoint_dir: Path
+    checkpoint_every: int
+    checkpoint_keep: int
+    wall_ns: int
+    timings: Timings

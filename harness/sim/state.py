@@ -1,0 +1,141 @@
+"""What a simulated rank trains: a rolling hash in place of tensors, so that anything done differently shows in the digests.
+
+``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a hash of its parameters, its
+samples and its random numbers. The loss is a smooth curve plus noise of the samples, summed in rank order, so that another
+partition of the same batch gives another rounding and nothing more, as in real training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+BASE_LR = 1e-3
+WARM_UP_STEPS = 10
+_SCALE = float(1 << 64)
+
+
+def digest(*parts: object) -> bytes:
+    """16 bytes of hash."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def uniform(raw: bytes) -> float:
+    """A number in [-0.5, 0.5) from a hash."""
+    return int.from_bytes(raw[:8], "big") / _SCALE - 0.5
+
+
+@lru_cache(maxsize=65536)
+def sample_noise(sample: int) -> float:
+    """How much harder than others a sample is."""
+    return 0.4 * uniform(digest("sample", sample))
+
+
+def learning_rate(scheduler_step: int, steps: int) -> float:
+    """Warm-up, then cosine decay to a tenth."""
+    warm = min(1.0, (scheduler_step + 1) / WARM_UP_STEPS)
+    return BASE_LR * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, scheduler_step / steps)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one rank brings to the all-reduce. ``bad``: not finite."""
+
+    loss_sum: float
+    count: int
+    pause: bool
+    gradient: bytes
+    bad: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduced:
+    """What all ranks know after it, as ``recovery.mechanisms.reduce.Reduced``."""
+
+    loss: float
+    samples: int
+    pause: bool
+    blamed: tuple[int, ...]
+    gradient: bytes
+
+    @property
+    def grad_norm(self) -> float:
+        """Around 1, or not a number."""
+        return float("nan") if self.blamed else 1.0 + 0.2 * uniform(self.gradient)
+
+
+def combine(parts: dict[int, Part]) -> Reduced:
+    """Sum over the ranks, in their order."""
+    samples = sum(part.count for part in parts.values())
+    return Reduced(
+        loss=sum(part.loss_sum for part in parts.values()) / max(1, samples),
+        samples=samples,
+        pause=any(part.pause for part in parts.values()),
+        blamed=tuple(rank for rank, part in parts.items() if part.bad),
+        gradient=digest([part.gradient for part in parts.values()]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """The full training state after ``step``. ``progress``: how far down the loss curve; ``bad``: holds non-finite values."""
+
+    seed: int
+    step: int = 0
+    parameters: bytes = b"\0" * 16
+    optimizer: bytes = b"\0" * 16
+    progress: float = 0.0
+    optimizer_step: int = 0
+    scheduler_step: int = 0
+    bad: bool = False
+
+    @classmethod
+    def initial(cls, seed: int) -> State:
+        """As built from the seed, the same on every rank."""
+        return cls(seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed))
+
+    def part(self, samples: list[int], random_word: bytes, *, pause: bool) -> Part:
+        """This rank's share of the batch, forward and backward."""
+        gradient = digest(self.parameters, samples, random_word)
+        level = 1.5 + 3.0 * math.exp(-self.progress / 15.0)
+        loss = sum(level + sample_noise(sample) for sample in samples) + 1e-9 * uniform(gradient)
+        if self.bad:
+            loss = float("nan")
+        return Part(loss_sum=loss, count=len(samples), pause=pause, gradient=gradient, bad=self.bad)
+
+    def applied(self, reduced: Reduced, lr: float) -> State:
+        """The state one step later."""
+        return replace(
+            self, step=self.step + 1, parameters=digest(self.parameters, reduced.gradient, lr),
+            optimizer=digest(self.optimizer, reduced.gradient), progress=self.progress + lr / BASE_LR,
+            optimizer_step=self.optimizer_step + 1, scheduler_step=self.scheduler_step + 1,
+            bad=self.bad or bool(reduced.blamed),
+        )  # fmt: skip
+
+    def digests(self) -> dict[str, str]:
+        """Of each part, as ``TrainState.digests``."""
+        return {
+            "parameters": digest(self.parameters, self.bad).hex()[:16],
+            "optimizer": digest(self.optimizer).hex()[:16],
+            "scheduler": digest("scheduler", self.scheduler_step).hex()[:16],
+            "rng": digest("rng", self.seed, self.step).hex()[:16],
+        }
+
+    def data(self) -> bytes:
+        """What a checkpoint's data file holds: the hashes first, then as much again of nothing."""
+        return self.parameters + self.optimizer + bytes(224)
+
+    def scalars(self) -> dict[str, Any]:
+        """What its manifest holds."""
+        return {
+            "step": self.step, "seed": self.seed, "progress": self.progress, "bad": self.bad,
+            "optimizer_step": self.optimizer_step, "scheduler_step": self.scheduler_step,
+        }  # fmt: skip
+
+    @classmethod
+    def restored(cls, data: bytes, scalars: dict[str, Any]) -> State:
+        """Put back what ``data`` and ``scalars`` gave."""
+        return cls(parameters=data[:16].ljust(16, b"\0"), optimizer=data[16:32].ljust(16, b"\0"), **scalars)

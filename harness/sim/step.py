@@ -1,0 +1,185 @@
+"""One attempt of a simulated rank at one step, as ``recovery.job.Step`` and ``Job._apply``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chaos.events import Kind
+from harness.sim.settings import MS
+from harness.sim.state import Part, Reduced, digest, learning_rate
+from harness.sim.tensors import SimLoss, finite
+from recovery import checkpoints, marks, order
+from recovery.wire import CheckpointNote
+
+if TYPE_CHECKING:
+    from harness.sim.rank import SimRank
+
+Sleeping = Generator[float | None, Any, None]
+DATA_FILE = "state.bin"
+
+
+class NonFinite(Exception):
+    """The reduced loss or gradient is not finite."""
+
+    def __init__(self, blamed: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite values from ranks {list(blamed)}")
+        self.blamed = blamed
+
+
+class Attempt:
+    """``part``: what this rank brings to the all-reduce, once backward has made it. ``change_loss``: set by a fault."""
+
+    def __init__(self, job: SimRank) -> None:
+        self.number = job.state.step + 1
+        self.change_loss: Callable[[SimLoss], SimLoss] | None = None
+        self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
+        self._job = job
+        self._phase = "data"
+        self._since_ns = job.process.clock.now_ns
+        self._seconds: dict[str, float] = {}
+        self._wire_bytes = 0
+
+    def run(self) -> Sleeping:
+        """The whole step. Raises Lost and NonFinite."""
+        job, number = self._job, self.number
+        timings = job.config.timings
+        job.mark.begin(job.generation, number)
+        job.mark.enter(marks.DATA)
+        samples = self._share()
+        epoch = (number - 1) * job.config.global_batch // job.config.samples
+        job.write(Kind.BATCH_TAKEN, step=number, rank=job.rank, samples=samples, epoch=epoch)
+        if job.faults.active:
+            yield from job.faults.at(number, "data")
+        yield job.about(timings.phase_ns("data"))
+        yield from self._enter("forward")
+        yield job.about(timings.phase_ns("forward"))
+        yield from self._enter("backward")
+        # The parameters as forward saw them, faults at its beginning included.
+        self.part = job.state.part(samples, job.behaviour.random_word(job, number), pause=False)
+        self._poison_loss()
+        yield job.about(timings.phase_ns("backward") / 2)
+        job.check()
+        if job.faults.active:
+            yield from job.faults.at(number, "backward")
+        yield job.about(timings.phase_ns("backward") / 2)
+        job.check()
+        yield from self._enter("collective")
+        reduced = yield from self._reduce()
+        yield from self._enter("optimizer")
+        if not job.behaviour.accepts(job, reduced):
+            raise NonFinite(reduced.blamed)
+        yield job.about(timings.phase_ns("optimizer"))
+        yield from self._apply(reduced)
+
+    def corrupted(self, surface: str, values: list[float]) -> None:
+        """A fault changed tensor values; what follows from it shows in the digests from here on."""
+        bad = not finite(values)
+        if surface == "gradient":
+            self.part = replace(
+                self.part, gradient=digest(self.part.gradient, values), bad=self.part.bad or bad
+            )
+        else:
+            state = self._job.state
+            self._job.state = replace(
+                state, parameters=digest(state.parameters, values), bad=state.bad or bad
+            )
+
+    def _share(self) -> list[int]:
+        job = self._job
+        ids = job.behaviour.batch(job, self.number)
+        config = job.config
+        part = order.share(job.rank, config.world if config.batch == "shrink" else job.world, config.global_batch)
+        return ids[part.start : part.stop]
+
+    def _enter(self, phase: str) -> Sleeping:
+        """End one phase and begin the next."""
+        job = self._job
+        job.check()
+        clock = job.process.clock
+        if job.faults.active:
+            yield from job.faults.stretched(self._phase, clock.now_ns - self._since_ns)
+        now = clock.now_ns
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
+        self._phase, self._since_ns = phase, now
+        job.mark.enter(marks.PHASES.index(phase))
+        if job.faults.active and phase != "backward":
+            yield from job.faults.at(self.number, phase)
+
+    def _poison_loss(self) -> None:
+        if self.change_loss is not None:
+            loss = float(self.change_loss(SimLoss(self.part.loss_sum)))
+            gradient = digest(self.part.gradient, repr(loss))
+            self.part = replace(
+                self.part, loss_sum=loss, gradient=gradient, bad=self.part.bad or not finite([loss])
+            )
+
+    def _reduce(self) -> Generator[float | None, Any, Reduced]:
+        job = self._job
+        job.collectives += 1
+        job.mark.collective(job.collectives)
+        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.mechanisms.reduce counts it.
+        self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
+        if job.faults.active:
+            yield from job.faults.paced(self._wire_bytes)
+        assert job.group is not None
+        part = replace(self.part, pause=job.pause_wanted)
+        job.group.all_reduce(job.rank, part, partial(job.behaviour.combine, job))
+        reduced: Reduced = yield None
+        job.check()
+        return reduced
+
+    def _apply(self, reduced: Reduced) -> Sleeping:
+        job, number = self._job, self.number
+        lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
+        job.state = job.state.applied(reduced, lr)
+        self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
+        job.write(
+            Kind.STEP_COMMITTED, step=number, rank=job.rank, world=job.world, samples=reduced.samples,
+            loss=reduced.loss, lr=lr, wire_bytes=self._wire_bytes, grad_norm=reduced.grad_norm,
+            optimizer_step=job.state.optimizer_step, scheduler_step=job.state.scheduler_step,
+            seconds={name: round(value, 6) for name, value in self._seconds.items()},
+        )  # fmt: skip
+        job.mark.commit(number)
+        job.pausing = reduced.pause
+        job.faults.committed(number)
+        due = number % job.config.checkpoint_every == 0
+        if due or number == job.config.steps:
+            job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
+        if due and job.rank == 0:
+            yield from self._save()
+
+    def _save(self) -> Sleeping:
+        """Write a checkpoint: a small one, but a real one."""
+        job, number = self._job, self.number
+        name = checkpoints.name_of(number)
+        job.mark.enter(marks.CHECKPOINT)
+        job.write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
+        job.send(CheckpointNote(state="saving", checkpoint=name, step=number))
+        if job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
+        started = job.process.clock.now_ns
+        yield job.about(job.config.timings.checkpoint_ms * MS)
+        try:
+            size = self._commit()
+            seconds = round((job.process.clock.now_ns - started) / 1e9, 6)
+            job.write(Kind.CHECKPOINT_COMMITTED, step=number, checkpoint=name, bytes=size, seconds=seconds)
+            job.send(CheckpointNote(state="committed", checkpoint=name, step=number))
+            for old in checkpoints.prune(job.config.checkpoint_dir, job.config.checkpoint_keep):
+                job.write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+        except OSError as error:
+            job.write(Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0])
+            job.send(CheckpointNote(state="failed", checkpoint=name, step=number))
+
+    def _commit(self) -> int:
+        job = self._job
+        directory = job.config.checkpoint_dir
+        staging = directory / f".staging-{job.process.name}"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        (staging / DATA_FILE).write_bytes(job.state.data())
+        facts = {"generation": job.generation, "scalars": job.state.scalars()}
+        return checkpoints.commit(staging, directory, self.number, facts)[1]

@@ -1,0 +1,86 @@
+"""A few numbers that look like a model's tensors to a fault that overwrites elements of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from harness.sim.state import digest, uniform
+
+ELEMENTS = 8
+NAMES = ("embedding.weight", "block.weight", "head.weight")
+
+
+class SimTensor:
+    """A flat row of numbers with as much of a tensor's face as faults need."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def numel(self) -> int:
+        """How many."""
+        return len(self.values)
+
+    def view(self, *_: int) -> SimTensor:
+        """Itself: it is flat."""
+        return self
+
+    def __getitem__(self, index: int) -> float:
+        return self.values[index]
+
+    def __setitem__(self, index: int, value: float) -> None:
+        self.values[index] = value
+
+
+class SimParameter:
+    """A parameter with its gradient."""
+
+    def __init__(self, data: SimTensor, grad: SimTensor) -> None:
+        self.data = data
+        self.grad = grad
+
+
+class SimModel:
+    """Parameters and gradients drawn from the hashes that stand for them."""
+
+    def __init__(self, parameters: bytes, gradient: bytes) -> None:
+        self._named = {
+            name: SimParameter(_tensor(name, parameters), _tensor(name, gradient)) for name in NAMES
+        }
+
+    def named_parameters(self) -> Iterator[tuple[str, SimParameter]]:
+        """As ``torch.nn.Module.named_parameters``."""
+        return iter(self._named.items())
+
+    def surfaces(self) -> dict[str, list[float]]:
+        """Everything a fault may have changed."""
+        return {
+            "parameter": [v for p in self._named.values() for v in p.data.values],
+            "gradient": [v for p in self._named.values() for v in p.grad.values],
+        }
+
+
+class SimLoss:
+    """A scalar loss."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __mul__(self, factor: float) -> SimLoss:
+        return SimLoss(self.value * factor)
+
+    def detach(self) -> SimLoss:
+        """Itself: there is no graph."""
+        return self
+
+
+def finite(values: list[float]) -> bool:
+    """Whether all are."""
+    return all(map(math.isfinite, values))
+
+
+def _tensor(name: str, source: bytes) -> SimTensor:
+    return SimTensor([uniform(digest(name, source, index)) for index in range(ELEMENTS)])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SHM = Path("/dev/shm")
+_SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 
 
 def become_subreaper() -> None:
@@ -36,8 +37,10 @@ def in_sessions(sessions: Collection[int]) -> list[int]:
 
 
 def shared_memory_names() -> set[str]:
-    """What lies in shared memory now."""
-    return {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
+    """Segments there are now whose names are those that torch, NCCL and Python's multiprocessing give."""
+    if not _SHM.is_dir():
+        return set()
+    return {path.name for path in _SHM.iterdir() if path.name.startswith(_SHM_PREFIXES)}
 
 
 def listens(port: int) -> bool:

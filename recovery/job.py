@@ -148,6 +148,7 @@ class Job:
         self.world = 0
         self.generation = 0
         self._group: Group | None = None
+        self._retired: Group | None = None
         self._valid = True
         self._pausing = False
 
@@ -288,7 +289,7 @@ class Job:
         self.agent.pause_wanted = False
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
-            backend=self.config.backend, timeout_s=self.config.collective_timeout_s,
+            backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)
@@ -299,17 +300,17 @@ class Job:
             self._write(
                 Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=round(time.perf_counter() - started, 6)
             )
-            name = self._take_state(order)
+            name = self._take_state(order, group)
             self.check()
         except GenerationLost as error:
             aborted = self.agent.aborted_generation >= self.generation
             self._park("aborted" if aborted else "failed", error=str(error))
             return
-        self.reducer.new_generation(self.world)
+        self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
         self.agent.channel.send(JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name))
 
-    def _take_state(self, order: Join) -> str | None:
+    def _take_state(self, order: Join, group: Group) -> str | None:
         """Get hold of the generation's state; returns the checkpoint's name if this rank restored one."""
         started = time.perf_counter()
         name: str | None = None
@@ -325,9 +326,8 @@ class Job:
             origin = "peer"
         if order.source is not None and order.receivers:
             copy_state(
-                self.state, rank=self.rank, source=order.source, receivers=order.receivers,
-                progress=lambda: self.marks.enter(marks.JOINING),
-            )  # fmt: skip
+                self.state, group, source=order.source, receive=self.rank in order.receivers, progress=self.marks.touch
+            )
         self._valid = True
         self._write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
@@ -340,7 +340,13 @@ class Job:
 
     def _park(self, why: Any, *, error: str = "", blamed: list[int] | None = None) -> None:
         generation = self.generation
-        self._leave()
+        if why in ("pause", "nonfinite"):
+            # All ranks park here after the same collective: breaking connections now could cut off one still finishing it.
+            self._retired, self._group = self._group, None
+            self.agent.left()
+            self.marks.enter(marks.IDLE)
+        else:
+            self._leave()
         self._write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
         self.agent.channel.send(
             Parked(
@@ -349,9 +355,10 @@ class Job:
         )
 
     def _leave(self) -> None:
-        if self._group is not None:
-            self._group.leave()
-            self._group = None
+        for group in (self._group, self._retired):
+            if group is not None:
+                group.leave()
+        self._group = self._retired = None
         self.agent.left()
         self.marks.enter(marks.IDLE)
 

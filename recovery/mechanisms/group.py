@@ -7,11 +7,19 @@ nothing of an earlier one can be read, and a rank stuck in rendezvous is unblock
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
+
+POLL = timedelta(milliseconds=20)
+LAST_CHANCE_S = 0.02
 
 
 class GenerationLost(Exception):
@@ -19,52 +27,119 @@ class GenerationLost(Exception):
 
 
 class Group:
-    """The default process group of one generation.
+    """The process group of one generation.
 
-    ``form`` and ``leave`` are called by the training thread, ``abort`` by any other. ``timeout_s`` bounds each collective
-    and the rendezvous; it is a last resort, since the supervisor aborts from outside long before.
+    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other. ``check`` raises
+    GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and the rendezvous; it is a last resort,
+    since the supervisor aborts from outside long before.
+
+    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a connection just being shut
+    down (seen in about 1 of 30 aborts), and its wait would then last the whole timeout. Such an operation is abandoned.
     """
 
-    def __init__(self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
+        check: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
         self.world = world
+        self.abandoned = False
         self._store_port = store_port
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_s)
+        self._check = check
         self._foreign = _socket_inodes()
         self._own: set[str] | None = None
+        self._pg: Any = None
 
     def form(self) -> None:
         """Meet the other members. Raises GenerationLost when that fails."""
         try:
             client = dist.TCPStore("127.0.0.1", self._store_port, is_master=False, timeout=self._timeout)
-            dist.init_process_group(
-                self._backend,
-                store=dist.PrefixStore(f"generation-{self.generation}", client),
-                rank=self.rank,
-                world_size=self.world,
-                timeout=self._timeout,
-            )
+            store = dist.PrefixStore(f"generation-{self.generation}", client)
+            self._pg = _make_group(self._backend, store, self.rank, self.world, self._timeout)
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
         self._own = _socket_inodes() - self._foreign
 
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
+        """Begin to sum ``tensor`` over the ranks, in place. Raises GenerationLost."""
+        try:
+            return self._pg.allreduce([tensor])
+        except RuntimeError as error:
+            raise GenerationLost(_first_line(error)) from error
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        try:
+            work = self._pg.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise GenerationLost(_first_line(error)) from error
+        self.wait(work)
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
+        while True:
+            try:
+                if self._backend == "nccl":
+                    work.wait()  # enqueues only; a timed wait would abort the communicator by itself
+                else:
+                    work.wait(POLL)
+                return
+            except RuntimeError as error:
+                if work.is_completed() or self._backend == "nccl":
+                    raise GenerationLost(_first_line(error)) from error
+            try:
+                self._check()
+            except GenerationLost:
+                self._abandon(work)
+                raise
+
     def abort(self) -> int:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
-        if self._backend == "nccl" and dist.is_initialized():
-            dist.distributed_c10d._get_default_group().abort()
+        if self._backend == "nccl" and self._pg is not None:
+            self._pg.abort()
         return _shut_down(lambda inode: inode in self._own if self._own is not None else inode not in self._foreign)
 
     def leave(self) -> None:
-        """Destroy the group; a broken one too."""
+        """Let go of the group; of a broken one too."""
         self.abort()
-        if dist.is_initialized():
-            try:
-                dist.destroy_process_group()
-            except RuntimeError:
-                # Destroying a group whose peers are gone may complain; it is gone all the same.
-                pass
+        if not self.abandoned:
+            self._pg = None
+
+    def _abandon(self, work: dist.Work) -> None:
+        """Give an operation a last chance to notice that its connections are gone, then leave it to itself.
+
+        The group is kept alive for ever: destroying it would join the thread that waits.
+        """
+        self.abort()
+        deadline = time.monotonic() + LAST_CHANCE_S
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                self.abandoned = True
+                _keep_for_ever(self._pg, work)
+                return
+            time.sleep(0.001)
+
+
+def _keep_for_ever(*objects: object) -> None:
+    for kept in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _make_group(backend: str, store: dist.Store, rank: int, world: int, timeout: timedelta) -> Any:
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, world, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._threads = 2
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))]
+    return dist.ProcessGroupGloo(store, rank, world, options)
 
 
 def _socket_inodes() -> set[str]:
@@ -83,7 +158,7 @@ def _sockets() -> list[tuple[int, str]]:
     return found
 
 
-def _shut_down(wanted) -> int:  # type: ignore[no-untyped-def]
+def _shut_down(wanted: Callable[[str], bool]) -> int:
     count = 0
     for fd, inode in _sockets():
         if wanted(inode) and _shut_down_one(fd, inode):
@@ -112,19 +187,3 @@ def _shut_down_one(fd: int, inode: str) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:200]
-
-
-def all_reduce(tensor, *, async_op: bool = False):  # type: ignore[no-untyped-def]
-    """Sum over the default group, in place. Raises GenerationLost."""
-    try:
-        return dist.all_reduce(tensor, async_op=async_op)
-    except RuntimeError as error:
-        raise GenerationLost(_first_line(error)) from error
-
-
-def wait(work) -> None:  # type: ignore[no-untyped-def]
-    """Wait for asynchronous work. Raises GenerationLost."""
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise GenerationLost(_first_line(error)) from error

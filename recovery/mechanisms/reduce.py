@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from recovery.mechanisms import group
+from recovery.mechanisms.group import Group
 
 BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
 _LOSS, _COUNT, _PAUSE, _FLAGS = range(4)
@@ -40,17 +41,19 @@ class Reduced:
 class _Bucket:
     def __init__(self, parameters: list[nn.Parameter], tail: int) -> None:
         self.parameters = parameters
-        size = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(size + tail, dtype=parameters[0].dtype, device=parameters[0].device)
-        self.gradients = self.flat[:size]
-        self.tail = self.flat[size:]
         self.missing = 0
-        self.work: object | None = None
-        self.views = []
-        offset = 0
-        for parameter in parameters:
-            self.views.append(self.flat[offset : offset + parameter.numel()].view_as(parameter))
-            offset += parameter.numel()
+        self.work: dist.Work | None = None
+        self._tail = tail
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Make the flat buffer, and one view of it for each parameter's gradient."""
+        first = self.parameters[0]
+        size = sum(p.numel() for p in self.parameters)
+        self.flat = torch.zeros(size + self._tail, dtype=first.dtype, device=first.device)
+        self.gradients, self.tail = self.flat[:size], self.flat[size:]
+        pieces = self.gradients.split([p.numel() for p in self.parameters])
+        self.views = [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 
 class GradientReducer:
@@ -72,6 +75,7 @@ class GradientReducer:
         self._collectives = 0
         self._next = 0
         self._world = 1
+        self._group: Group | None = None
         self._armed = False
         self._bad = False
         middle = parameters[len(parameters) // 2]
@@ -79,9 +83,14 @@ class GradientReducer:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, parameter is middle))
 
-    def new_generation(self, world: int) -> None:
-        """Start counting collectives anew for a group of ``world`` ranks."""
-        self._world = world
+    def new_generation(self, group: Group) -> None:
+        """Use this group from now on, and count collectives anew."""
+        if self._group is not None and self._group.abandoned:
+            # An operation nobody waits for any more may still hold the old buffers.
+            for bucket in self._buckets:
+                bucket.allocate()
+        self._group = group
+        self._world = group.world
         self._collectives = 0
         self._armed = False
 
@@ -110,7 +119,9 @@ class GradientReducer:
         last.tail[_PAUSE] = float(pause)
         last.tail[_FLAGS + rank] = float(bad)
         self._launch()
+        group = self._joined()
         for bucket in self._buckets:
+            assert bucket.work is not None
             group.wait(bucket.work)
         tail = last.tail.tolist()
         if self.check:
@@ -132,6 +143,11 @@ class GradientReducer:
         if scale < 1:
             for bucket in self._buckets:
                 bucket.gradients.mul_(scale)
+
+    def _joined(self) -> Group:
+        if self._group is None:
+            raise RuntimeError("gradients are reduced before any generation was joined")
+        return self._group
 
     def _hook(self, bucket: _Bucket, is_middle: bool) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
@@ -160,7 +176,7 @@ class GradientReducer:
         self.wire_bytes += wire
         if self.pace:
             self.pace(wire)
-        bucket.work = group.all_reduce(bucket.flat, async_op=True)
+        bucket.work = self._joined().start_all_reduce(bucket.flat)
 
 
 def _all_finite(flat: Tensor) -> bool:

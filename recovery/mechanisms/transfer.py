@@ -3,62 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from recovery.mechanisms.group import GenerationLost
+from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.state import TrainState
 
 CHUNK_BYTES = 32 * 1024 * 1024
 MAX_SCALAR_BYTES = 1 << 20
 
 
-def copy_state(
-    state: TrainState, *, rank: int, source: int, receivers: Sequence[int], progress: Callable[[], None]
-) -> None:
-    """Take part in copying the state of ``source`` to each of ``receivers``; other ranks return at once.
+def copy_state(state: TrainState, group: Group, *, source: int, receive: bool, progress: Callable[[], None]) -> None:
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group takes part.
 
-    A receiver's state is undefined until this returns. ``progress`` is called between chunks. Raises GenerationLost when
-    a peer is lost in the middle.
+    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A receiver's state is
+    undefined until this returns. ``progress`` is called between chunks. Raises GenerationLost when a peer is lost in the middle.
     """
-    try:
-        if rank == source:
-            for receiver in receivers:
-                _send(state, receiver, progress)
-        elif rank in receivers:
-            _receive(state, source, progress)
-    except (RuntimeError, ValueError) as error:
-        raise GenerationLost(f"state transfer broke off: {str(error).splitlines()[0][:200]}") from error
-
-
-def _send(state: TrainState, receiver: int, progress: Callable[[], None]) -> None:
-    scalars = torch.frombuffer(bytearray(json.dumps(state.scalars()).encode()), dtype=torch.uint8)
-    dist.send(torch.tensor([scalars.numel()], dtype=torch.int64), receiver)
-    dist.send(scalars, receiver)
-    for chunk in _chunks(state):
-        dist.send(torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk]), receiver)
-        progress()
-
-
-def _receive(state: TrainState, source: int, progress: Callable[[], None]) -> None:
-    size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, source)
-    if not 0 < int(size) <= MAX_SCALAR_BYTES:
-        raise ValueError(f"a peer announced {int(size)} bytes of scalars")
-    scalars = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(scalars, source)
+    sending = group.rank == source
+    scalars = _share_scalars(state, group, source, sending)
     with torch.no_grad():
         for chunk in _chunks(state):
             sizes = [t.numel() * t.element_size() for t in chunk]
-            buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=chunk[0].device)
-            dist.recv(buffer, source)
-            for tensor, part in zip(chunk, buffer.split(sizes), strict=True):
-                tensor.copy_(part.view(tensor.dtype).view_as(tensor))
+            if sending:
+                buffer = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk])
+            else:
+                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=chunk[0].device)
+            group.broadcast(buffer, source)
+            if receive and not sending:
+                for tensor, part in zip(chunk, buffer.split(sizes), strict=True):
+                    tensor.copy_(part.view(tensor.dtype).view_as(tensor))
             progress()
-    state.load_scalars(json.loads(scalars.numpy().tobytes()))
+    if receive and not sending:
+        state.load_scalars(json.loads(scalars))
+
+
+def _share_scalars(state: TrainState, group: Group, source: int, sending: bool) -> bytes:
+    device = next(iter(state.tensors().values())).device
+    data = json.dumps(state.scalars()).encode() if sending else b""
+    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    group.broadcast(size, source)
+    if not 0 < int(size) <= MAX_SCALAR_BYTES:
+        raise GenerationLost(f"a peer announced {int(size)} bytes of scalars")
+    values = list(data) if sending else [0] * int(size)
+    scalars = torch.tensor(values, dtype=torch.uint8, device=device)
+    group.broadcast(scalars, source)
+    return scalars.cpu().numpy().tobytes()
 
 
 def _chunks(state: TrainState) -> list[list[Tensor]]:

@@ -31,7 +31,7 @@ class HangLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A process that does not move. ``silent_s``: time since its last mark."""
+    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: time since its last mark."""
 
     process: str
     phase: str
@@ -39,6 +39,13 @@ class Hang:
     collective: int
     silent_s: float
     deadline_s: float
+
+    @property
+    def detail(self) -> str:
+        """For people."""
+        who = "" if self.process else "all ranks wait in one collective, "
+        where = f"{self.phase} of step {self.step}"
+        return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
 
 @dataclass(kw_only=True)
@@ -78,16 +85,24 @@ class HangDetector:
         furthest = max((mark.step, mark.collective) for mark in marks.values())
         hangs = []
         for name, mark in marks.items():
-            waiting = mark.phase == "collective" and (mark.step, mark.collective) == furthest and len(marks) > 1
+            waiting = (
+                mark.phase == "collective" and (mark.step, mark.collective) == furthest and len(marks) > 1
+            )
             idle = mark.phase == "idle"
             if waiting or idle:
                 continue
             silent = now_s - max(mark.time_ns / 1e9, self._resume_s)
-            deadline = self.deadline_s(mark.phase) * (self.limits.starved_factor if starved.get(name) else 1.0)
+            deadline = self.deadline_s(mark.phase) * (
+                self.limits.starved_factor if starved.get(name) else 1.0
+            )
             if silent > deadline:
                 hangs.append(
                     Hang(
-                        process=name, phase=mark.phase, step=mark.step, collective=mark.collective, silent_s=silent,
+                        process=name,
+                        phase=mark.phase,
+                        step=mark.step,
+                        collective=mark.collective,
+                        silent_s=silent,
                         deadline_s=deadline,
                     )  # fmt: skip
                 )

@@ -145,6 +145,22 @@ class GiveUp:
 Action = Kill | Spawn | Form | Pause | GiveUp
 
 
+def describe(action: Action) -> str:
+    """An action in words, for the log."""
+    match action:
+        case Kill():
+            return f"kill {action.process}"
+        case Spawn():
+            return f"spawn {action.mode} {action.role}"
+        case Form():
+            refill = f", refilling {' '.join(action.refill)}" if action.refill else ""
+            return f"form {' '.join(action.members)} with state from {action.state.value}{refill}"
+        case Pause():
+            return "pause after the next commit"
+        case _:
+            return "give up"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """Actions in order, and the reason a person reads. No action means: wait."""
@@ -194,4 +210,6 @@ class Strategy(BaseModel):
     def on_paused(self, view: ClusterView) -> Decision:
         """Decide when the generation parked because of an earlier ``Pause``. Default: go on with the same members."""
         members = tuple(view.members)
-        return Decision(actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),), reason="nothing to do")
+        return Decision(
+            actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),), reason="nothing to do"
+        )

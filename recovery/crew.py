@@ -1,0 +1,139 @@
+"""The processes of a job as their supervisor knows them: started here, remembered for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chaos.events import Kind
+from recovery.strategy import Form, Health, ProcessView, StateFrom
+from recovery.supervision import Hands
+from recovery.wire import Abort, Stop
+
+
+@dataclass(kw_only=True)
+class Process:
+    """One process. ``step``: last step it applied; ``valid``: state is whole; ``finished``: no step is left.
+
+    ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready.
+    """
+
+    name: str
+    role: str
+    health: Health = Health.STARTING
+    rank: int | None = None
+    step: int = 0
+    valid: bool = False
+    finished: bool = False
+    expected_exit: bool = False
+    deadline_s: float = 0.0
+
+
+class Crew:
+    """Every process the job ever had, in the order they were started, and who holds which rank now."""
+
+    def __init__(self, hands: Hands, *, start_timeout_s: float) -> None:
+        self.members: tuple[str, ...] = ()
+        self._hands = hands
+        self._start_timeout_s = start_timeout_s
+        self._processes: dict[str, Process] = {}
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._processes.values()))
+
+    def __getitem__(self, name: str) -> Process:
+        return self._processes[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._processes
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process; returns its name."""
+        name = self._hands.spawn(role, mode)
+        deadline_s = self._hands.now_s() + self._start_timeout_s
+        self._processes[name] = Process(name=name, role=role, deadline_s=deadline_s)
+        return name
+
+    def overdue(self, now_s: float) -> list[Process]:
+        """Processes that should have been ready by now."""
+        return [process for process in self.where(Health.STARTING) if now_s > process.deadline_s]
+
+    def kill(self, process: Process) -> None:
+        """Kill it and count it dead from now on."""
+        process.expected_exit = True
+        if process.health is not Health.DEAD:
+            process.health = Health.DEAD
+            self._hands.kill(process.name)
+
+    def abort(self, generation: int) -> None:
+        """Have every survivor leave the generation."""
+        told = [process.name for process in self.training()]
+        for name in told:
+            self._hands.send(name, Abort(generation=generation))
+        self._hands.record(Kind.ABORT_SENT, processes=told)
+
+    def dismiss(self, *, kill: bool) -> None:
+        """Have every process end, by itself or at once; each stays alive here until its exit is reported."""
+        for process in self.alive:
+            process.expected_exit = True
+            # Whoever is still starting has nothing to close.
+            if kill or process.health is Health.STARTING:
+                self._hands.kill(process.name)
+            else:
+                self._hands.send(process.name, Stop())
+
+    def step_of(self, process: Process) -> int:
+        """The step a process was at, by its mark."""
+        mark = self._hands.mark(process.name)
+        return max(mark.step, mark.committed)
+
+    @property
+    def alive(self) -> list[Process]:
+        """Processes not known to be dead."""
+        return [process for process in self if process.health is not Health.DEAD]
+
+    def where(self, health: Health) -> list[Process]:
+        """Processes of that health, oldest first."""
+        return [process for process in self if process.health is health]
+
+    def member_processes(self) -> list[Process]:
+        """Members of the current generation by rank, the dead ones too."""
+        return [self._processes[name] for name in self.members]
+
+    def training(self) -> list[Process]:
+        """Members that neither parked nor died."""
+        return [process for process in self.member_processes() if process.health is Health.TRAINING]
+
+    def rank_of(self, name: str) -> int | None:
+        """Rank held in the current generation."""
+        return self.members.index(name) if name in self.members else None
+
+    def views(self) -> tuple[ProcessView, ...]:
+        """All processes as a strategy sees them."""
+        return tuple(
+            ProcessView(
+                name=p.name,
+                role=p.role,
+                health=p.health,
+                step=p.step,
+                valid=p.valid,
+                rank=self.rank_of(p.name),
+            )
+            for p in self
+        )
+
+    def plan_transfer(self, form: Form) -> tuple[int | None, list[int]]:
+        """Source rank and receiving ranks of a new generation's state.
+
+        Survivors that had already applied the interrupted step are the source, those behind copy from them.
+        """
+        if form.state is StateFrom.INITIAL:
+            return None, []
+        if form.state is StateFrom.CHECKPOINT:
+            return 0, list(range(1, len(form.members)))
+        entries = [self._processes[name] for name in form.members]
+        whole = [e.health is Health.PARKED and e.valid and e.name not in form.refill for e in entries]
+        newest = max(e.step for e, ok in zip(entries, whole, strict=True) if ok)
+        current = [ok and e.step == newest for e, ok in zip(entries, whole, strict=True)]
+        receivers = [rank for rank, ok in enumerate(current) if not ok]
+        return current.index(True), receivers

@@ -1,0 +1,56 @@
+"""What a supervisor knows about failures: those being answered, earlier ones, a suspicion."""
+
+from __future__ import annotations
+
+from chaos.events import Kind
+from recovery.strategy import Failure
+from recovery.supervision import Hands
+
+
+class FailureBook:
+    """``current``: what the next decision answers; ``history``: what formed generations answered."""
+
+    def __init__(self, hands: Hands, *, max_attempts: int) -> None:
+        self.current: list[Failure] = []
+        self.history: list[Failure] = []
+        self.suspicion = ""
+        self.suspected_s: float | None = None
+        self._hands = hands
+        self._max_attempts = max_attempts
+        self._declared = 0
+        self._attempts = 0
+        self._attempts_since = -1
+
+    def declare(self, failure: Failure, *, generation: int, detail: str) -> None:
+        """Write a failure down. It is answered only if it is also added to ``current``."""
+        self._declared += 1
+        self._hands.record(
+            Kind.FAILURE_DETECTED,
+            step=failure.step,
+            generation=generation,
+            failure=self._declared,
+            cause=failure.cause.value,
+            process=failure.process or None,
+            rank=failure.rank,
+            detail=detail,
+        )
+
+    def suspect(self, why: str) -> None:
+        """A collective failed and nobody is known to be dead; the cause may be reported in a moment."""
+        self.suspicion, self.suspected_s = why, self._hands.now_s()
+
+    def forget_suspicion(self) -> None:
+        """The cause is known, or the generation is past."""
+        self.suspected_s = None
+
+    def answered(self) -> None:
+        """The generation that answers the current failures is ready."""
+        self.history.extend(self.current)
+        self.current = []
+        self.suspected_s = None
+
+    def may_try(self, committed: int) -> bool:
+        """Count one more decision; False when too many in a row brought no new committed step."""
+        self._attempts = self._attempts + 1 if self._attempts_since == committed else 1
+        self._attempts_since = committed
+        return self._attempts <= self._max_attempts

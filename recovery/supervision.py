@@ -1,0 +1,65 @@
+"""What supervising a job needs from outside, how long it waits for what, and the stages it goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from chaos.events import Kind
+from recovery.detect import HangLimits
+from recovery.marks import Mark
+from recovery.wire import Message
+
+
+class Hands(Protocol):
+    """What the controller can do to the world. All calls return at once."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send to a process; False when it is gone."""
+
+    def kill(self, process: str) -> None:
+        """SIGKILL; the exit is reported later."""
+
+    def mark(self, process: str) -> Mark:
+        """The process's progress mark."""
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on the process: R, S, D, T, Z, X."""
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> object:
+        """Write an event."""
+
+
+class Stage(StrEnum):
+    """Where the job is."""
+
+    STARTING = "starting"
+    FORMING = "forming"
+    TRAINING = "training"
+    STOPPING = "stopping"  # aborting a generation, waiting for its survivors to park
+    PAUSING = "pausing"
+    WAITING = "waiting"  # a generation is decided, its members are not all ready
+    ENDING = "ending"
+    DONE = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Bounds of every wait, seconds. ``max_attempts``: decisions in a row without one new committed step."""
+
+    start_timeout_s: float = 120.0
+    join_timeout_s: float = 60.0
+    park_timeout_s: float = 1.0
+    unforced_park_s: float = 0.25
+    blame_grace_s: float = 0.3
+    max_attempts: int = 10
+    hang: HangLimits = field(default_factory=HangLimits)

@@ -266,7 +266,8 @@ class Controller:
         if not self.strategy.keeps_survivors:
             self._stop_generation()
             return
-        # All ranks see the same flags and park by themselves; an abort now could cut one off that is about to.
+        # All ranks see the same flags and park by themselves; an abort now could cut one off that is just
+        # about to.
         self.stage = Stage.STOPPING
         self._deadline_s = self.hands.now_s() + self.timing.unforced_park_s
         self._abort_due = True

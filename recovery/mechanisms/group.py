@@ -82,21 +82,18 @@ class Group:
 
     def wait(self, work: dist.Work) -> None:
         """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
-        while True:
-            try:
-                if self._backend == "nccl":
-                    work.wait()  # enqueues only; a timed wait would abort the communicator by itself
-                else:
-                    work.wait(POLL)
-                return
-            except RuntimeError as error:
-                if work.is_completed() or self._backend == "nccl":
-                    raise GenerationLost(_first_line(error)) from error
+        # NCCL only enqueues here, and a timed wait would abort the communicator by itself. Gloo's own timeout ends
+        # the loop at the latest.
+        while self._backend != "nccl" and not _settled(work):
             try:
                 self._check()
             except GenerationLost:
                 self._abandon(work)
                 raise
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise GenerationLost(_first_line(error)) from error
 
     def abort(self) -> int:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
@@ -123,6 +120,16 @@ class Group:
                 _keep_for_ever(self._pg, work)
                 return
             time.sleep(0.001)
+
+
+def _settled(work: dist.Work) -> bool:
+    """Whether the operation has ended, well or badly, after waiting up to POLL for it."""
+    try:
+        work.wait(POLL)
+    except RuntimeError:
+        # Failed, or the time was up; it may even have succeeded since then, so the error itself tells nothing.
+        return bool(work.is_completed())
+    return True
 
 
 def _keep_for_ever(*objects: object) -> None:

@@ -85,6 +85,7 @@ def run(
     """Run a scenario: train, break, recover, measure, judge, report."""
     from harness.rundir import RunDirectory
     from harness.runner import run_scenario
+    from reports import render_all
 
     if no_color:
         os.environ["NO_COLOR"] = "1"
@@ -96,6 +97,7 @@ def run(
         launcher=choices["launcher"], only=tuple(cell.id for cell in cells),
     )  # fmt: skip
     directory = RunDirectory(runs / results.scenario / results.run_id)
+    render_all(directory, results)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
 

@@ -32,7 +32,7 @@ def run_scenario(
     loaded: LoadedScenario, *, runs: Path, seed: int | None, live: bool, argv: Sequence[str],
     launcher: str | None = None, only: Sequence[str] = (), watcher: Watcher | None = None,
 ) -> Results:  # fmt: skip
-    """Run it and return the judged results, which are in the run directory too.
+    """Run it and return the judged results, which are in the run directory too; reports are the caller's to render.
 
     ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all); ``argv``: the command
     line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what was measured so far judged. Raises
@@ -55,9 +55,6 @@ def run_scenario(
             _play(run, runnable, base_seed, shown, stop)
     results = judge.judge(run)
     judge.write_results(run, results)
-    import reports
-
-    reports.render_all(run, results)
     return results
 
 

@@ -49,13 +49,17 @@ def rejoin_all(view: ClusterView) -> Decision | None:
     return Decision(actions=(form,), reason="all ranks are alive: the group is formed again")
 
 
-def shrink(view: ClusterView, *, spawn: int, why: str) -> Decision:
-    """Go on with whoever is left, starting ``spawn`` replacements; from a checkpoint if no state survived whole."""
+def shrink(view: ClusterView, *, refill_world: bool, why: str) -> Decision:
+    """Go on with whoever is left, from a checkpoint if no state survived whole.
+
+    ``refill_world``: start as many replacements as the world then lacks, beyond those ready or on their way.
+    """
     blamed = suspects(view)
     left = tuple(p for p in valid_survivors(view) if p.name not in blamed)
     if not left:
         return restart(view, why=f"{why}; no rank holds a whole state")
-    spawns = tuple(Spawn(role="worker") for _ in range(spawn))
+    missing = view.world - len(left) - len(view.ready) - len(view.starting)
+    spawns = tuple(Spawn(role="worker") for _ in range(missing if refill_world else 0))
     form = Form(members=tuple(p.name for p in left), state=StateFrom.PEER)
     return Decision(actions=(form, *spawns), reason=f"{why}: {len(left)} of {view.world} ranks go on")
 

@@ -30,8 +30,7 @@ class DropReplica(Strategy):
         whole = fallback.refill(view) or fallback.rejoin_all(view)
         if whole:
             return whole
-        missing = view.world - len(view.survivors) - len(view.ready) - len(view.starting)
-        return fallback.shrink(view, spawn=max(0, missing) if self.rejoin else 0, why="the lost rank is dropped")
+        return fallback.shrink(view, refill_world=self.rejoin, why="the lost rank is dropped")
 
     def on_ready(self, view: ClusterView) -> Decision:
         """Ask for a pause as soon as a replacement is ready and no other is on its way."""

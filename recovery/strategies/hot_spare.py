@@ -40,7 +40,7 @@ class HotSpare(Strategy):
         again = tuple(Spawn(role="spare") for _ in range(len(lost))) if self.replenish else ()
         if len(spares) < len(lost):
             why = f"{len(lost)} lost, {len(spares)} spares ready"
-            return fallback.shrink(view, spawn=len(lost) if self.replenish else 0, why=why)
+            return fallback.shrink(view, refill_world=self.replenish, why=why)
         place = dict(zip(lost, spares, strict=True))
         form = Form(members=tuple(place.get(name, name) for name in view.members), state=StateFrom.PEER)
         return Decision(actions=(form, *again), reason=f"{', '.join(spares)} takes over from {', '.join(lost)}")

@@ -22,6 +22,8 @@ def merge(verdicts: list[Verdict]) -> Verdict:
 
 
 class Model(BaseModel):
+    """Base of what ``results.json`` holds."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -12,7 +12,10 @@ import os
 import socket
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from harness.rank import RankConfig
 
 MAX_REQUEST = 1 << 18
 ADOPTION_TIMEOUT_S = 5.0
@@ -37,7 +40,7 @@ def serve(control: socket.socket) -> None:
         control.send(str(pid).encode())
 
 
-def _fork_twice(control: socket.socket, config, control_fd: int, mark_fd: int) -> int:  # type: ignore[no-untyped-def]
+def _fork_twice(control: socket.socket, config: RankConfig, control_fd: int, mark_fd: int) -> int:
     reader, writer = os.pipe()
     first = os.fork()
     if first == 0:
@@ -54,7 +57,9 @@ def _fork_twice(control: socket.socket, config, control_fd: int, mark_fd: int) -
     return pid
 
 
-def _become_rank(control: socket.socket, config, control_fd: int, mark_fd: int, reader: int, writer: int) -> NoReturn:  # type: ignore[no-untyped-def]
+def _become_rank(
+    control: socket.socket, config: RankConfig, control_fd: int, mark_fd: int, reader: int, writer: int
+) -> NoReturn:
     from harness.rank import run
 
     try:

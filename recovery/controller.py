@@ -6,8 +6,6 @@ itself. The same code supervises real processes and simulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from chaos.events import Kind
 from recovery.crew import Crew, Process
 from recovery.failures import FailureBook
@@ -42,7 +40,7 @@ class Controller:
 
     def __init__(
         self, strategy: Strategy, hands: Hands, *, world: int, steps: int, store_port: int,
-        timing: Timing | None = None, watch: Callable[[str], None] | None = None,
+        timing: Timing | None = None,
     ) -> None:  # fmt: skip
         self.strategy = strategy
         self.hands = hands
@@ -52,7 +50,6 @@ class Controller:
         self.stage = Stage.STARTING
         self.outcome = ""
         self.reason = ""
-        self._watch = watch or (lambda _: None)
         self._crew = Crew(hands, start_timeout_s=self.timing.start_timeout_s)
         self._failures = FailureBook(hands, max_attempts=self.timing.max_attempts)
         self._progress = ProgressWatch(hands, self.timing.hang)
@@ -180,7 +177,6 @@ class Controller:
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
         self._formation.begin()
-        self._watch(f"generation {self.generation}")
 
     def _on_joined(self, entry: Process, message: Joined) -> None:
         if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
@@ -217,13 +213,7 @@ class Controller:
             self._act(self.strategy.on_spare_lost(self._view()))
 
     def _declare(self, entry: Process | None, cause: Cause, step: int, detail: str) -> Failure:
-        failure = Failure(
-            process=entry.name if entry else "", rank=entry.rank if entry else None, cause=cause, step=step,
-            time_s=self.hands.now_s(),
-        )  # fmt: skip
-        self._failures.declare(failure, generation=self.generation, detail=detail)
-        self._watch(f"failure {cause.value} {failure.process}")
-        return failure
+        return self._failures.declare(entry, cause, step=step, detail=detail, generation=self.generation)
 
     def _stop_generation(self) -> None:
         """Have every survivor leave the generation at once, or replace all where the strategy keeps none."""
@@ -332,7 +322,6 @@ class Controller:
             return
         actions = [describe(action) for action in decision.actions]
         self.hands.record(Kind.DECISION, actions=actions, reason=decision.reason)
-        self._watch(f"decision {decision.reason}")
         new: list[str] = []
         form: Form | None = None
         for action in decision.actions:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from chaos.events import Kind
-from recovery.strategy import Failure
+from recovery.crew import Process
+from recovery.strategy import Cause, Failure
 from recovery.supervision import Hands
 
 
@@ -21,19 +22,29 @@ class FailureBook:
         self._attempts = 0
         self._attempts_since = -1
 
-    def declare(self, failure: Failure, *, generation: int, detail: str) -> None:
-        """Write a failure down. It is answered only if it is also added to ``current``."""
+    def declare(
+        self, process: Process | None, cause: Cause, *, step: int, detail: str, generation: int
+    ) -> Failure:
+        """Write a failure down, a process's or nobody's. It is answered only if added to ``current`` too."""
+        failure = Failure(
+            process=process.name if process else "",
+            rank=process.rank if process else None,
+            cause=cause,
+            step=step,
+            time_s=self._hands.now_s(),
+        )
         self._declared += 1
         self._hands.record(
             Kind.FAILURE_DETECTED,
-            step=failure.step,
+            step=step,
             generation=generation,
             failure=self._declared,
-            cause=failure.cause.value,
+            cause=cause.value,
             process=failure.process or None,
             rank=failure.rank,
             detail=detail,
         )
+        return failure
 
     def suspect(self, why: str) -> None:
         """A collective failed and nobody is known to be dead; the cause may be reported in a moment."""

@@ -149,7 +149,7 @@ class Job:
         self.generation = 0
         self._group: Group | None = None
         self._retired: Group | None = None
-        self._valid = True
+        self._valid = False  # a fresh process holds nothing of the job until it has joined a generation
         self._pausing = False
 
     def attach(

@@ -104,12 +104,9 @@ class SimCluster:
         )  # fmt: skip
 
     def _group(self, generation: int, size: int) -> Group:
-        timings = self._config.timings
         if generation not in self._groups:
-            self._groups[generation] = Group(
-                generation=generation, size=size, form_ns=timings.form_ms * MS,
-                reduce_ns=timings.phase_ns("collective"),
-            )  # fmt: skip
+            form_ns = self._config.timings.form_ms * MS
+            self._groups[generation] = Group(generation=generation, size=size, form_ns=form_ns)
         return self._groups[generation]
 
     def _report(self, process: Process, report: Report, extra_ms: float = 0.0) -> None:
@@ -132,8 +129,7 @@ class SimCluster:
 
     def _gone(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
         process = rank.process
-        if rank.group is not None:
-            rank.group.leave(rank.rank)
+        rank.disconnect()
         exited = Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=self._clock.now_ns)
         self._report(process, exited, process.rng.uniform(*REAP_MS))
 

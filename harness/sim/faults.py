@@ -181,7 +181,7 @@ class SimFaultAgent:
 
     def _sleep(self, ns: float) -> Sleeping:
         """Sleep in slices, showing progress and noticing an abort."""
-        until = self._job.process.clock.now_ns + ns
+        until = self._job.process.clock.now_ns + int(ns)
         while (left := until - self._job.process.clock.now_ns) > 0:
             yield min(left, SLICE_NS)
             self._job.mark.touch()

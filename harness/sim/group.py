@@ -1,4 +1,4 @@
-"""A simulated process group of one generation: rendezvous, all-reduce, state transfer, and how they break."""
+"""A simulated process group of one generation: rendezvous, collectives, and how they break."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ class _Waiter:
 class Group:
     """The group of one generation; every call is made by a member's body, which then yields None to wait."""
 
-    def __init__(self, *, generation: int, size: int, form_ns: float, reduce_ns: float) -> None:
+    def __init__(self, *, generation: int, size: int, form_ns: float) -> None:
         self.generation = generation
         self._size = size
         self._form_ns = form_ns
-        self._reduce_ns = reduce_ns
         self._members: dict[int, Process] = {}
         self._gone: set[int] = set()
         self._waiting: dict[int, _Waiter] = {}
         self._parts: dict[int, Any] = {}
-        self._mail: dict[int, Any] = {}
 
     def form(self, rank: int, process: Process) -> None:
         """Wait for all members."""
@@ -48,29 +46,20 @@ class Group:
             for member in sorted(self._members):
                 self._finish(member, self._form_ns, None)
 
-    def all_reduce(self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any]) -> None:
-        """Wait for ``combine(parts by rank)``; members have it at slightly different times, and it may break in between."""
+    def meet(
+        self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any], takes_ns: float
+    ) -> None:
+        """One collective: wait for ``combine(parts by rank)``, which takes ``takes_ns`` once all members are here.
+
+        Members have it at slightly different times, and it may break in between: some have it then, others never.
+        """
         self._parts[rank] = part
         self._wait(rank)
         if len(self._parts) == self._size:
             parts, self._parts = self._parts, {}
             result = combine({member: parts[member] for member in sorted(parts)})
             for member in sorted(self._waiting):
-                self._finish(member, self._reduce_ns, result)
-
-    def send(self, rank: int, value: Any) -> None:
-        """Hand ``value`` to a member, which may not wait for it yet. Raises Lost when it is gone."""
-        if rank in self._gone:
-            raise Lost("state transfer broke off: connection closed by peer")
-        self._mail[rank] = value
-        if rank in self._waiting:
-            self._finish(rank, 0, self._mail.pop(rank))
-
-    def receive(self, rank: int) -> None:
-        """Wait for what ``send`` hands over."""
-        self._wait(rank)
-        if rank in self._mail:
-            self._finish(rank, 0, self._mail.pop(rank))
+                self._finish(member, takes_ns, result)
 
     def abort(self, rank: int) -> None:
         """Break this member's wait, from its agent."""
@@ -104,8 +93,7 @@ class Group:
 
     def _finish(self, rank: int, delay_ns: float, value: Any) -> None:
         waiter = self._waiting[rank]
-        if delay_ns:
-            delay_ns += waiter.process.rng.uniform(0, SPREAD_MS) * MS
+        delay_ns += waiter.process.rng.uniform(0, SPREAD_MS) * MS
         waiter.process.clock.after(delay_ns, partial(self._complete, rank, waiter, value))
 
     def _complete(self, rank: int, waiter: _Waiter, value: Any) -> None:

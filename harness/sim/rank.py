@@ -50,7 +50,8 @@ class SimRank:
         self._orders: deque[Join | Abort | Stop] = deque()
         self._awaiting: int | None = None
         self._aborted_generation = 0
-        self._valid = True
+        self._valid = False
+        self._retired: Group | None = None
         process.on_message = self._on_message
 
     # ---- the agent's side
@@ -184,17 +185,12 @@ class SimRank:
             name = yield from self._restore()
             origin = "checkpoint" if name else "initial"
             self._valid = True
-        if self.rank in order.receivers:
+        receives = self.rank in order.receivers
+        if receives:
             self._valid = False
             origin = "peer"
-            group.receive(self.rank)
-            self.state = yield None
-        elif self.rank == order.source:
-            for receiver in order.receivers:
-                yield self.about(self.config.timings.transfer_ms * MS)
-                self.mark.enter(marks.JOINING)
-                self.check()
-                group.send(receiver, self.behaviour.snapshot(self))
+        if order.source is not None and order.receivers:
+            yield from self._copy_state(group, order.source, receives=receives)
         self._valid = True
         self.write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
@@ -202,6 +198,18 @@ class SimRank:
             seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
         )  # fmt: skip
         return name
+
+    def _copy_state(self, group: Group, source: int, *, receives: bool) -> Sleeping:
+        """A broadcast, in which every rank takes part; a receiver holds nothing whole until it is over."""
+        sent = self.behaviour.snapshot(self) if self.rank == source else None
+        if receives:
+            self.state = self.state.torn()
+        transfer_ns = self.about(self.config.timings.transfer_ms * MS)
+        group.meet(self.rank, sent, lambda parts: parts[source], transfer_ns)
+        received = yield None
+        self.mark.touch()
+        if receives:
+            self.state = received
 
     def _restore(self) -> Generator[float | None, Any, str | None]:
         """Load the newest good checkpoint; without one, training begins anew, as in a fresh process."""
@@ -224,7 +232,12 @@ class SimRank:
         self, why: Literal["aborted", "pause", "nonfinite", "failed"], *, error: str = "", blamed: list[int] | None = None
     ) -> None:
         generation = self.generation
-        self.leave()
+        if why in ("pause", "nonfinite"):
+            # All park here after the same collective: breaking connections now could cut off one still finishing it.
+            self._retired, self.group = self.group, None
+            self.mark.enter(marks.IDLE)
+        else:
+            self.leave()
         self.write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
         self.send(
             Parked(
@@ -233,8 +246,13 @@ class SimRank:
         )
 
     def leave(self) -> None:
-        """Close the connections of the group, if in one."""
-        if self.group is not None:
-            self.group.leave(self.rank)
-            self.group = None
+        """Leave the group, if in one."""
+        self.disconnect()
+        self.group = self._retired = None
         self.mark.enter(marks.IDLE)
+
+    def disconnect(self) -> None:
+        """Close the connections of the group, as the kernel does too for a process that is gone."""
+        for group in (self.group, self._retired):
+            if group is not None:
+                group.leave(self.rank)

@@ -97,6 +97,10 @@ class State:
         """As built from the seed, the same on every rank."""
         return cls(seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed))
 
+    def torn(self) -> State:
+        """Half overwritten: what a receiver holds until it has received all."""
+        return replace(self, parameters=digest("torn", self.parameters), optimizer=digest("torn", self.optimizer))
+
     def part(self, samples: list[int], random_word: bytes, *, pause: bool) -> Part:
         """This rank's share of the batch, forward and backward."""
         gradient = digest(self.parameters, samples, random_word)

@@ -127,7 +127,8 @@ class Attempt:
             yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
         part = replace(self.part, pause=job.pause_wanted)
-        job.group.all_reduce(job.rank, part, partial(job.behaviour.combine, job))
+        takes_ns = job.config.timings.phase_ns("collective")
+        job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns)
         reduced: Reduced = yield None
         job.check()
         return reduced

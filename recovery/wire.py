@@ -1,4 +1,4 @@
-"""Messages between supervisor and ranks: typed, JSON, one a line over a stream socket. Nothing is ever unpickled."""
+"""Messages between supervisor and ranks: typed, JSON, one a line over a stream socket. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Ready(Message):
 
 
 class Parked(Message):
-    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with non-finite values."""
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values."""
 
     type: Literal["parked"] = "parked"
     generation: int
@@ -116,10 +116,16 @@ class WireError(Exception):
 
 
 class Channel:
-    """One side of a supervisor-rank connection over a stream socket."""
+    """One side of a supervisor-rank connection over a stream socket.
 
-    def __init__(self, sock: socket.socket) -> None:
+    ``send_limit_s``: give up a send after so long; about a hundred messages fit into the buffer of a receiver
+    that reads nothing, such as a stopped process.
+    """
+
+    def __init__(self, sock: socket.socket, *, send_limit_s: float | None = None) -> None:
         self.sock = sock
+        if send_limit_s is not None:
+            sock.settimeout(send_limit_s)
         self._buffer = b""
 
     def fileno(self) -> int:
@@ -127,7 +133,7 @@ class Channel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message; False when the other side is gone."""
+        """Send one message; False when the other side is gone or reads nothing: it may have got a part."""
         try:
             self.sock.sendall(message.model_dump_json().encode() + b"\n")
         except OSError:
@@ -135,17 +141,17 @@ class Channel:
         return True
 
     def receive(self) -> list[Any] | None:
-        """Read once and return the messages completed by it; None when the other side closed. Raises WireError."""
+        """Read once, return the messages completed by it; None: the other side closed. Raises WireError."""
         try:
             data = self.sock.recv(1 << 16)
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, TimeoutError):
             return []
         except OSError:
             return None
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > MAX_LINE:
+        if max(len(line) for line in (*lines, self._buffer)) > MAX_LINE:
             raise WireError(f"a message is longer than {MAX_LINE} bytes")
         try:
             return [_ANY.validate_json(line) for line in lines]

@@ -20,6 +20,8 @@ UNBOUNDED = {
 }
 """Waits without a bound of their own -> what bounds them."""
 
+STARTERS = ("subprocess.run", "subprocess.check_output", "subprocess.check_call")
+
 Rule = Callable[[str, ast.Module], Iterator[str]]
 
 
@@ -110,9 +112,8 @@ def bounded(path: str, tree: ast.Module) -> Iterator[str]:
         if method in ("wait", "get", "join", "acquire", "communicate"):
             if not node.args and not node.keywords and f"{path}: {call}" not in UNBOUNDED:
                 yield f"{path}:{node.lineno}: {call} may wait for ever: give it a timeout"
-        elif ast.unparse(node.func) in ("subprocess.run", "subprocess.check_output", "subprocess.check_call"):
-            if not any(k.arg == "timeout" for k in node.keywords):
-                yield f"{path}:{node.lineno}: {ast.unparse(node.func)} has no timeout"
+        elif ast.unparse(node.func) in STARTERS and not any(k.arg == "timeout" for k in node.keywords):
+            yield f"{path}:{node.lineno}: {ast.unparse(node.func)} has no timeout"
 
 
 def no_mutable_state(path: str, tree: ast.Module) -> Iterator[str]:

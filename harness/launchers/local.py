@@ -27,6 +27,7 @@ from recovery.wire import Channel, Message, WireError
 
 START_LIMIT_S = 120.0
 REAP_LIMIT_S = 10.0
+SEND_LIMIT_S = 0.5
 
 
 class Local(Launcher):
@@ -149,7 +150,7 @@ class LocalCluster:
         fds = [theirs.fileno(), mark_fd]
         try:
             pid = self._session.fork(config, fds) if mode == "warm" else _start_cold(config, fds)
-            child = _Child(name, pid, Channel(ours), MarkPage(mark_fd))
+            child = _Child(name, pid, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
         finally:
             theirs.close()
             os.close(mark_fd)

@@ -1,0 +1,173 @@
+"""Messages between supervisor and ranks: what is sent arrives, and nothing else is taken for a message."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery import wire
+from recovery.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
+
+MESSAGES = [
+    Join(
+        generation=3, rank=1, members=["w0", "s4"], store_port=4711, source=0, receivers=[1], restore=False,
+        timeout_s=60.0,
+    ),
+    Join(
+        generation=1, rank=0, members=["w0"], store_port=1, source=None, receivers=[], restore=True,
+        timeout_s=0.5,
+    ),
+    Abort(generation=2),
+    wire.PauseRequest(),
+    wire.Stop(),
+    Extra(topic="arm", payload={"points": [{"step": 1, "phase": "data"}], "x": None, "nan": "NaN"}),
+    Ready(),
+    wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),
+    wire.Joined(generation=2, step=56, checkpoint=None),
+    wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
+    wire.Finished(step=100),
+]  # fmt: skip
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = socket.socketpair()
+    left.settimeout(10)
+    right.settimeout(10)
+    pair = Channel(left), Channel(right)
+    yield pair
+    for channel in pair:
+        channel.close()
+
+
+def receive(channel: Channel, count: int) -> list[object]:
+    """That many messages."""
+    got: list[object] = []
+    while len(got) < count:
+        messages = channel.receive()
+        assert messages is not None, "the other side closed"
+        got.extend(messages)
+    return got
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_message_arrives_as_it_was_sent(ends: tuple[Channel, Channel], message: Message) -> None:
+    assert ends[0].send(message)
+    assert receive(ends[1], 1) == [message]
+
+
+def test_every_message_type_is_tried_here() -> None:
+    assert {type(m) for m in MESSAGES} == set(Message.__subclasses__())
+
+
+def test_torn_lines_are_put_together(ends: tuple[Channel, Channel]) -> None:
+    data = b"".join(m.model_dump_json().encode() + b"\n" for m in MESSAGES)
+    got: list[object] = []
+    for byte in data:
+        ends[0].sock.sendall(bytes((byte,)))
+        messages = ends[1].receive()
+        assert messages is not None
+        got.extend(messages)
+    assert got == MESSAGES
+
+
+def test_many_at_once_keep_their_order(ends: tuple[Channel, Channel]) -> None:
+    for start in range(0, 1000, 20):
+        batch = [Abort(generation=number) for number in range(start, start + 20)]
+        for message in batch:
+            assert ends[0].send(message)
+        assert receive(ends[1], 20) == batch
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"hello",
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"type": "bye"}',
+        b'{"type": "abort"}',
+        b'{"type": "abort", "generation": "two"}',
+        b'{"type": "abort", "generation": 2, "more": 1}',
+        b'{"type": "parked", "generation": 1, "step": 1, "valid": true, "why": "tired"}',
+        b'{"type": "abort", "generation": 2',
+        b"\xff\xfe\x00",
+        b"GET / HTTP/1.1\r",
+        b'{"type":"abort","generation":' + b"[" * 5000,
+    ],
+)
+def test_garbage_is_refused(ends: tuple[Channel, Channel], line: bytes) -> None:
+    ends[0].sock.sendall(line + b"\n")
+    with pytest.raises(WireError, match="not a message"):
+        ends[1].receive()
+
+
+def test_a_pickle_is_garbage_and_never_loaded(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    ends[0].sock.sendall(pickle.dumps(Bomb()) + b"\n")
+    with pytest.raises(WireError):
+        ends[1].receive()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_an_endless_line_is_refused_before_it_fills_the_memory(
+    ends: tuple[Channel, Channel], newline: bytes
+) -> None:
+    message = json.dumps({"type": "extra", "topic": "x" * wire.MAX_LINE, "payload": {}}).encode() + newline
+    with pytest.raises(WireError, match="longer than"):
+        for start in range(0, len(message), 1 << 14):
+            ends[0].sock.sendall(message[start : start + (1 << 14)])
+            ends[1].receive()
+
+
+def test_the_other_side_going_away_is_none(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send(Ready())
+    ends[0].close()
+    assert ends[1].receive() == [Ready()]
+    assert ends[1].receive() is None
+
+
+def test_sending_to_nobody_says_so(ends: tuple[Channel, Channel]) -> None:
+    ends[1].close()
+    assert not ends[0].send(Ready())
+
+
+def test_a_torn_last_line_is_no_message(ends: tuple[Channel, Channel]) -> None:
+    ends[0].sock.sendall(b'{"type": "re')
+    ends[0].close()
+    assert ends[1].receive() == []
+    assert ends[1].receive() is None
+
+
+def test_a_receiver_that_reads_nothing_cannot_hold_up_the_sender() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        sender = Channel(left, send_limit_s=0.05)
+        assert sender.send(Ready())
+        assert not all(sender.send(Extra(topic="x" * 10_000, payload={})) for _ in range(200))
+
+
+def test_a_limit_on_sending_is_none_on_receiving() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        receiver = Channel(left, send_limit_s=0.001)
+        assert receiver.receive() == []
+        right.sendall(b'{"type": "ready"}\n')
+        assert receive(receiver, 1) == [Ready()]
+
+
+def test_a_channel_without_data_is_no_error(ends: tuple[Channel, Channel]) -> None:
+    ends[1].sock.setblocking(False)
+    assert ends[1].receive() == []

@@ -8,13 +8,16 @@ CPU for is starved, not hung, and gets a longer deadline.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 from recovery.marks import Mark
 
 WINDOW = 50
+MAX_LOOK_S = 0.1
+STARVED = ("R", "D")  # would run, or waits for a disk
+STOPPED = ("T", "t")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +52,35 @@ class Hang:
 
 
 @dataclass(kw_only=True)
+class _Silence:
+    """How long a member, with this very mark, kept others waiting; ``waited_s``: how long it was itself one who waits."""
+
+    mark: Mark
+    behind_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(kw_only=True)
 class HangDetector:
-    """Learns step times of the current world and names hung processes."""
+    """Learns step times of the current world and names hung processes.
+
+    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor itself gets no CPU is
+    nobody's silence. It counts from the moment a rank falls behind, not from its last mark: whoever waited long in a collective
+    that has just ended is not late yet.
+    """
 
     limits: HangLimits = field(default_factory=HangLimits)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _last_step: int = -1
     _last_time_s: float = 0.0
-    _resume_s: float = 0.0
+    _last_look_s: float | None = None
+    _silences: dict[str, _Silence] = field(default_factory=dict)
 
-    def resumed(self, now_s: float) -> None:
+    def resumed(self) -> None:
         """A generation starts training: silence is counted from now."""
-        self._resume_s = now_s
         self._last_step = -1
+        self._last_look_s = None
+        self._silences = {}
 
     def deadline_s(self, phase: str) -> float:
         """How long a rank may be silent in a phase."""
@@ -78,39 +97,57 @@ class HangDetector:
         if committed > self._last_step:
             self._last_step, self._last_time_s = committed, now_s
 
-    def check(self, now_s: float, marks: Mapping[str, Mark], starved: Mapping[str, bool]) -> list[Hang]:
-        """Hung processes among the members of a training generation, the worst first."""
-        if not marks:
-            return []
-        furthest = max((mark.step, mark.collective) for mark in marks.values())
+    def look(self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> Hang | None:
+        """The worst hang among the members of a training generation.
+
+        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those silent for a while. A hang of the
+        process ``""`` is nobody's: all wait in one collective.
+        """
+        passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
+        self._last_look_s = now_s
+        furthest = max(((mark.step, mark.collective) for mark in marks.values()), default=(0, 0))
         hangs = []
         for name, mark in marks.items():
-            waiting = (
-                mark.phase == "collective" and (mark.step, mark.collective) == furthest and len(marks) > 1
-            )
-            idle = mark.phase == "idle"
-            if waiting or idle:
-                continue
-            silent = now_s - max(mark.time_ns / 1e9, self._resume_s)
-            deadline = self.deadline_s(mark.phase) * (
-                self.limits.starved_factor if starved.get(name) else 1.0
-            )
-            if silent > deadline:
-                hangs.append(
-                    Hang(
-                        process=name,
-                        phase=mark.phase,
-                        step=mark.step,
-                        collective=mark.collective,
-                        silent_s=silent,
-                        deadline_s=deadline,
-                    )  # fmt: skip
-                )
-        return sorted(hangs, key=lambda hang: -hang.silent_s)
+            silence = self._silences.get(name)
+            if silence is None or silence.mark != mark:
+                silence = self._silences[name] = _Silence(mark=mark)
+            elif _waits(mark, furthest) and len(marks) > 1:
+                silence.waited_s += passed
+            elif mark.phase != "idle":
+                silence.behind_s += passed
+            hang = self._judge(name, silence, kernel)
+            if hang is not None:
+                hangs.append(hang)
+        return max(hangs, key=lambda hang: hang.silent_s, default=None) or self._stuck(marks)
 
-    def stuck(self, now_s: float, marks: Mapping[str, Mark]) -> float | None:
-        """Seconds that *all* members have waited in one collective, if past the deadline: the network's fault."""
+    def _judge(self, name: str, silence: _Silence, kernel: Callable[[str], str]) -> Hang | None:
+        mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
+        deadline = self.deadline_s(mark.phase)
+        if silent <= deadline:
+            return None
+        state = kernel(name)
+        if state in STARVED:
+            deadline *= self.limits.starved_factor
+        # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
+        late = silence.behind_s if state not in STOPPED else silent
+        if late <= deadline:
+            return None
+        return Hang(
+            process=name, phase=mark.phase, step=mark.step, collective=mark.collective, silent_s=late,
+            deadline_s=deadline,
+        )  # fmt: skip
+
+    def _stuck(self, marks: Mapping[str, Mark]) -> Hang | None:
+        """All members have waited in one collective for twice its deadline: the network's fault."""
         if len(marks) < 2 or any(mark.phase != "collective" for mark in marks.values()):
             return None
-        silent = now_s - max(self._resume_s, *(mark.time_ns / 1e9 for mark in marks.values()))
-        return silent if silent > 2 * self.deadline_s("collective") else None
+        waited = min(self._silences[name].waited_s for name in marks)
+        limit = 2 * self.deadline_s("collective")
+        step = max(mark.step for mark in marks.values())
+        if waited <= limit:
+            return None
+        return Hang(process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit)
+
+
+def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:
+    return mark.phase == "collective" and (mark.step, mark.collective) == furthest

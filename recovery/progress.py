@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from recovery.detect import Hang, HangDetector, HangLimits
 from recovery.supervision import Hands
 
-SILENCE_S = 0.25  # the kernel is asked about a process only after so long a silence
-
 
 class ProgressWatch:
     """Reads marks. ``committed``: highest step ever committed by all members of a generation."""
@@ -20,7 +18,7 @@ class ProgressWatch:
 
     def resumed(self) -> None:
         """A generation starts training."""
-        self.detector.resumed(self._hands.now_s())
+        self.detector.resumed()
 
     def look(self, generation: int, names: Iterable[str]) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.
@@ -35,17 +33,4 @@ class ProgressWatch:
         committed = min(mark.committed for mark in marks.values())
         self.committed = max(self.committed, committed)
         self.detector.observe(now, committed)
-        starved = {
-            name: self._hands.os_state(name) in "RD"
-            for name, mark in marks.items()
-            if now - mark.time_ns / 1e9 > SILENCE_S
-        }
-        hangs = self.detector.check(now, marks, starved)
-        if hangs:
-            return hangs[0]
-        stuck = self.detector.stuck(now, marks)
-        if stuck is None:
-            return None
-        limit = 2 * self.detector.deadline_s("collective")
-        step = max(mark.step for mark in marks.values())
-        return Hang(process="", phase="collective", step=step, collective=0, silent_s=stuck, deadline_s=limit)
+        return self.detector.look(now, marks, self._hands.os_state)

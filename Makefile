@@ -1,0 +1,45 @@
+# Everything runs in .venv, made on demand from pinned versions. Python 3.11 or newer; PYTHON=... chooses another.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test test-fast check format scenarios bench schema clean help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+run: $(STAMP) ## run the main scenario and say where its report is
+	$(BIN)/chaos run scenarios/kill-one-rank.yaml
+
+test: $(STAMP) ## all tests, real processes included (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, unit and simulated tests (under a minute)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not real and not slow"
+
+format: $(STAMP) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+scenarios: $(STAMP) ## run every scenario for real
+	for file in scenarios/*.yaml; do $(BIN)/chaos run $$file || exit; done
+
+bench: $(STAMP) ## measure recovery and overhead; prints the table kept in docs/performance.md
+	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.overhead
+
+schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
+	$(BIN)/chaos schema > scenarios/scenario.schema.json
+
+clean: ## remove what was made
+	rm -rf $(VENV) runs *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -172,10 +172,11 @@ class Injector:
         if self._training_since_ns is not None:
             seconds = (now - self._training_since_ns) / 1e9
             for planned in due_by_time(self._all, seconds, self._fired):
-                self._fired[planned.id, NO_POINT] += 1
-                self._fire_at_targets(planned)
+                if self._reachable(planned):
+                    self._fired[planned.id, NO_POINT] += 1
+                    self._fire_at_targets(planned)
             for planned in due_by_step(self._all, committed, self._fired):
-                for point in planned.points:
+                for point in planned.points if self._reachable(planned) else ():
                     self._fired[planned.id, point] += 1
                     self._fire_at_targets(planned)
         for live in self._live:
@@ -215,6 +216,11 @@ class Injector:
     def _point(self, planned: PlannedFault, point: tuple[int, str]) -> tuple[int, str]:
         return point[0], self._faults[planned.id].point(point[1])
 
+    def _reachable(self, planned: PlannedFault) -> bool:
+        """Whether every target is there; in the middle of a recovery one may be about to be replaced."""
+        held = all(self._scene.process_of(rank) for rank in planned.ranks)
+        return held and all(self._scene.spare(index) for index in planned.spares)
+
     def _fire_at_targets(self, planned: PlannedFault) -> None:
         if self._faults[planned.id].where is Where.CHECKPOINT:
             self._fire_at_checkpoint(planned)
@@ -223,10 +229,14 @@ class Injector:
             process = self._scene.process_of(rank)
             if process:
                 self._fire(planned, process=process, rank=rank, step=None)
+            else:
+                self._miss(planned, {"rank": rank}, f"nobody holds rank {rank}")
         for index in planned.spares:
             process = self._scene.spare(index)
             if process:
                 self._fire(planned, process=process, rank=None, step=None)
+            else:
+                self._miss(planned, {"spare": index}, f"no spare {index} waits")
 
     def _fire(self, planned: PlannedFault, *, process: str, rank: int | None, step: int | None) -> None:
         fault = self._faults[planned.id]
@@ -238,6 +248,8 @@ class Injector:
         live = self._begin(planned, {"process": process, "rank": rank}, step, Tail(path), process=process, rank=rank)
         if fault.where is Where.PROCESS:
             fault.act_on_process(_ProcessTarget(self._scene, process))
+            # At once: whoever hears of it next may kill the process.
+            self._look_for_evidence(live, self._scene.now_ns())
         command = {
             "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
             "params": planned.params, "duration_s": planned.duration_s, "duration_steps": planned.duration_steps,
@@ -249,19 +261,24 @@ class Injector:
         if planned.checkpoint != "latest":
             found = [c for c in found if c.step <= int(planned.checkpoint or 0)]
             found = found if found and found[0].step == planned.checkpoint else []
-        name = found[0].name if found else None
-        live = self._begin(planned, {"checkpoint": name}, found[0].step if found else None, None, checkpoint=name)
         if not found:
-            live.settled = live.healed = True
-            self._scene.record(
-                Kind.FAULT_FAILED, fault=planned.id, occurrence=live.occurrence.number, reason="no such checkpoint"
-            )
+            self._miss(planned, {"checkpoint": None}, "no such checkpoint")
             return
+        name, step = found[0].name, found[0].step
+        live = self._begin(planned, {"checkpoint": name}, step, None, checkpoint=name)
         target = _CheckpointTarget(found[0], found[1] if len(found) > 1 else None)
         handle: CheckpointTarget = target
         done = dict(live.fault.act_on_checkpoint(handle, planned.seed))
         # The recovery stack's own verifier, which the fault does not know, is the witness.
         self._effect(live, done | {"verifier": target.verify()})
+
+    def _miss(self, planned: PlannedFault, target: dict[str, Any], reason: str) -> None:
+        """Fire at a target that is not there."""
+        live = self._begin(planned, target, None, None)
+        live.settled = live.healed = True
+        self._scene.record(
+            Kind.FAULT_FAILED, fault=planned.id, occurrence=live.occurrence.number, reason=reason
+        )
 
     def _begin(
         self, planned: PlannedFault, target: dict[str, Any], step: int | None, tail: Tail | None, **who: Any

@@ -221,8 +221,9 @@ class Orchestrator:
         return self.cluster.os_state(process)
 
     def process_of(self, rank: int) -> str | None:
-        """Who holds a rank."""
-        return self.controller.process_of(rank)
+        """Who holds a rank, if alive."""
+        process = self.controller.process_of(rank)
+        return None if process in self._exited else process
 
     def spare(self, index: int) -> str | None:
         """Who waits as spare."""

@@ -43,15 +43,17 @@ def _job_step(history: History, generation: Generation) -> int:
 
 
 def _acknowledged(history: History, generation: Generation) -> int:
-    """Step of the newest checkpoint acknowledged before the generation's state was there, and not proved
-    corrupt.
+    """Step of the newest checkpoint acknowledged before the generation's state was there, still kept and not
+    proved corrupt.
     """
     until = generation.ready_ns or generation.started_ns
     known: dict[str, int] = {}
-    for event in history.log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED):
+    for event in history.log.of(
+        Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED
+    ):
         if event.time_ns > until:
             break
-        if event.kind is Kind.CHECKPOINT_REFUSED:
+        if event.kind is not Kind.CHECKPOINT_COMMITTED:
             known.pop(event.data["checkpoint"], None)
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0

@@ -62,7 +62,7 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
             f"generation {number} has {generation.world} ranks, provisioned were {history.info.ranks}"
         )
     if generation.world < history.info.ranks and evidence.promises_exact:
-        lost = _lost_members(history, generation)
+        lost = _losses(history, generation)
         if lost <= history.info.spares or history.info.spares == 0:
             problems.append(
                 f"generation {number} shrank to {generation.world} ranks after {lost} losses "
@@ -74,10 +74,17 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
     return problems
 
 
-def _lost_members(history: History, generation: Generation) -> int:
-    """Members that left between generations up to this one."""
+def _losses(history: History, generation: Generation) -> int:
+    """Members that left between generations up to this one, and spares that died waiting."""
     rows = [g for g in history.generations if g.number <= generation.number]
-    return sum(len(set(old.members) - set(new.members)) for old, new in itertools.pairwise(rows))
+    members = {name for row in rows for name in row.members}
+    spares = [
+        e for e in history.log.of(Kind.PROCESS_EXITED)
+        if e.time_ns < generation.started_ns and not e.data["expected"] and e.data["process"] not in members
+    ]  # fmt: skip
+    return len(spares) + sum(
+        len(set(old.members) - set(new.members)) for old, new in itertools.pairwise(rows)
+    )
 
 
 def _claimed(history: History, run: StepRun) -> list[str]:

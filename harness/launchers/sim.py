@@ -1,4 +1,4 @@
-"""Ranks in memory on a simulated clock: no process, no waiting, and the same seed gives the same log byte for byte."""
+"""Ranks in memory on a simulated clock: no process, no waiting, and one seed gives one log byte for byte."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from harness.sim.settings import Timings
 
 
 class Sim(Launcher):
-    """A simulation under the real orchestrator, injector, controller and judge, for trying out scenarios and strategies.
+    """A simulation under the real orchestrator, injector, controller and judge, to try out scenarios.
 
-    Times are milliseconds of simulated time, defaults those of ``gpt nano`` on two cores; ``jitter``: by how much of itself
-    each of them varies, drawn with the run's seed; ``wire_kib``: gradient bytes of one all-reduce.
+    Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores; ``jitter``:
+    by how much of itself each varies, drawn with the run's seed; ``wire_kib``: gradients of one all-reduce.
     """
 
     step_ms: float = Field(default=40.0, gt=0, le=600_000)

@@ -55,7 +55,9 @@ class Behaviour:
         """The state to send to a peer."""
         return rank.state
 
-    def restore(self, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> tuple[Checkpoint, dict[str, Any]] | None:
+    def restore(
+        self, rank: SimRank, refused: Callable[[Checkpoint, str], None]
+    ) -> tuple[Checkpoint, dict[str, Any]] | None:
         """The checkpoint to restore, with its manifest."""
         return checkpoints.newest_good(rank.config.checkpoint_dir, refused)
 
@@ -66,5 +68,5 @@ class Behaviour:
 
 @lru_cache(maxsize=4096)
 def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
-    """The same for every rank and arm of a seed, and half of a simulation's time if computed for each of them."""
+    """The same for every rank and arm of a seed, and half of a simulation's time if computed for each."""
     return tuple(order.batch(step, global_batch, samples, seed))

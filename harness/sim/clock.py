@@ -24,7 +24,7 @@ class Clock:
         return self._now
 
     def read(self) -> int:
-        """Look at the clock, which takes a microsecond: no two events of one actor share a time, as in reality."""
+        """Look at the clock, which takes a microsecond: no two events of one actor share a time."""
         self._now += LOOK_NS
         return self._now
 
@@ -34,7 +34,7 @@ class Clock:
         heapq.heappush(self._heap, (self._now + max(0, int(delay_ns)), self._count, action))
 
     def advance(self, until_ns: int) -> bool:
-        """Run the next action due by ``until_ns``; False, with the time set to ``until_ns``, when there is none."""
+        """Run the next action due by ``until_ns``; False, and it is ``until_ns``, when there is none."""
         if not self._heap or self._heap[0][0] > until_ns:
             self._now = max(self._now, until_ns)
             return False

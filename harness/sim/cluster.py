@@ -125,7 +125,9 @@ class SimCluster:
         """It executes no more: its connections close, and then its exit is reported."""
         if rank.writer is not None:
             rank.writer.abandon()
-        self._clock.after(rank.about(self._config.timings.teardown_ms * MS), partial(self._gone, rank, exit_code, signum))
+        self._clock.after(
+            rank.about(self._config.timings.teardown_ms * MS), partial(self._gone, rank, exit_code, signum)
+        )
 
     def _gone(self, rank: SimRank, exit_code: int | None, signum: int | None) -> None:
         process = rank.process
@@ -137,9 +139,12 @@ class SimCluster:
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](**scenario.recovery.params)
+    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](
+        **scenario.recovery.params
+    )
     return RankConfig(
         events=setup.run.events(setup.id), world=spec.ranks, steps=spec.steps, global_batch=spec.global_batch,
-        samples=setup.data.samples, seed=setup.seed, batch=strategy.batch_policy, checkpoint_dir=setup.checkpoints,
-        checkpoint_every=spec.checkpoint.every, checkpoint_keep=spec.checkpoint.keep, wall_ns=WALL_NS, timings=timings,
+        samples=setup.data.samples, seed=setup.seed, batch=strategy.batch_policy,
+        checkpoint_dir=setup.checkpoints, checkpoint_every=spec.checkpoint.every,
+        checkpoint_keep=spec.checkpoint.keep, wall_ns=WALL_NS, timings=timings,
     )  # fmt: skip

@@ -83,7 +83,9 @@ class SimFaultAgent:
         if self._holding is not None:
             process = self._job.process
             delay = process.rng.uniform(0, ABORT_LOOK_NS)
-            process.clock.after(delay, partial(process.fail, self._holding, Lost("aborted by the supervisor")))
+            process.clock.after(
+                delay, partial(process.fail, self._holding, Lost("aborted by the supervisor"))
+            )
 
     # ---- called by the body
 
@@ -92,7 +94,9 @@ class SimFaultAgent:
         for point in self._armed.pop((step, phase), ()):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._go = None
-            self._job.send(Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase}))
+            self._job.send(
+                Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase})
+            )
             process = self._job.process
             self._holding = process.ticket
             process.clock.after(HOLD_LIMIT_NS, partial(process.wake, process.ticket, False))
@@ -122,7 +126,9 @@ class SimFaultAgent:
                 lasting.fault.heal_in_rank(self)
                 self._lasting.remove(lasting)
                 self.active = bool(self._armed or self._lasting)
-                self._job.send(Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence}))
+                self._job.send(
+                    Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence})
+                )
 
     # ---- RankTarget
 

@@ -46,12 +46,10 @@ class Group:
             for member in sorted(self._members):
                 self._finish(member, self._form_ns, None)
 
-    def meet(
-        self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any], takes_ns: float
-    ) -> None:
-        """One collective: wait for ``combine(parts by rank)``, which takes ``takes_ns`` once all members are here.
+    def meet(self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any], takes_ns: float) -> None:
+        """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are here.
 
-        Members have it at slightly different times, and it may break in between: some have it then, others never.
+        They have it at slightly different times, and it may break in between: some have it, others never.
         """
         self._parts[rank] = part
         self._wait(rank)
@@ -84,7 +82,7 @@ class Group:
             self._maybe_notice(rank)
 
     def _maybe_notice(self, rank: int) -> None:
-        """A neighbour of the lost member sees the connection close; the others only ever hear of it from elsewhere."""
+        """A neighbour of the lost member sees the connection close; the others hear of it from elsewhere."""
         waiter = self._waiting[rank]
         rng = waiter.process.rng
         if rng.random() < NOTICE:

@@ -1,7 +1,7 @@
-"""A simulated process: a body that sleeps and waits, signals that stop, continue and kill it, and its progress mark.
+"""A simulated process: a body that sleeps and waits, signals that stop and kill it, and its progress mark.
 
-The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it. Whoever is to wake it is
-given the process's ``ticket`` of that moment, which is void as soon as the body goes on for another reason.
+The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it. Whoever is
+to wake it is given the process's ``ticket`` of that moment, void as soon as the body goes on otherwise.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SimMark:
     def read(self) -> Mark:
         """The current mark."""
         return Mark(
-            generation=self._generation, step=self._step, phase=PHASES[self._phase], collective=self._collective,
-            time_ns=self._time, committed=self._committed, last_seq=self._last_seq,
+            generation=self._generation, step=self._step, phase=PHASES[self._phase],
+            collective=self._collective, time_ns=self._time, committed=self._committed, last_seq=self._last_seq,
         )  # fmt: skip
 
     def enter(self, phase: int) -> None:
@@ -59,7 +59,7 @@ class SimMark:
 
 
 class Process:
-    """One process. ``on_message`` takes its messages, ``on_gone`` hears of its end before the supervisor does."""
+    """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more."""
 
     def __init__(self, *, name: str, role: str, pid: int, clock: Clock, seed: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A simulated rank: what ``recovery.job``, ``recovery.agent`` and ``harness.rank`` do together, event by event."""
+"""A simulated rank: what ``recovery.job``, ``recovery.agent`` and ``harness.rank`` do, event by event."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Sleeping = Generator[float | None, Any, None]
 
 
 class SimRank:
-    """One rank. ``group_of``: the group of a generation and its size; ``send``: sends a message to the supervisor."""
+    """One rank. ``group_of``: the group of a generation and its size; ``send``: to the supervisor."""
 
     def __init__(
-        self, config: RankConfig, process: Process, *, behaviour: Behaviour, group_of: Callable[[int, int], Group],
-        send: Callable[[Message], None],
+        self, config: RankConfig, process: Process, *, behaviour: Behaviour,
+        group_of: Callable[[int, int], Group], send: Callable[[Message], None],
     ) -> None:  # fmt: skip
         self.config = config
         self.process = process
@@ -145,7 +145,11 @@ class SimRank:
         except NonFinite as error:
             blamed = self.behaviour.blamed(self, list(error.blamed))
             self.write(
-                Kind.NONFINITE_CAUGHT, step=self.state.step + 1, rank=self.rank, blamed=blamed, what="loss or gradient"
+                Kind.NONFINITE_CAUGHT,
+                step=self.state.step + 1,
+                rank=self.rank,
+                blamed=blamed,
+                what="loss or gradient",
             )
             self._park("nonfinite", blamed=blamed)
 
@@ -229,11 +233,15 @@ class SimRank:
         self._park("aborted" if aborted else "failed", error=str(error))
 
     def _park(
-        self, why: Literal["aborted", "pause", "nonfinite", "failed"], *, error: str = "", blamed: list[int] | None = None
+        self,
+        why: Literal["aborted", "pause", "nonfinite", "failed"],
+        *,
+        error: str = "",
+        blamed: list[int] | None = None,
     ) -> None:
         generation = self.generation
         if why in ("pause", "nonfinite"):
-            # All park here after the same collective: breaking connections now could cut off one still finishing it.
+            # All park after the same collective: breaking it now could cut off one still finishing.
             self._retired, self.group = self.group, None
             self.mark.enter(marks.IDLE)
         else:
@@ -241,7 +249,12 @@ class SimRank:
         self.write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
         self.send(
             Parked(
-                generation=generation, step=self.state.step, valid=self._valid, why=why, blamed=blamed or [], error=error
+                generation=generation,
+                step=self.state.step,
+                valid=self._valid,
+                why=why,
+                blamed=blamed or [],
+                error=error,
             )
         )
 

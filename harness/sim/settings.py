@@ -11,7 +11,10 @@ _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "op
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """How long things take, milliseconds. ``jitter``: by how much of itself each varies; ``wire_bytes``: of the gradients."""
+    """How long things take, milliseconds.
+
+    ``jitter``: by how much of itself each varies; ``wire_bytes``: size of the gradients.
+    """
 
     step_ms: float
     jitter: float

@@ -1,8 +1,8 @@
-"""What a simulated rank trains: a rolling hash in place of tensors, so that anything done differently shows in the digests.
+"""What a simulated rank trains: a rolling hash in place of tensors, in which anything done differently shows.
 
-``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a hash of its parameters, its
-samples and its random numbers. The loss is a smooth curve plus noise of the samples, summed in rank order, so that another
-partition of the same batch gives another rounding and nothing more, as in real training.
+``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a hash of
+its parameters, samples and random numbers. The loss is a smooth curve plus noise of the samples, summed in rank
+order, so that another partition of the same batch gives another rounding and no more, as in real training.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def combine(parts: dict[int, Part]) -> Reduced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """The full training state after ``step``. ``progress``: how far down the loss curve; ``bad``: holds non-finite values."""
+    """The full training state after ``step``.
+
+    ``progress``: how far down the loss curve; ``bad``: holds non-finite values.
+    """
 
     seed: int
     step: int = 0
@@ -99,7 +102,9 @@ class State:
 
     def torn(self) -> State:
         """Half overwritten: what a receiver holds until it has received all."""
-        return replace(self, parameters=digest("torn", self.parameters), optimizer=digest("torn", self.optimizer))
+        return replace(
+            self, parameters=digest("torn", self.parameters), optimizer=digest("torn", self.optimizer)
+        )
 
     def part(self, samples: list[int], random_word: bytes, *, pause: bool) -> Part:
         """This rank's share of the batch, forward and backward."""

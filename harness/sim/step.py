@@ -31,7 +31,7 @@ class NonFinite(Exception):
 
 
 class Attempt:
-    """``part``: what this rank brings to the all-reduce, once backward has made it. ``change_loss``: set by a fault."""
+    """``part``: this rank's share of the all-reduce, from backward on; ``change_loss``: set by a fault."""
 
     def __init__(self, job: SimRank) -> None:
         self.number = job.state.step + 1
@@ -92,7 +92,9 @@ class Attempt:
         job = self._job
         ids = job.behaviour.batch(job, self.number)
         config = job.config
-        part = order.share(job.rank, config.world if config.batch == "shrink" else job.world, config.global_batch)
+        part = order.share(
+            job.rank, config.world if config.batch == "shrink" else job.world, config.global_batch
+        )
         return ids[part.start : part.stop]
 
     def _enter(self, phase: str) -> Sleeping:

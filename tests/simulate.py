@@ -1,0 +1,102 @@
+"""Plays whole arms on the simulated launcher, in memory but for their logs, and judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from arms import EXACT
+
+from chaos import plugins
+from chaos.events import Event, Log, read_log
+from chaos.fault import Fault
+from chaos.scenario import Cell, Scenario
+from harness.checkers import CHECKERS, Evidence
+from harness.launcher import ArmSetup
+from harness.launchers.sim import Sim, SimSession
+from harness.orchestrator import Orchestrator, StopFlag
+from harness.results import Finding
+from harness.rundir import RunDirectory
+from harness.sim.behaviour import Behaviour
+from harness.workload import DataInfo
+from recovery.strategy import Strategy
+
+RANKS, STEPS, BATCH, EVERY, SAMPLES = 4, 60, 24, 10, 700
+KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
+
+
+class Silent:
+    """Watches and says nothing."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """Nothing."""
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Nothing."""
+
+
+def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
+    """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the workload."""
+    workload = {
+        "kind": "mlp", "ranks": more.pop("ranks", RANKS), "steps": more.pop("steps", STEPS),
+        "global_batch": BATCH,
+        "checkpoint": {"every": more.pop("every", EVERY), "keep": more.pop("keep", 3)},
+    }  # fmt: skip
+    body = {
+        "version": 1,
+        "name": "sim",
+        "launcher": "sim",
+        "workload": workload,
+        "recovery": recovery,
+        "faults": faults,
+    }
+    stop = [{"when": "no_committed_step_for > 100s"}]
+    scenario = Scenario.model_validate({**body, "stop_conditions": stop, **more})
+    return Cell(id="default", params={}, scenario=scenario)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """One arm that was played. ``outcome``: as the orchestrator returned it."""
+
+    outcome: str
+    cell: Cell
+    log: Log
+    directory: Path
+
+
+def play(
+    cell: Cell, root: Path, *, seed: int, arm: Literal["faulted", "control"] = "faulted",
+    behaviour: Behaviour | None = None, strategy: Strategy | None = None, sim: Sim | None = None,
+) -> Played:  # fmt: skip
+    """Play one arm; ``strategy`` instead of the scenario's own."""
+    run = RunDirectory(root)
+    run.make_arm(arm)
+    data = DataInfo(path=root, samples=SAMPLES, digest="none", about="simulated")
+    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+    spec = cell.scenario.recovery
+    strategy = strategy or plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+    cluster = SimSession((sim or Sim()).timings(), behaviour).cluster(setup)
+    kinds = plugins.load("chaos.faults", Fault)
+    outcome = Orchestrator(setup, cluster, strategy, kinds, watcher=Silent(), stop=StopFlag()).run()
+    return Played(outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm))
+
+
+def judged(faulted: Played, control: Played | None) -> dict[str, Finding]:
+    """Every checker's answer on the faulted arm, undecorated."""
+    evidence = evidence_of(faulted, control)
+    return {name: checker(evidence) for name, checker in CHECKERS.items()}
+
+
+def evidence_of(faulted: Played, control: Played | None) -> Evidence:
+    """The evidence on a faulted arm, or with no control arm given, on one that is a control arm itself."""
+    return Evidence(
+        arm="faulted" if control else "control", cell=faulted.cell, log=faulted.log,
+        control=control.log if control else None, controls=(control.log,) if control else (), exact=EXACT,
+    )  # fmt: skip
+
+
+def red(findings: dict[str, Finding]) -> dict[str, str]:
+    """Checkers that did not pass, with what they say."""
+    return {name: f"{f.verdict}: {f.witness}" for name, f in findings.items() if f.verdict != "pass"}

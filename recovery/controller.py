@@ -131,15 +131,12 @@ class Controller:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
         entry = self._crew[process]
         if entry.health is Health.DEAD:
-            return
-        expected = entry.expected_exit
+            return  # it was given up before
         entry.health = Health.DEAD
         if self.stage is Stage.ENDING:
             self._finish_if_gone()
-        elif not expected:
+        else:
             self._fail(entry, Cause.EXIT, how)
-        elif self.stage is Stage.STOPPING:
-            self._decide_if_parked()
 
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
@@ -148,8 +145,8 @@ class Controller:
             self._look_at_marks()
         elif self.stage is Stage.STOPPING and now > self._deadline_s:
             self._declare_unparked()
-        elif self.stage is Stage.FORMING and now > self._deadline_s:
-            self._suspect("the group did not form in time")
+        elif self.stage is Stage.FORMING:
+            self._look_at_forming(now)
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
             for entry in self._crew.overdue(now):
                 self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
@@ -184,9 +181,18 @@ class Controller:
         self._failures.answered()
         self.stage = Stage.TRAINING
         self._progress.resumed()
+        self._act(self.strategy.on_spare_lost(self._view()))  # some may have died, or been used, meanwhile
         if self.ready_spares and len(self.members) < self.world:
             self._act(self.strategy.on_ready(self._view()))
         self._end_if_finished()
+
+    def _look_at_forming(self, now: float) -> None:
+        # All wait for each other here, so that marks tell nothing; but a stopped process will not join.
+        stopped = self._crew.stopped(now, self.timing.hang.floor_s)
+        if stopped:
+            self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
+        elif now > self._deadline_s:
+            self._suspect("the group did not form in time")
 
     # ---- failures
 
@@ -194,20 +200,17 @@ class Controller:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
         if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
-        member = entry.name in self.members
-        if self.stage is Stage.STOPPING:
-            if member:
-                self._failures.current.append(failure)
-            self._decide_if_parked()
-        elif self.stage is Stage.STARTING:
+        concerned = entry.name in self.members or self._formation.awaits(entry.name)
+        (self._failures.current if concerned else self._failures.history).append(failure)
+        if self.stage is Stage.STARTING:
             self.outcome, self.reason = "broken", f"{entry.name} failed before training began: {detail}"
             self._end(kill=True)
+        elif self.stage is Stage.STOPPING:
+            self._decide_if_parked()
         elif self.stage is Stage.WAITING and self._formation.awaits(entry.name):
-            self._failures.current.append(failure)
             self._formation.pending = None
             self._decide()
-        elif member:
-            self._failures.current.append(failure)
+        elif self.stage is not Stage.WAITING and concerned:
             self._stop_generation()
         elif self.stage is Stage.TRAINING:
             self._act(self.strategy.on_spare_lost(self._view()))
@@ -256,8 +259,7 @@ class Controller:
         if not self.strategy.keeps_survivors:
             self._stop_generation()
             return
-        # All ranks see the same flags and park by themselves; an abort now could cut one off that is just
-        # about to.
+        # All ranks see the same flags and park by themselves; an abort now could cut one off.
         self.stage = Stage.STOPPING
         self._deadline_s = self.hands.now_s() + self.timing.unforced_park_s
         self._abort_due = True
@@ -358,7 +360,7 @@ class Controller:
     # ---- progress
 
     def _look_at_marks(self) -> None:
-        at_work = (m.name for m in self._crew.member_processes() if not m.finished)
+        at_work = (member.name for member in self._crew.training() if not member.finished)
         hang = self._progress.look(self.generation, at_work)
         if hang is None:
             return

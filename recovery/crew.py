@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chaos.events import Kind
+from recovery.detect import STOPPED
 from recovery.strategy import Form, Health, ProcessView, StateFrom
 from recovery.supervision import Hands
 from recovery.wire import Abort, Stop
@@ -57,6 +58,11 @@ class Crew:
     def overdue(self, now_s: float) -> list[Process]:
         """Processes that should have been ready by now."""
         return [process for process in self.where(Health.STARTING) if now_s > process.deadline_s]
+
+    def stopped(self, now_s: float, silence_s: float) -> list[Process]:
+        """Members silent for so long that the kernel shows as stopped."""
+        silent = [p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s]
+        return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
 
     def kill(self, process: Process) -> None:
         """Kill it and count it dead from now on."""

@@ -1,8 +1,9 @@
-"""Tells a hung rank from the ones that wait for it, by progress marks alone. Pure: time and marks come in as arguments.
+"""Tells a hung rank from the ones that wait for it, by progress marks alone.
 
-In data-parallel training all ranks enter the same collectives in the same order, so whoever has entered fewer than the others
-is what they wait for. A deadline is learned from the job's own step times. A process that the kernel would run but has no
-CPU for is starved, not hung, and gets a longer deadline.
+Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same collectives in
+the same order, so whoever has entered fewer than the others is what they wait for. A deadline is learned
+from the job's own step times. A process that the kernel would run but has no CPU for is starved, not hung,
+and gets a longer deadline.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class HangLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: time since its last mark."""
+    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already."""
 
     process: str
     phase: str
@@ -53,7 +54,9 @@ class Hang:
 
 @dataclass(kw_only=True)
 class _Silence:
-    """How long a member, with this very mark, kept others waiting; ``waited_s``: how long it was itself one who waits."""
+    """How long a member, with this very mark, kept others waiting, and how long it was itself one who
+    waits.
+    """
 
     mark: Mark
     behind_s: float = 0.0
@@ -64,9 +67,9 @@ class _Silence:
 class HangDetector:
     """Learns step times of the current world and names hung processes.
 
-    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor itself gets no CPU is
-    nobody's silence. It counts from the moment a rank falls behind, not from its last mark: whoever waited long in a collective
-    that has just ended is not late yet.
+    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor
+    itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind, not from its last
+    mark: whoever waited long in a collective that has just ended is not late yet.
     """
 
     limits: HangLimits = field(default_factory=HangLimits)
@@ -98,10 +101,10 @@ class HangDetector:
             self._last_step, self._last_time_s = committed, now_s
 
     def look(self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> Hang | None:
-        """The worst hang among the members of a training generation.
+        """The worst hang among the members of a training generation that are still at work.
 
-        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those silent for a while. A hang of the
-        process ``""`` is nobody's: all wait in one collective.
+        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those silent for a
+        while. A hang of the process ``""`` is nobody's: all wait in one collective.
         """
         passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
         self._last_look_s = now_s
@@ -113,7 +116,7 @@ class HangDetector:
                 silence = self._silences[name] = _Silence(mark=mark)
             elif _waits(mark, furthest) and len(marks) > 1:
                 silence.waited_s += passed
-            elif mark.phase != "idle":
+            else:
                 silence.behind_s += passed
             hang = self._judge(name, silence, kernel)
             if hang is not None:
@@ -133,9 +136,13 @@ class HangDetector:
         if late <= deadline:
             return None
         return Hang(
-            process=name, phase=mark.phase, step=mark.step, collective=mark.collective, silent_s=late,
+            process=name,
+            phase=mark.phase,
+            step=mark.step,
+            collective=mark.collective,
+            silent_s=late,
             deadline_s=deadline,
-        )  # fmt: skip
+        )
 
     def _stuck(self, marks: Mapping[str, Mark]) -> Hang | None:
         """All members have waited in one collective for twice its deadline: the network's fault."""
@@ -146,7 +153,9 @@ class HangDetector:
         step = max(mark.step for mark in marks.values())
         if waited <= limit:
             return None
-        return Hang(process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit)
+        return Hang(
+            process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit
+        )
 
 
 def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from recovery.strategy import Cause, ClusterView, Decision, Failure, Form, GiveUp, ProcessView, Spawn, StateFrom
 
 MAX_NONFINITE_ROLLBACKS = 2
+MAX_LOST_OUTSIDERS = 10
 
 
 def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
@@ -62,6 +63,21 @@ def shrink(view: ClusterView, *, refill_world: bool, why: str) -> Decision:
     spawns = tuple(Spawn(role="worker") for _ in range(missing if refill_world else 0))
     form = Form(members=tuple(p.name for p in left), state=StateFrom.PEER)
     return Decision(actions=(form, *spawns), reason=f"{why}: {len(left)} of {view.world} ranks go on")
+
+
+def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
+    """Start what the world and its spares lack, beyond those ready or on their way.
+
+    Not for ever: when too many died without ever holding a rank, another one would too.
+    """
+    missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
+    if missing <= 0:
+        return Decision(actions=(), reason="nobody is missing")
+    lost = sum(1 for failure in view.history if failure.process and failure.rank is None)
+    if lost > MAX_LOST_OUTSIDERS:
+        return Decision(actions=(), reason=f"{lost} processes died before they held a rank: no more are started")
+    spawns = tuple(Spawn(role=role) for _ in range(missing))
+    return Decision(actions=spawns, reason=f"{missing} missing: started anew")
 
 
 def restart(view: ClusterView, *, why: str) -> Decision:

@@ -204,7 +204,10 @@ class Strategy(BaseModel):
         return Decision(actions=(), reason="a full world needs nobody")
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
-        """Decide when a process outside the generation died while the job trains. Default: nothing."""
+        """Decide when fewer processes may wait outside the generation than should.
+
+        Called while the job trains, when one of them died, and whenever a generation is ready. Default: nothing.
+        """
         return Decision(actions=(), reason="the job does not depend on it")
 
     def on_paused(self, view: ClusterView) -> Decision:

@@ -1,4 +1,7 @@
-"""Messages between supervisor and ranks: typed, JSON, one a line over a stream socket. Nothing is unpickled."""
+"""Messages between supervisor and ranks.
+
+Typed, JSON, one a line over a stream socket. Nothing is unpickled.
+"""
 
 from __future__ import annotations
 

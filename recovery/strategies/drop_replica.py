@@ -32,6 +32,12 @@ class DropReplica(Strategy):
             return whole
         return fallback.shrink(view, refill_world=self.rejoin, why="the lost rank is dropped")
 
+    def on_spare_lost(self, view: ClusterView) -> Decision:
+        """Start another replacement."""
+        if not self.rejoin:
+            return Decision(actions=(), reason="nobody is replaced")
+        return fallback.replenish(view, spares=0, role="worker")
+
     def on_ready(self, view: ClusterView) -> Decision:
         """Ask for a pause as soon as a replacement is ready and no other is on its way."""
         if len(view.members) < view.world and view.ready and not view.starting:

@@ -46,11 +46,10 @@ class HotSpare(Strategy):
         return Decision(actions=(form, *again), reason=f"{', '.join(spares)} takes over from {', '.join(lost)}")
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
-        """Start another one, so that the next failure finds its spare."""
-        missing = self.spares - len(view.ready) - len(view.starting)
-        if not self.replenish or missing <= 0:
-            return Decision(actions=(), reason="spares are not replenished, or enough are left")
-        return Decision(actions=tuple(Spawn(role="spare") for _ in range(missing)), reason="a spare was lost")
+        """Start another one, so that the next failure finds its spare and the world is filled again."""
+        if not self.replenish:
+            return Decision(actions=(), reason="spares are not replenished")
+        return fallback.replenish(view, spares=self.spares, role="spare")
 
     def on_ready(self, view: ClusterView) -> Decision:
         """After a shrink, let a ready process fill the world again."""

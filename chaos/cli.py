@@ -295,7 +295,10 @@ def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, 
         click.echo(results.model_dump_json(indent=2))
         return
     text = summary(results, directory)
-    click.echo(text.split("\n", 1)[0] if quiet else text)
+    if quiet:
+        line = text.split("\n", 1)[0]
+        text = line if not results.exit_code or results.reason in line else f"{line}\n{results.reason}"
+    click.echo(text)
     for cell in results.cells if verbose else ():
         click.echo(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -163,7 +163,9 @@ def judge_run(
     for outcome, verdict in (("interrupted", "interrupted"), ("broken", "broken"), ("halted", "halted")):
         arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
         if arms:
-            return _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+            gate = _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+            terminated = (verdict, "SIGTERM") in outcomes.values()
+            return replace(gate, exit_code=errors.EXIT_TERMINATED) if terminated else gate
     if not cells:
         return _gate("skipped", skipped[0] if skipped else "nothing ran")
     merged = merge([cell.verdict for cell in cells])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import plugins
-from chaos.errors import InfrastructureError
+from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, InfrastructureError
 from chaos.fault import Fault
 from chaos.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
@@ -53,9 +53,18 @@ def run_scenario(
     if runnable:
         with _signals(stop), _watching(watcher, live, loaded, runnable) as shown:
             _play(run, runnable, base_seed, shown, stop)
-    results = judge.judge(run)
+    results = _or_interrupted(judge.judge(run), stop)
     judge.write_results(run, results)
     return results
+
+
+def _or_interrupted(results: Results, stop: StopFlag) -> Results:
+    """Say so when a signal came while no arm was there to write it down."""
+    if not stop.signum or results.verdict not in ("pass", "fail", "inconclusive"):
+        return results
+    code = EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+    reason = f"{signal.Signals(stop.signum).name} between arms; {results.reason}"
+    return results.model_copy(update={"verdict": "interrupted", "exit_code": code, "reason": reason})
 
 
 def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:

@@ -64,16 +64,16 @@ class TrainState:
         random.seed(value)
         numpy.random.seed(value & 0xFFFFFFFF)
 
-    def optimizer_step(self) -> int:
-        """Steps the optimizer itself has counted (0 if it does not count)."""
+    def optimizer_step(self) -> int | None:
+        """Steps the optimizer itself has counted; None if it does not count."""
         for slots in self.optimizer.state.values():
             if "step" in slots:
                 return int(slots["step"])
-        return 0
+        return None
 
-    def scheduler_step(self) -> int:
-        """Steps the scheduler itself has counted (0 without one)."""
-        return int(self.scheduler.last_epoch) if self.scheduler is not None else 0
+    def scheduler_step(self) -> int | None:
+        """Steps the scheduler itself has counted; None without one."""
+        return int(self.scheduler.last_epoch) if self.scheduler is not None else None
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part of the state, 16 hexadecimal digits."""

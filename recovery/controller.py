@@ -87,8 +87,9 @@ class Controller:
         return tuple(p.name for p in self._crew.where(Health.READY))
 
     def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now."""
-        return self.members[rank] if rank < len(self.members) else None
+        """The process that holds a rank now, if it lives."""
+        name = self.members[rank] if rank < len(self.members) else ""
+        return name if name and self._crew[name].health is not Health.DEAD else None
 
     def exit_was_expected(self, process: str) -> bool:
         """Whether the controller asked for this process's end."""

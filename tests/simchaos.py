@@ -36,8 +36,9 @@ class _Dice:
         self.rng = random.Random(f"random cell {seed}")
         self.recovery = self.rng.choice(RECOVERIES)
         self.spares = self.recovery["strategy"] == "hot-spare"
-        self.shrinks = not self.recovery.get("rejoin", True)
-        self.ranks = self.rng.choice((3, 4, 6) if self.shrinks else (2, 3, 4, 6))
+        self.shrinks = not self.recovery.get("rejoin", True)  # for good
+        stays_small = self.shrinks or not self.recovery.get("replenish", True)
+        self.ranks = self.rng.choice((4, 6) if stays_small else (2, 3, 4, 6))
         self.every = self.rng.choice((5, 10, 15))
         self.victim = self.rng.randrange(self.ranks)
 
@@ -87,8 +88,8 @@ class _Dice:
                 fault["target"] = {"rank": 0}
             events = ("regroup",) if shrinks and self.victim == 0 else ("regroup", "recovery_started")
             return {**fault, "at": {"event": rng.choice(events)}}
-        if self.shrinks:
-            return None  # ranks are numbered anew after a shrink: the first fault's victim may be gone
+        if self.shrinks or "event" in first["at"] or first["target"] == {"role": "spare"}:
+            return None  # what the first waits for may be gone by the time it comes
         fault["target"] = {"rank": 0}  # there is always a rank 0
         return {**fault, "at": {"step": rng.randint(2, LAST_STEP), "phase": "any"}}
 

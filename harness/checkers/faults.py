@@ -112,7 +112,7 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
 
 def nan_containment(evidence: Evidence) -> Finding:
     """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
-    caught.
+    caught, unless another failure ended the attempt that it was planted in.
     """
     problems = []
     count = 0
@@ -132,11 +132,21 @@ def nan_containment(evidence: Evidence) -> Finding:
         planted = fault is not None and fault.params.get("op") in ("nan", "inf")
         if planted and episode.landed and episode.injected and not problems:
             after = episode.injected.time_ns
-            if not any(time >= after for time in caught):
+            if not any(time >= after for time in caught) and not _cut_off(evidence, episode.injected):
                 problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
     if not count:
         return unknown("no step was committed")
     return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals")
+
+
+def _cut_off(evidence: Evidence, injected: Event) -> bool:
+    """Whether something else ended the attempt at the step of an injection, and all that was in it."""
+    return any(
+        failure.data["cause"] != "nonfinite"
+        and (failure.generation, failure.step) == (injected.generation, injected.step)
+        for failure in evidence.log.of(Kind.FAILURE_DETECTED)
+        if failure.time_ns >= injected.time_ns
+    )
 
 
 def expectations(evidence: Evidence) -> Finding:

@@ -30,7 +30,8 @@ class SimMark:
         """The current mark."""
         return Mark(
             generation=self._generation, step=self._step, phase=PHASES[self._phase],
-            collective=self._collective, time_ns=self._time, committed=self._committed, last_seq=self._last_seq,
+            collective=self._collective, time_ns=self._time, committed=self._committed,
+            last_seq=self._last_seq,
         )  # fmt: skip
 
     def enter(self, phase: int) -> None:

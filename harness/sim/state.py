@@ -1,8 +1,8 @@
 """What a simulated rank trains: a rolling hash in place of tensors, in which anything done differently shows.
 
 ``parameters' = H(parameters, reduced gradient, learning rate)``; a rank's part of the gradient is a hash of
-its parameters, samples and random numbers. The loss is a smooth curve plus noise of the samples, summed in rank
-order, so that another partition of the same batch gives another rounding and no more, as in real training.
+its parameters, samples and random numbers. The loss is a smooth curve plus noise of the samples, summed in
+rank order, so that another partition of the same batch gives another rounding and no more, as in real training.
 """
 
 from __future__ import annotations

@@ -63,8 +63,13 @@ class ProcessTarget(Protocol):
 class CheckpointTarget(Protocol):
     """What a CHECKPOINT fault may touch."""
 
-    path: Path
-    older: Path | None
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+
+    @property
+    def older(self) -> Path | None:
+        """The directory of the committed checkpoint before it."""
 
     def verify(self) -> str | None:
         """The verifier's complaint about the checkpoint, or None when it is good."""

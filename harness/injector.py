@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chaos.events import Event, Kind, Tail
-from chaos.fault import CheckpointTarget, Fault, Occurrence, ProcessTarget, Where
+from chaos.fault import Fault, Occurrence, ProcessTarget, Where
 from chaos.schedule import NO_POINT, PlannedFault, due_by_event, due_by_step, due_by_time
 from harness.launcher import ArmSetup
 from recovery import checkpoints
@@ -267,8 +267,7 @@ class Injector:
         name, step = found[0].name, found[0].step
         live = self._begin(planned, {"checkpoint": name}, step, None, checkpoint=name)
         target = _CheckpointTarget(found[0], found[1] if len(found) > 1 else None)
-        handle: CheckpointTarget = target
-        done = dict(live.fault.act_on_checkpoint(handle, planned.seed))
+        done = dict(live.fault.act_on_checkpoint(target, planned.seed))
         # The recovery stack's own verifier, which the fault does not know, is the witness.
         self._effect(live, done | {"verifier": target.verify()})
 
@@ -315,7 +314,7 @@ class Injector:
         if live.tail is not None:
             live.seen.extend(live.tail.read())
         landed = live.fault.landed(live.occurrence, live.seen)
-        names = {"fault": live.occurrence.fault, "occurrence": live.occurrence.number}
+        names: dict[str, Any] = {"fault": live.occurrence.fault, "occurrence": live.occurrence.number}
         if landed is not None:
             live.settled = True
             self._scene.record(

@@ -123,6 +123,9 @@ class Launcher(BaseModel):
     def session(self) -> AbstractContextManager[Session]:
         """Open the launcher for one run. Raises InfrastructureError."""
 
+    def check(self, cell: Cell) -> None:
+        """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what would work."""
+
     def missing(self, cell: Cell) -> str | None:
         """What this launcher lacks for a cell, or None."""
         return None

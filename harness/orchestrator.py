@@ -154,9 +154,11 @@ class Orchestrator:
 
     def _end(self) -> None:
         """Heal, kill, reap, account; the last events are written whatever happened before."""
-        self._stop_everything()
-        self.injector.close()
-        leftovers = self.cluster.close()
+        try:
+            self._stop_everything()
+            self.injector.close()
+        finally:
+            leftovers = self.cluster.close()  # even when the disk no longer takes events
         self._write(
             Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
         )

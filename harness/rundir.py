@@ -74,7 +74,7 @@ class RunDirectory:
 
 
 def create_run(base: Path, scenario: str, seed: int, now: datetime) -> RunDirectory:
-    """Make ``base/<scenario>/<utc>-<seed>`` and point ``latest`` at it. Raises InfrastructureError when it cannot."""
+    """Make ``base/<scenario>/<utc>-<seed>``. Raises InfrastructureError when it cannot."""
     stem = f"{now:%Y-%m-%dT%H-%M-%S}-{seed}"
     parent = base / scenario
     _mkdir(parent)
@@ -86,9 +86,20 @@ def create_run(base: Path, scenario: str, seed: int, now: datetime) -> RunDirect
             continue
         except OSError as error:
             raise _cannot_write(parent / name, error) from error
-        _point_latest(parent, name)
         return RunDirectory(parent / name)
     raise InfrastructureError(f"100 runs named {stem} exist in {parent}", hint="remove old runs")
+
+
+def point_latest(run: RunDirectory) -> None:
+    """Have ``latest`` beside the run name it. Raises InfrastructureError when the disk refuses."""
+    link = run.root.parent / "latest"
+    temporary = run.root.parent / f".latest-{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(run.root.name)
+        temporary.replace(link)
+    except OSError as error:
+        raise _cannot_write(link, error) from error
 
 
 def open_run(path: Path) -> RunDirectory:
@@ -127,11 +138,3 @@ def _cannot_write(path: Path, error: OSError) -> InfrastructureError:
     return InfrastructureError(
         f"cannot create {path}: {error.strerror}", hint="choose another place with --runs, or free disk space"
     )
-
-
-def _point_latest(parent: Path, name: str) -> None:
-    link = parent / "latest"
-    temporary = parent / f".latest-{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(name)
-    temporary.replace(link)

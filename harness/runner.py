@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from chaos import plugins
-from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, InfrastructureError
+from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, InfrastructureError, ScenarioError
 from chaos.fault import Fault
 from chaos.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
@@ -23,7 +24,7 @@ from harness import devices, judge
 from harness.launcher import ArmSetup, Launcher, Session
 from harness.orchestrator import Orchestrator, StopFlag, Watcher
 from harness.results import Results
-from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
+from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
 
@@ -40,6 +41,8 @@ def run_scenario(
     """
     cells = [_with_launcher(cell, launcher) for cell in loaded.cells if not only or cell.id in only]
     base_seed = cells[0].scenario.seed if seed is None else seed
+    for cell in cells:
+        _launcher(cell).check(cell)
     runnable, skipped = _split(cells)
     now = datetime.now(UTC)
     run = create_run(runs, loaded.name, base_seed, now)
@@ -48,11 +51,14 @@ def run_scenario(
         reproduce=_reproduce(argv, base_seed), seed=base_seed, cells=runnable, skipped=skipped,
         sla_lines=loaded.sla_lines,
     )  # fmt: skip
-    _write_facts(run, resolved)
     stop = StopFlag()
-    if runnable:
-        with _signals(stop), _watching(watcher, live, loaded, runnable) as shown:
-            _play(run, runnable, base_seed, shown, stop)
+    with _signals(stop):
+        data = _prepare_all(runnable, run)
+        _write_facts(run, resolved)
+        point_latest(run)
+        if runnable:
+            with _watching(watcher, live, loaded, runnable) as shown:
+                _play(run, runnable, data, base_seed, shown, stop)
     results = _or_interrupted(judge.judge(run), stop)
     judge.write_results(run, results)
     return results
@@ -79,19 +85,19 @@ def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
     return runnable, skipped
 
 
-def _play(run: RunDirectory, cells: Sequence[Cell], base_seed: int, watcher: Watcher, stop: StopFlag) -> None:
+def _play(
+    run: RunDirectory, cells: Sequence[Cell], data: Mapping[str, DataInfo], base_seed: int, watcher: Watcher, stop: StopFlag
+) -> None:
     """Every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load("chaos.faults", Fault)
-    data: dict[str, DataInfo] = {}
     with _sessions(cells) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
             if stop.signum:
                 return
-            info = _prepare(cell, run, data)
             name = arm_id(cell.id, repeat, arm)
             run.make_arm(name)
             setup = ArmSetup(
-                id=name, cell=cell, repeat=repeat, arm=arm, seed=repeat_seed(base_seed, repeat), run=run, data=info
+                id=name, cell=cell, repeat=repeat, arm=arm, seed=repeat_seed(base_seed, repeat), run=run, data=data[cell.id]
             )
             spec = cell.scenario.recovery
             strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
@@ -120,24 +126,30 @@ def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
     return arms
 
 
-def _prepare(cell: Cell, run: RunDirectory, done: dict[str, DataInfo]) -> DataInfo:
-    """Data of the cell's workload, made once."""
-    spec = cell.scenario.workload
-    key = json.dumps([spec.kind, spec.params], sort_keys=True)
-    if key not in done:
-        directory = run.root / "data" / str(len(done))
-        try:
-            directory.mkdir(parents=True)
-        except OSError as error:
-            raise InfrastructureError(f"cannot create {directory}: {error.strerror}", hint="free disk space") from error
-        done[key] = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params).prepare(directory)
-    return done[key]
+def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo]:
+    """Data of every cell's workload, made once each, by cell id. An error leaves no run directory behind."""
+    made: dict[str, DataInfo] = {}
+    by_cell = {}
+    try:
+        for cell in cells:
+            spec = cell.scenario.workload
+            key = json.dumps([spec.kind, spec.params], sort_keys=True)
+            if key not in made:
+                directory = run.root / "data" / str(len(made))
+                directory.mkdir(parents=True)
+                workload = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
+                made[key] = workload.prepare(directory)
+            by_cell[cell.id] = made[key]
+    except OSError as error:
+        raise InfrastructureError(f"cannot write to {run.root}: {error.strerror}", hint="free disk space") from error
+    except ScenarioError:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
+    return by_cell
 
 
 @contextmanager
 def _sessions(cells: Sequence[Cell]) -> Iterator[dict[str, Session]]:
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         opened: dict[str, Session] = {}
         for cell in cells:
@@ -209,6 +221,4 @@ def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
 
 def _discard_checkpoints(run: RunDirectory, arm: str) -> None:
     """Checkpoints were means to an end; what they showed is in the log."""
-    import shutil
-
     shutil.rmtree(run.checkpoints(arm), ignore_errors=True)

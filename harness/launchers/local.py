@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from chaos.errors import InfrastructureError
+from chaos.errors import InfrastructureError, ScenarioError
 from chaos.scenario import Cell
 from harness import processes
 from harness.launcher import ArmSetup, Exited, Launcher, Leftovers, Report, Said
@@ -27,6 +27,7 @@ from recovery.wire import Channel, Message, WireError
 
 START_LIMIT_S = 120.0
 REAP_LIMIT_S = 10.0
+RANK_GIB = 0.15  # private memory of one rank of the smallest workload
 SEND_LIMIT_S = 0.5
 
 
@@ -39,6 +40,17 @@ class Local(Launcher):
     def session(self) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
         return _session()
+
+    def check(self, cell: Cell) -> None:
+        """More ranks than this machine's memory holds."""
+        from harness.devices import memory_gib
+
+        most, ranks = max(1, int(memory_gib() / RANK_GIB)), cell.scenario.workload.ranks
+        if ranks > most:
+            raise ScenarioError(
+                f"workload.ranks {ranks}: this machine's memory holds about {most} ranks",
+                hint=f"use ranks: {most} or fewer",
+            )
 
     def missing(self, cell: Cell) -> str | None:
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
@@ -213,23 +225,24 @@ class LocalCluster:
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 
     def _read(self, child: _Child) -> list[Report]:
-        if child.channel is None:
-            return []
+        """All messages there are; a channel that ended is closed."""
         reports: list[Report] = []
-        while True:
+        channel = child.channel
+        while channel is not None:
             try:
-                messages = child.channel.receive() if processes.readable(child.channel.fileno()) else []
+                messages = channel.receive() if processes.readable(channel.fileno()) else []
             except WireError:
                 # Not a message of ours: a rank that talks nonsense is not to be trusted with more.
                 self.signal(child.name, signal.SIGKILL)
                 messages = None
             if messages is None:
-                self._forget(child.channel.fileno())
-                child.channel.close()
+                self._forget(channel.fileno())
+                channel.close()
                 child.channel = None
             if not messages:
-                return reports
+                break
             reports.extend(Said(process=child.name, message=message) for message in messages)
+        return reports
 
     def _reap(self, child: _Child) -> Exited:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)

@@ -65,6 +65,10 @@ class Behaviour:
         """Whether a signal reaches the process it is sent to."""
         return True
 
+    def stops(self, rank: SimRank) -> bool:
+        """Whether the rank ends when told to."""
+        return True
+
 
 @lru_cache(maxsize=4096)
 def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:

@@ -119,7 +119,8 @@ class SimRank:
             order = yield from self._next_order()
             if isinstance(order, Stop):
                 self.leave()
-                return False
+                if self.behaviour.stops(self):
+                    return False
             if isinstance(order, Abort):
                 if self.group is not None and order.generation >= self.generation:
                     self._park("aborted")

@@ -40,7 +40,7 @@ class Mlp(Workload):
         try:
             rows.tofile(path)
         except OSError as error:
-            raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+            raise InfrastructureError(f"cannot write {path}: {error.strerror or error}", hint="free disk space") from error
         digest = hashlib.sha256(rows.tobytes()).hexdigest()
         return DataInfo(path=path, samples=self.samples, digest=digest, about=f"regression, {self.samples} rows")
 

@@ -98,7 +98,7 @@ class TrainState:
 def bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's raw bytes (copied to the CPU when it lives elsewhere)."""
     flat = tensor.detach().cpu().contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
 def _lambdas(scheduler: LRScheduler) -> dict[str, Any]:

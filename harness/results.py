@@ -81,7 +81,7 @@ class Incident(Model):
     kind: str
     cell: str
     repeat: int
-    occurrence: int
+    occurrence: int = Field(description="from 0; negative: planned, never fired")
     target: dict[str, Any]
     step: int | None
     injected_s: float = Field(description="seconds since the arm's run_started")
@@ -99,6 +99,11 @@ class Incident(Model):
     restored_step: int | None
     first_new_step: int | None
     decision: str
+
+    @property
+    def fired(self) -> bool:
+        """Whether it was injected at all."""
+        return self.occurrence >= 0
 
     @field_validator("detection_time", "recovery_time", mode="before")
     @classmethod

@@ -100,7 +100,7 @@ def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) ->
     if series is None:
         return None
     twin = next((a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None)
-    struck = (i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat and i.occurrence)
+    struck = (i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat and i.fired)
     return Pair(
         cell=cell, strategy=strategy, faulted=series, control=read_series(run, twin) if twin else None,
         incidents=tuple(struck),

@@ -158,10 +158,10 @@ def faults(results: Results) -> Table:
 
 
 def _fault_row(cell: str, i: Incident) -> list[str]:
-    again = f" #{i.occurrence}" if i.occurrence > 1 else ""
+    again = f" #{i.occurrence}" if i.occurrence > 0 else ""
     blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
     step = MISSING if i.step is None else f"step {i.step}"
-    struck = _two(step, f"{number(i.injected_s)} s") if i.occurrence else MISSING
+    struck = _two(step, f"{number(i.injected_s)} s") if i.fired else MISSING
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
         _two(cell, f"repeat {i.repeat}"),
@@ -174,7 +174,7 @@ def _fault_row(cell: str, i: Incident) -> list[str]:
 
 
 def _healed(i: Incident) -> str:
-    if not i.occurrence:
+    if not i.fired:
         return "never fired"
     return "healed" if i.healed else mark("fail", "not healed")
 

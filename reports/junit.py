@@ -80,7 +80,7 @@ def _fault(i: Incident) -> Case:
     """A fault passes when it landed and was healed; SLAs and invariants judge what the system made of it."""
     problem: Literal["failure", "error"] | None = None
     message = ""
-    if not i.occurrence:
+    if not i.fired:
         problem, message = "error", f"{i.kind} {i.fault} never fired: nothing was tested"
     elif not i.healed:
         problem, message = "failure", f"{i.kind} {i.fault} was not healed"

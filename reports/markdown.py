@@ -133,7 +133,7 @@ def _findings(results: Results) -> Iterator[str]:
         yield from _table(("cell", "invariant", "verdict", "witness"), rows, "llll")
     missed = [
         (i.cell, f"{i.fault} ({i.kind})", str(i.repeat), "landed" if i.landed else "did not land",
-         "healed" if i.healed else "NOT HEALED" if i.occurrence else "never fired")
+         "healed" if i.healed else "NOT HEALED" if i.fired else "never fired")
         for i in results.faults
         if not (i.landed and i.healed)
     ]  # fmt: skip

@@ -153,7 +153,7 @@ def _incidents(results: Results, arm: ArmResult) -> list[Incident]:
     """The incidents of a faulted arm that were injected; a control arm has none by definition."""
     if arm.arm != "faulted":
         return []
-    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.occurrence]
+    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
 
 
 def _recovery(incident: Incident) -> Iterator[Span]:

@@ -94,7 +94,7 @@ def _incident(strategy: str, repeat: int) -> Incident:
     lost = KILL_STEP - 1 - 75 if strategy == "checkpoint-restart" else 0
     never = _never(strategy, repeat)
     return Incident(
-        fault="kill", kind="process-kill", cell=f"recovery={strategy}", repeat=repeat, occurrence=1,
+        fault="kill", kind="process-kill", cell=f"recovery={strategy}", repeat=repeat, occurrence=0,
         target={"process": "w2", "rank": 2}, step=KILL_STEP, injected_s=1.5 + STEP_S * (KILL_STEP - 0.5),
         landed=True, witness="supervisor", evidence={"signal": 9, "pid": 4242 + repeat}, healed=True,
         detected_by="exit", blamed_rank=2, detection_time=0.004 * scale,
@@ -262,11 +262,11 @@ def _strike(head: EventWriter, incident: Incident, now: list[int]) -> bool:
     head.write(
         Kind.FAULT_LANDED,
         fault=incident.fault,
-        occurrence=1,
+        occurrence=0,
         witness="supervisor",
         evidence=incident.evidence,
     )
-    head.write(Kind.FAULT_HEALED, fault=incident.fault, occurrence=1, how="process gone")
+    head.write(Kind.FAULT_HEALED, fault=incident.fault, occurrence=0, how="process gone")
     if incident.recovery_time == math.inf:
         now[0] += int(2e9)
         return False

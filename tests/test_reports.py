@@ -177,7 +177,7 @@ def test_fault_that_never_fired_is_an_error_not_a_pass(finished: Finished, tmp_p
     _, results = finished
     never = results.faults[0].model_copy(
         update={
-            "occurrence": 0,
+            "occurrence": -1,
             "landed": False,
             "healed": False,
             "outcome": "not-landed",

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from recovery.strategy import Cause, ClusterView, Decision, Failure, Form, GiveUp, ProcessView, Spawn, StateFrom
+from recovery.strategy import (
+    Cause,
+    ClusterView,
+    Decision,
+    Failure,
+    Form,
+    GiveUp,
+    ProcessView,
+    Spawn,
+    StateFrom,
+)
 
 MAX_NONFINITE_ROLLBACKS = 2
 MAX_LOST_OUTSIDERS = 10
@@ -23,25 +33,40 @@ def seen_before(view: ClusterView, failure: Failure) -> bool:
     return any(old.cause is Cause.NONFINITE and old.step == failure.step for old in view.history)
 
 
+def kept(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Survivors that go on, in rank order; none when nobody among them holds a whole state.
+
+    One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it gets the
+    state from another.
+    """
+    blamed = suspects(view)
+    trusted = tuple(p for p in view.survivors if p.name not in blamed)
+    return trusted if any(p.valid for p in trusted) else ()
+
+
 def refill(view: ClusterView) -> Decision | None:
-    """Answer non-finite values alone (nobody died): blamed ranks copy a healthy peer's state and the step is redone.
+    """Answer non-finite values alone (nobody died): blamed ranks copy a healthy peer's state, the step is
+    redone.
 
     None when that cannot help: somebody died, everybody is blamed, or it was tried for this step already.
     """
     only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
     if not only_nonfinite or len(view.survivors) != len(view.members):
         return None
-    blamed = suspects(view)
-    trusted = [p for p in valid_survivors(view) if p.name not in blamed]
-    if not trusted or any(seen_before(view, f) for f in view.failures):
+    if not kept(view) or any(seen_before(view, f) for f in view.failures):
         return None
+    blamed = suspects(view)
     form = Form(members=view.members, state=StateFrom.PEER, refill=blamed, cause="refill")
     names = ", ".join(blamed) or "nobody"
-    return Decision(actions=(form,), reason=f"non-finite values ({names} blamed): state from a healthy peer, step redone")
+    why = f"non-finite values ({names} blamed): state from a healthy peer, step redone"
+    return Decision(actions=(form,), reason=why)
 
 
 def rejoin_all(view: ClusterView) -> Decision | None:
-    """Answer a broken connection with nobody dead: the same members form a new generation. None when somebody died."""
+    """Answer a broken connection with nobody dead.
+
+    The same members form a new generation. None if somebody died.
+    """
     if len(view.survivors) != len(view.members) or not valid_survivors(view):
         return None
     if any(f.cause is Cause.NONFINITE for f in view.failures):
@@ -55,10 +80,11 @@ def shrink(view: ClusterView, *, refill_world: bool, why: str) -> Decision:
 
     ``refill_world``: start as many replacements as the world then lacks, beyond those ready or on their way.
     """
-    blamed = suspects(view)
-    left = tuple(p for p in valid_survivors(view) if p.name not in blamed)
+    left = kept(view)
     if not left:
         return restart(view, why=f"{why}; no rank holds a whole state")
+    if len(left) == len(view.members):
+        return restart(view, why="redoing the step did not help and nobody is to blame")
     missing = view.world - len(left) - len(view.ready) - len(view.starting)
     spawns = tuple(Spawn(role="worker") for _ in range(missing if refill_world else 0))
     form = Form(members=tuple(p.name for p in left), state=StateFrom.PEER)
@@ -75,19 +101,45 @@ def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
         return Decision(actions=(), reason="nobody is missing")
     lost = sum(1 for failure in view.history if failure.process and failure.rank is None)
     if lost > MAX_LOST_OUTSIDERS:
-        return Decision(actions=(), reason=f"{lost} processes died before they held a rank: no more are started")
+        return Decision(
+            actions=(), reason=f"{lost} processes died before they held a rank: no more are started"
+        )
     spawns = tuple(Spawn(role=role) for _ in range(missing))
     return Decision(actions=spawns, reason=f"{missing} missing: started anew")
 
 
+def grow(view: ClusterView) -> Decision:
+    """Answer a pause: the paused members, and whoever is ready as far as the world has room."""
+    joining = tuple(p.name for p in view.ready)[: view.world - len(view.members)]
+    form = Form(members=(*view.members, *joining), state=StateFrom.PEER, cause="grow")
+    if not joining:
+        return Decision(actions=(form,), reason="whoever was to join is gone: the same members go on")
+    verb = "joins" if len(joining) == 1 else "join"
+    return Decision(actions=(form,), reason=f"{', '.join(joining)} {verb} with a peer's state")
+
+
 def restart(view: ClusterView, *, why: str) -> Decision:
-    """Fill the world from survivors, ready processes and new ones, and restore the newest good checkpoint."""
-    repeats = sum(1 for old in view.history if old.cause is Cause.NONFINITE and old.step == view.failures[-1].step)
+    """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
+
+    Rank 0 goes to a process that has never trained: if no checkpoint verifies, the job begins anew with its
+    state.
+    """
+    step = view.failures[-1].step
+    repeats = sum(1 for old in view.history if old.cause is Cause.NONFINITE and old.step == step)
     if repeats > MAX_NONFINITE_ROLLBACKS:
-        return Decision(actions=(GiveUp(),), reason=f"step {view.failures[-1].step} is non-finite after every rollback")
-    alive = [p.name for p in (*view.survivors, *view.ready, *view.starting)][: view.world]
+        return Decision(actions=(GiveUp(),), reason=f"step {step} is non-finite after every rollback")
+    fresh = [p.name for p in (*view.ready, *view.starting)]
+    used = [p.name for p in view.survivors]
+    alive = [*fresh, *used][: view.world] if fresh else used[: view.world - 1]
     missing = view.world - len(alive)
-    new = tuple(f"new-{i}" for i in range(missing))
+    new = [f"new-{i}" for i in range(missing)]
     spawns = tuple(Spawn(role="worker") for _ in range(missing))
-    form = Form(members=(*alive, *new), state=StateFrom.CHECKPOINT)
+    members = (*alive, *new) if fresh else (*new, *alive)
+    form = Form(members=members, state=StateFrom.CHECKPOINT)
     return Decision(actions=(*spawns, form), reason=f"{why}; restored from the newest good checkpoint")
+
+
+def lost(view: ClusterView) -> list[str]:
+    """Members that do not go on, in rank order."""
+    going_on = {p.name for p in kept(view)}
+    return [name for name in view.members if name not in going_on]

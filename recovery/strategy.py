@@ -35,7 +35,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """One process. ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable."""
+    """One process.
+
+    ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable.
+    """
 
     name: str
     role: str
@@ -60,8 +63,9 @@ class Failure:
 class ClusterView:
     """Everything a strategy may look at.
 
-    ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``: those this decision
-    answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``: checkpoint restores so far.
+    ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``:
+    those this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
+    checkpoint restores so far.
     """
 
     now_s: float
@@ -123,8 +127,11 @@ class StateFrom(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """Form the next generation. ``members[r]`` takes rank r; a name not yet known stands for the next process spawned
-    by this decision (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted."""
+    """Form the next generation.
+
+    ``members[r]`` takes rank r; a name not yet known stands for the next process spawned by this decision
+    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted.
+    """
 
     members: tuple[str, ...]
     state: StateFrom
@@ -172,7 +179,8 @@ class Decision:
 class Strategy(BaseModel):
     """Base of a strategy; its fields are its YAML parameters.
 
-    ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors park and keep state.
+    ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors park and
+    keep state.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -192,12 +200,15 @@ class Strategy(BaseModel):
 
     @property
     def batch_policy(self) -> str:
-        """``constant``: the global batch stays whatever the world size; ``shrink``: it follows the world size."""
+        """``constant``: the global batch never changes; ``shrink``: it follows the world size."""
         return "constant"
 
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:
-        """Decide after a failure; members are dead or parked (or still training if ``keeps_survivors`` is False)."""
+        """Decide after a failure.
+
+        Members are dead or parked (or still training if ``keeps_survivors`` is False).
+        """
 
     def on_ready(self, view: ClusterView) -> Decision:
         """Decide when a process became ready while the job trains. Default: nothing."""
@@ -206,12 +217,16 @@ class Strategy(BaseModel):
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Decide when fewer processes may wait outside the generation than should.
 
-        Called while the job trains, when one of them died, and whenever a generation is ready. Default: nothing.
+        Called while the job trains, when one of them died, and whenever a generation is ready. Default:
+        nothing.
         """
         return Decision(actions=(), reason="the job does not depend on it")
 
     def on_paused(self, view: ClusterView) -> Decision:
-        """Decide when the generation parked because of an earlier ``Pause``. Default: go on with the same members."""
+        """Decide when the generation parked because of an earlier ``Pause``.
+
+        Default: go on with the same members.
+        """
         members = tuple(view.members)
         return Decision(
             actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),), reason="nothing to do"

@@ -10,7 +10,7 @@ from recovery.strategy import ClusterView, Decision, Form, Health, Kill, Spawn, 
 class CheckpointRestart(Strategy):
     """Kill every rank, start new ones, restore the newest checkpoint that verifies, redo the steps since.
 
-    ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts Python anew.
+    ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts Python.
     """
 
     exact: ClassVar[bool] = True
@@ -28,4 +28,6 @@ class CheckpointRestart(Strategy):
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)
-        return Decision(actions=(*kills, *spawns, form), reason=f"{self.restart} restart from the newest good checkpoint")
+        return Decision(
+            actions=(*kills, *spawns, form), reason=f"{self.restart} restart from the newest good checkpoint"
+        )

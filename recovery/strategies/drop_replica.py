@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from recovery import fallback
-from recovery.strategy import ClusterView, Decision, Form, Pause, StateFrom, Strategy
+from recovery.strategy import ClusterView, Decision, Pause, Strategy
 
 
 class DropReplica(Strategy):
-    """Survivors keep their state, form a smaller group and redo the interrupted step; a replacement joins later.
+    """Survivors keep their state, form a smaller group, redo the interrupted step; a replacement joins later.
 
-    ``batch``: ``constant`` keeps the global batch (survivors take over the lost share), ``shrink`` drops the lost share.
-    ``rejoin``: start a replacement, which joins at a step boundary with a peer's state.
+    ``batch``: ``constant`` keeps the global batch (survivors take over the lost share), ``shrink`` drops
+    the lost share. ``rejoin``: start a replacement, which joins at a step boundary with a peer's state.
     """
 
     exact: ClassVar[bool] = False
@@ -46,7 +46,4 @@ class DropReplica(Strategy):
 
     def on_paused(self, view: ClusterView) -> Decision:
         """Take in whoever is ready."""
-        room = view.world - len(view.members)
-        joining = tuple(p.name for p in view.ready[:room])
-        form = Form(members=(*view.members, *joining), state=StateFrom.PEER, cause="grow")
-        return Decision(actions=(form,), reason=f"{', '.join(joining)} joins with a peer's state")
+        return fallback.grow(view)

@@ -7,13 +7,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from recovery import fallback
-from recovery.strategy import ClusterView, Decision, Form, Health, Pause, Spawn, StateFrom, Strategy
+from recovery.strategy import ClusterView, Decision, Form, Pause, Spawn, StateFrom, Strategy
 
 
 class HotSpare(Strategy):
-    """A waiting spare takes the lost rank's place with a live peer's state; same step, same world, same result bit for bit.
+    """A waiting spare takes the lost rank's place with a live peer's state.
 
-    ``spares``: processes held ready. ``replenish``: start a new spare for each one used. With none left the world shrinks.
+    Same step, same world, same result bit for bit. ``spares``: processes held ready. ``replenish``: start a
+    new spare for each one used. With none left the world shrinks.
     """
 
     exact: ClassVar[bool] = True
@@ -31,19 +32,20 @@ class HotSpare(Strategy):
         whole = fallback.refill(view) or fallback.rejoin_all(view)
         if whole:
             return whole
-        blamed = fallback.suspects(view)
-        kept = {p.name for p in fallback.valid_survivors(view) if p.name not in blamed}
-        lost = [name for name in view.members if name not in kept]
-        if not kept:
-            return fallback.restart(view, why="no rank holds a whole state")
+        lost = fallback.lost(view)
         spares = [p.name for p in view.ready][: len(lost)]
-        again = tuple(Spawn(role="spare") for _ in range(len(lost))) if self.replenish else ()
-        if len(spares) < len(lost):
+        if not lost or not fallback.kept(view) or len(spares) < len(lost):
             why = f"{len(lost)} lost, {len(spares)} spares ready"
             return fallback.shrink(view, refill_world=self.replenish, why=why)
         place = dict(zip(lost, spares, strict=True))
         form = Form(members=tuple(place.get(name, name) for name in view.members), state=StateFrom.PEER)
-        return Decision(actions=(form, *again), reason=f"{', '.join(spares)} takes over from {', '.join(lost)}")
+        missing = (
+            view.world + self.spares - len(view.members) - len(view.starting) - len(view.ready) + len(spares)
+        )
+        again = tuple(Spawn(role="spare") for _ in range(missing)) if self.replenish else ()
+        verb = "takes" if len(lost) == 1 else "take"
+        reason = f"{', '.join(spares)} {verb} over from {', '.join(lost)}"
+        return Decision(actions=(form, *again), reason=reason)
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Start another one, so that the next failure finds its spare and the world is filled again."""
@@ -59,7 +61,4 @@ class HotSpare(Strategy):
 
     def on_paused(self, view: ClusterView) -> Decision:
         """Fill the world."""
-        room = view.world - len(view.members)
-        joining = tuple(p.name for p in view.processes if p.health is Health.READY)[:room]
-        form = Form(members=(*view.members, *joining), state=StateFrom.PEER, cause="grow")
-        return Decision(actions=(form,), reason=f"{', '.join(joining)} joins with a peer's state")
+        return fallback.grow(view)

@@ -223,9 +223,7 @@ class Job:
         lr = state.optimizer.param_groups[0]["lr"]
         if self._clip_norm:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
-        state.optimizer.step()
-        if state.scheduler is not None:
-            state.scheduler.step()
+        state.apply()
         state.step = step.number
         step.seconds[step._phase] = time.perf_counter() - step._since
         self._write(

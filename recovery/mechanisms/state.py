@@ -1,7 +1,9 @@
-"""The full training state of one rank, as named tensors and a few scalars: what checkpoints store and peers copy.
+"""The full training state of one rank, as named tensors and a few scalars: what checkpoints store and peers
+copy.
 
-The data position is the step itself (the sample order is a pure function of it), and random generators are seeded anew at
-each step from (seed, rank, step), so a rank that dies takes nothing with it that cannot be derived.
+The data position is the step itself (the sample order is a pure function of it), and random generators are
+seeded anew at each step from (seed, rank, step), so a rank that dies takes nothing with it that cannot be
+derived.
 """
 
 from __future__ import annotations
@@ -20,16 +22,21 @@ from torch.optim.lr_scheduler import LRScheduler
 class TrainState:
     """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in place."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, *, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, *, seed: int
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.seed = seed
         self.step = 0
+        self._made_up = not optimizer.state  # some optimizers make their state at once, as it has to be
         _materialise(optimizer)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order."""
+        """Every tensor of the state by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in
+        fixed order.
+        """
         named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
         for name, parameter in self.model.named_parameters():
             for slot, value in sorted(self.optimizer.state.get(parameter, {}).items()):
@@ -47,7 +54,10 @@ class TrainState:
         }
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Put back what ``scalars`` returned. Raises KeyError on a foreign dictionary, ValueError on another seed."""
+        """Put back what ``scalars`` returned.
+
+        Raises KeyError on a foreign dictionary, ValueError on another seed.
+        """
         if scalars["seed"] != self.seed:
             raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
         self.step = int(scalars["step"])
@@ -55,6 +65,15 @@ class TrainState:
             self.scheduler.load_state_dict(dict(scalars["scheduler"]))
         for group, lr in zip(self.optimizer.param_groups, scalars["lr"], strict=True):
             group["lr"] = lr
+
+    def apply(self) -> None:
+        """Apply the gradients: one step of optimizer and scheduler. The caller counts it."""
+        if self.step == 0 and self._made_up:
+            # Its first step makes its own state, which may differ from what _materialise left.
+            self.optimizer.state.clear()
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def seed_step(self, rank: int, step: int) -> None:
         """Seed every random generator a step may draw from; a pure function of (seed, rank, step)."""
@@ -92,7 +111,9 @@ class TrainState:
         if self.scheduler is None:
             return {}
         # A LambdaLR's functions are code, not state; torch stores None for them.
-        return {k: v for k, v in self.scheduler.state_dict().items() if k != "lr_lambdas"} | _lambdas(self.scheduler)
+        return {k: v for k, v in self.scheduler.state_dict().items() if k != "lr_lambdas"} | _lambdas(
+            self.scheduler
+        )
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -109,8 +130,8 @@ def _lambdas(scheduler: LRScheduler) -> dict[str, Any]:
 def _materialise(optimizer: Optimizer) -> None:
     """Make the optimizer create its state tensors now, without changing a parameter.
 
-    A state that does not exist cannot be received. One step with zero gradients at learning rate 0 creates it (AdamW's
-    decay is scaled by the learning rate); the step counters are then set back.
+    A state that does not exist cannot be received. One step with zero gradients at learning rate 0 creates
+    it (AdamW's decay is scaled by the learning rate); the step counters are then set back.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     saved = [[p.grad for p in group["params"]] for group in optimizer.param_groups]

@@ -151,7 +151,9 @@ class Controller:
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
             for entry in self._crew.overdue(now):
                 self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
-        if self.stage is Stage.ENDING and now > self._deadline_s:
+        if self.stage is Stage.ENDING and now > self._deadline_s + self.timing.kill_timeout_s:
+            self.stage = Stage.DONE  # what no signal ends is for whoever started it to report
+        elif self.stage is Stage.ENDING and now > self._deadline_s:
             self._crew.dismiss(kill=True)
 
     # ---- readiness and forming
@@ -384,7 +386,7 @@ class Controller:
 
     def _end(self, *, kill: bool) -> None:
         self.stage = Stage.ENDING
-        self._deadline_s = self.hands.now_s() + 5.0
+        self._deadline_s = self.hands.now_s() + self.timing.end_timeout_s
         self._crew.dismiss(kill=kill)
         self._finish_if_gone()
 

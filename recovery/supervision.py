@@ -61,5 +61,7 @@ class Timing:
     park_timeout_s: float = 1.0
     unforced_park_s: float = 0.25
     blame_grace_s: float = 0.3
+    end_timeout_s: float = 5.0
+    kill_timeout_s: float = 10.0
     max_attempts: int = 10
     hang: HangLimits = field(default_factory=HangLimits)

@@ -12,11 +12,10 @@ from chaos import plugins
 from chaos.events import Event, Log, read_log
 from chaos.fault import Fault
 from chaos.scenario import Cell, Scenario
-from harness.checkers import CHECKERS, Evidence
+from harness.checkers import Evidence
 from harness.launcher import ArmSetup
 from harness.launchers.sim import Sim, SimSession
 from harness.orchestrator import Orchestrator, StopFlag
-from harness.results import Finding
 from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
 from harness.workload import DataInfo
@@ -83,20 +82,9 @@ def play(
     return Played(outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm))
 
 
-def judged(faulted: Played, control: Played | None) -> dict[str, Finding]:
-    """Every checker's answer on the faulted arm, undecorated."""
-    evidence = evidence_of(faulted, control)
-    return {name: checker(evidence) for name, checker in CHECKERS.items()}
-
-
-def evidence_of(faulted: Played, control: Played | None) -> Evidence:
+def evidence(faulted: Played, control: Played | None) -> Evidence:
     """The evidence on a faulted arm, or with no control arm given, on one that is a control arm itself."""
     return Evidence(
         arm="faulted" if control else "control", cell=faulted.cell, log=faulted.log,
         control=control.log if control else None, controls=(control.log,) if control else (), exact=EXACT,
     )  # fmt: skip
-
-
-def red(findings: dict[str, Finding]) -> dict[str, str]:
-    """Checkers that did not pass, with what they say."""
-    return {name: f"{f.verdict}: {f.witness}" for name, f in findings.items() if f.verdict != "pass"}

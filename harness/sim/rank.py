@@ -117,15 +117,14 @@ class SimRank:
                 self.mark.enter(marks.IDLE)
                 self.send(Finished(step=self.state.step))
             order = yield from self._next_order()
-            if isinstance(order, Stop):
-                self.leave()
-                if self.behaviour.stops(self):
-                    return False
-            if isinstance(order, Abort):
+            if isinstance(order, Join):
+                yield from self._join(order)
+            elif isinstance(order, Abort):
                 if self.group is not None and order.generation >= self.generation:
                     self._park("aborted")
-            else:
-                yield from self._join(order)
+            elif self.behaviour.stops(self):
+                self.leave()
+                return False
 
     def _next_order(self) -> Generator[float | None, Any, Join | Abort | Stop]:
         while not self._orders:

@@ -1,0 +1,195 @@
+"""The simulated launcher: one seed gives one log, and hundreds of random scenarios recover and pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import judged
+from simchaos import random_cell
+from simulate import KILL, Played, cell_of, evidence, play
+
+from chaos.events import Event, Kind
+from chaos.scenario import Cell
+
+SEEDS, BLOCK = 200, 10
+STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
+RESTART_ALL, DROP, SPARE = STRATEGIES
+
+
+def files(played: Played) -> dict[str, bytes]:
+    """Every log of an arm."""
+    return {path.name: path.read_bytes() for path in sorted(played.directory.iterdir())}
+
+
+def found(cell: Cell, root: Path, seed: int) -> tuple[Played, dict[str, str]]:
+    """A faulted arm, and what its checkers say that did not pass, compared with a control arm."""
+    faulted, control = play(cell, root, seed=seed), play(cell, root, seed=seed, arm="control")
+    assert control.outcome == "completed"
+    findings = {f"control {name}": f for name, f in judged(evidence(control, None)).items()}
+    findings |= judged(evidence(faulted, control))
+    return faulted, {name: f"{f.verdict}: {f.witness}" for name, f in findings.items() if f.verdict != "pass"}
+
+
+def second(kind: str, target: dict[str, Any], **at: Any) -> dict[str, Any]:
+    """Another fault."""
+    return {"id": "second", "kind": kind, "target": target, "at": at}
+
+
+def of(played: Played, kind: Kind) -> list[Event]:
+    """Events of a kind."""
+    return list(played.log.of(kind))
+
+
+# ---- determinism
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_seed_gives_the_same_log_byte_for_byte(seed: int, tmp_path: Path) -> None:
+    cell = random_cell(seed)
+    first, again = (files(play(cell, tmp_path / name, seed=seed)) for name in ("one", "two"))
+    assert first == again
+    assert len(first) > cell.scenario.workload.ranks
+    assert first != files(play(cell, tmp_path / "three", seed=seed + 1))
+
+
+def test_no_log_tells_where_it_was_written(tmp_path: Path) -> None:
+    at = {"event": "checkpoint_committed", "nth": 3}
+    corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
+    played = play(cell_of(RESTART_ALL, [corrupt, KILL]), tmp_path, seed=1)
+    assert of(played, Kind.CHECKPOINT_REFUSED)
+    assert not [name for name, data in files(played).items() if str(tmp_path).encode() in data]
+
+
+def test_the_simulator_does_without_torch() -> None:
+    code = "import sys, harness.launchers.sim, harness.orchestrator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# ---- random scenarios
+
+
+@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, tmp_path: Path) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        faulted, problems = found(random_cell(seed), tmp_path / str(seed), seed)
+        assert (faulted.outcome, problems) == ("completed", {}), f"seed {seed}"
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
+def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, tmp_path: Path) -> None:
+    """Source, joiner and bystanders are hit in every stage of it: abort, rendezvous, transfer, first step."""
+    first = play(cell_of(recovery, [KILL]), tmp_path / "first", seed=3)
+    began, *_, ended = (event.time_ns for event in of(first, Kind.GENERATION_READY))
+    start = of(first, Kind.FAULT_INJECTED)[0].time_ns
+    moments = 12
+    for rank in (0, 1, 2):
+        for moment in range(moments):
+            time = round((start + (ended - start) * 1.1 * moment / moments - began) / 1e9, 5)
+            cell = cell_of(recovery, [KILL, second(kind, {"rank": rank}, time=time)])
+            faulted, problems = found(cell, tmp_path / f"{rank}-{moment}", 3)
+            assert (faulted.outcome, problems) == ("completed", {}), f"rank {rank} at {time}"
+
+
+def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(tmp_path: Path) -> None:
+    apart = 0
+    for seed in range(20):
+        fault = {**KILL, "at": {"time": 1.5 + seed * 0.0021}}
+        faulted, problems = found(cell_of(DROP, [fault], ranks=6), tmp_path / str(seed), seed)
+        assert problems == {}, f"seed {seed}"
+        parked = [e.data["processes"] for e in of(faulted, Kind.SURVIVORS_PARKED)]
+        apart += any(len({held["step"] for held in processes.values()}) > 1 for processes in parked)
+    assert apart, "no death fell into a collective: shift the times"
+
+
+# ---- what random scenarios once found
+
+
+def test_a_spare_that_never_got_the_state_is_no_source_of_it(tmp_path: Path) -> None:
+    first = {**KILL, "target": {"rank": 1}}
+    cell = cell_of(SPARE, [first, second("process-kill", {"rank": 0}, event="regroup")], ranks=2)
+    faulted, problems = found(cell, tmp_path, 7)
+    assert problems == {}
+    generations = of(faulted, Kind.GENERATION_STARTED)
+    assert generations[2].data["state"] == "checkpoint"
+    assert of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"] == 30
+
+
+def test_a_fault_in_time_waits_for_a_rank_that_is_being_replaced(tmp_path: Path) -> None:
+    first = play(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, [KILL]), tmp_path / "first", seed=3)
+    began = of(first, Kind.GENERATION_READY)[0].time_ns
+    time = (of(first, Kind.FAILURE_DETECTED)[0].time_ns - began) / 1e9 + 0.5
+    faults = [KILL, second("process-kill", {"rank": 0}, time=round(time, 3))]
+    faulted, problems = found(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, faults), tmp_path, 3)
+    assert problems == {}
+    hit = of(faulted, Kind.FAULT_INJECTED)[-1]
+    assert hit.data["target"]["process"] == of(faulted, Kind.GENERATION_STARTED)[1].data["members"][0]
+
+
+def test_a_fault_at_an_event_that_finds_nobody_says_so(tmp_path: Path) -> None:
+    stays_small = {"strategy": DROP, "rejoin": False}
+    late = second("process-stop", {"rank": 3}, event="checkpoint_saving", nth=4)
+    faulted, problems = found(cell_of(stays_small, [KILL, late]), tmp_path, 3)
+    assert [event.data["reason"] for event in of(faulted, Kind.FAULT_FAILED)] == ["nobody holds rank 3"]
+    assert list(problems) == ["fault-landed"]
+
+
+def test_a_stop_is_seen_even_if_everything_is_killed_the_next_moment(tmp_path: Path) -> None:
+    late = second("process-stop", {"rank": 0}, event="recovery_started")
+    faulted, problems = found(cell_of(RESTART_ALL, [KILL, late]), tmp_path, 3)
+    assert (problems, len(of(faulted, Kind.FAULT_LANDED))) == ({}, 2)
+
+
+def test_a_checkpoint_deleted_by_retention_is_not_missed(tmp_path: Path) -> None:
+    at = {"event": "checkpoint_committed", "nth": 3}
+    corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
+    faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), tmp_path, 3)
+    assert (problems, of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"]) == ({}, 0)
+
+
+def test_a_world_may_shrink_when_its_spare_died_before(tmp_path: Path) -> None:
+    recovery = {"strategy": SPARE, "replenish": False}
+    faults = [second("process-kill", {"role": "spare"}, step=10), KILL]
+    faulted, problems = found(cell_of(recovery, faults), tmp_path, 3)
+    assert (problems, len(of(faulted, Kind.GENERATION_READY)[-1].data["members"])) == ({}, 3)
+
+
+def test_a_nan_that_dies_with_its_attempt_is_contained(tmp_path: Path) -> None:
+    nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "loss"}, "target": {"rank": 1}}
+    at = {"step": 33, "phase": "backward"}
+    faults = [{**nan, "at": {"step": 33}}, {**KILL, "target": {"rank": 0}, "at": at}]
+    faulted, problems = found(cell_of(SPARE, faults), tmp_path, 3)
+    assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
+
+
+# ---- jobs that cannot go on
+
+
+@pytest.mark.parametrize("recovery", ["none", *STRATEGIES])
+@pytest.mark.parametrize("kind", ["process-kill", "process-stop", "exception", "tensor-corrupt"])
+def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: str, tmp_path: Path) -> None:
+    fault = {
+        "id": "again",
+        "kind": kind,
+        "target": {"rank": 2},
+        "at": {"step": 33},
+        "retrigger": "every_attempt",
+    }
+    cell = cell_of(recovery, [{**fault, "expect": {"outcome": "fail-stop"}}])
+    faulted, problems = found(cell, tmp_path, 3)
+    assert problems == {}
+    # Strategies that leave the bad place out get past it; one that fills it again and again has to give up.
+    due = {"none": 1, RESTART_ALL: 11}.get(recovery)
+    assert due in (None, len(of(faulted, Kind.FAULT_INJECTED)))
+    assert faulted.outcome == "gave-up" if due else faulted.outcome in ("completed", "gave-up")
+
+
+def test_simulated_time_is_free(tmp_path: Path) -> None:
+    hang = {**KILL, "kind": "process-stop", "at": {"step": 1, "phase": "backward"}}
+    faulted, problems = found(cell_of(SPARE, [hang]), tmp_path, 3)
+    waited = of(faulted, Kind.FAILURE_DETECTED)[0].time_ns - of(faulted, Kind.FAULT_INJECTED)[0].time_ns
+    assert (problems, waited > 60e9) == ({}, True)

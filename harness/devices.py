@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -39,13 +40,19 @@ def missing(cell: Cell) -> str | None:
     return None
 
 
-def placement(workload: WorkloadSpec, devices: int) -> tuple[list[str], str]:
-    """Device of each rank and the backend: NCCL where each rank has a GPU of its own, gloo otherwise."""
+def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
+    """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo otherwise.
+
+    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on.
+    """
     if workload.device == "cpu" or not devices:
-        return ["cpu"] * workload.ranks, "gloo"
-    if devices >= workload.ranks:
-        return [f"cuda:{rank}" for rank in range(workload.ranks)], "nccl"
-    return [f"cuda:{rank % devices}" for rank in range(workload.ranks)], "gloo"
+        return ["cpu"], "gloo"
+    return [f"cuda:{index}" for index in range(devices)], "nccl" if devices >= workload.ranks + spares else "gloo"
+
+
+def least_used(places: Sequence[str], taken: Sequence[str]) -> str:
+    """The device with the fewest living processes on it, the first of equals: a replacement gets the lost rank's."""
+    return min(places, key=lambda place: (taken.count(place), places.index(place)))
 
 
 def memory_gib() -> float:

@@ -193,8 +193,8 @@ class Orchestrator:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
         name = f"{'s' if role == 'spare' else 'w'}{self._spawned}"
         self._spawned += 1
-        self._names.append(name)
         pid = self.cluster.spawn(name, role, mode)
+        self._names.append(name)
         self._pids[name] = pid
         self._ledger.write(arm=self.setup.id, process=name, pid=pid, undo="kill", durable=False)
         self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode)

@@ -120,12 +120,10 @@ class FaultAgent:
         fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
         if fault.where is not Where.RANK:
             return
-        before = self._surface_digests()
+        before = self._surface_digest(fault)
         done = dict(fault.act_in_rank(self))
-        after = self._surface_digests()
-        changed = sorted(name for name in before if before[name] != after[name])
-        if changed:
-            done |= {"before": before[changed[0]], "after": after[changed[0]], "changed": changed}
+        if before is not None:
+            done |= {"before": before, "after": self._surface_digest(fault)}
         self._effect(command, done)
         if fault.lasting:
             self._lasting.append(_Lasting(fault, command, step))
@@ -144,12 +142,15 @@ class FaultAgent:
         data = {"fault": command["fault"], "occurrence": command["occurrence"], "evidence": dict(evidence)}
         job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
 
-    def _surface_digests(self) -> dict[str, str]:
-        """One digest for each surface a fault may corrupt, computed by code the fault does not touch."""
-        parameters = [p.detach() for p in self.model.parameters()]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        slots = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-        return {"parameter": _digest(parameters), "gradient": _digest(gradients), "optimizer_state": _digest(slots)}
+    def _surface_digest(self, fault: Fault) -> str | None:
+        """Digest of the tensors a fault says it corrupts, by code the fault does not touch; None if it names none here."""
+        parameters = list(self.model.parameters())
+        match getattr(fault, "surface", None):
+            case "parameter":
+                return _digest([p.detach() for p in parameters])
+            case "gradient":
+                return _digest([p.grad for p in parameters if p.grad is not None])
+        return None
 
     def _wait_for_answer(self) -> bool:
         deadline = time.monotonic() + HOLD_LIMIT_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 from chaos import plugins
@@ -17,12 +18,12 @@ def _device_count() -> int:
     return len(devices.cuda_devices())
 
 
-def rank_config(setup: ArmSetup, *, name: str, role: str) -> RankConfig:
-    """Configuration of one process. Devices are dealt by the number in its name, so a spare shares a GPU if it must."""
+def rank_config(setup: ArmSetup, *, name: str, role: str, taken: Sequence[str]) -> RankConfig:
+    """Configuration of one process. ``taken``: devices of the arm's living processes."""
     scenario = setup.cell.scenario
     spec = scenario.workload
     strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](**scenario.recovery.params)
-    places, backend = devices.placement(spec, _device_count())
+    places, backend = devices.placement(spec, _device_count(), strategy.spares_wanted)
     job = {
         "process": name,
         "world": spec.ranks,
@@ -39,5 +40,5 @@ def rank_config(setup: ArmSetup, *, name: str, role: str) -> RankConfig:
     return RankConfig(
         name=name, role=role, parent=os.getpid(), events=setup.run.events(setup.id),
         log=setup.run.logs(setup.id) / f"{name}.log", workload=spec.kind, workload_params=spec.params,
-        data=setup.data.path, device=places[int(name[1:]) % len(places)], threads=1, job=job,
+        data=setup.data.path, device=devices.least_used(places, taken), threads=1, job=job,
     )  # fmt: skip

@@ -125,9 +125,10 @@ class LocalSession:
 
 
 class _Child:
-    def __init__(self, name: str, pid: int, channel: Channel, page: MarkPage) -> None:
+    def __init__(self, name: str, pid: int, device: str, channel: Channel, page: MarkPage) -> None:
         self.name = name
         self.pid = pid
+        self.device = device
         self.pidfd = os.pidfd_open(pid)
         self.channel: Channel | None = channel
         self.page = page
@@ -158,11 +159,12 @@ class LocalCluster:
         """Start a rank process; returns its pid."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         mark_fd = marks.create()
-        config = rank_config(self._setup, name=name, role=role)
+        taken = [child.device for child in self._children.values() if not child.gone]
+        config = rank_config(self._setup, name=name, role=role, taken=taken)
         fds = [theirs.fileno(), mark_fd]
         try:
             pid = self._session.fork(config, fds) if mode == "warm" else _start_cold(config, fds)
-            child = _Child(name, pid, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
+            child = _Child(name, pid, config.device, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
         finally:
             theirs.close()
             os.close(mark_fd)

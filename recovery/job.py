@@ -1,4 +1,4 @@
-"""What a training script holds: ``job = recovery.join(...)``, then its steps.
+"""What a training loop holds: a ``job``, made by the rank's entry point, and its steps.
 
     job.attach(model, optimizer, scheduler, clip_norm=1.0)
     while job.running():

@@ -1,7 +1,8 @@
-"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor can verify too.
+"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor can verify
+too.
 
-A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json`` with their sizes and SHA-256 sums. It
-is written under another name, flushed, and renamed: it exists whole or not at all.
+A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json`` with their sizes and
+SHA-256 sums. It is written under another name, flushed, and renamed: it exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -68,13 +69,19 @@ def verify(checkpoint: Checkpoint) -> dict[str, Any]:
         raise CorruptCheckpoint("the manifest does not match its own checksum")
     if step != checkpoint.step:
         raise CorruptCheckpoint(f"the manifest is of step {step}")
+    _refuse_extra_files(checkpoint.path, {MANIFEST, *files})
     for name, entry in files.items():
         _verify_file(checkpoint.path / name, entry["bytes"], entry["sha256"])
     return manifest
 
 
-def newest_good(directory: Path, refused: Callable[[Checkpoint, str], None]) -> tuple[Checkpoint, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, with its manifest; calls ``refused`` for each newer one that does not."""
+def newest_good(
+    directory: Path, refused: Callable[[Checkpoint, str], None]
+) -> tuple[Checkpoint, dict[str, Any]] | None:
+    """The newest checkpoint that verifies, with its manifest.
+
+    Calls ``refused`` for each newer one that does not.
+    """
     for checkpoint in newest_first(directory):
         try:
             return checkpoint, verify(checkpoint)
@@ -84,10 +91,12 @@ def newest_good(directory: Path, refused: Callable[[Checkpoint, str], None]) -> 
 
 
 def commit(staging: Path, directory: Path, step: int, facts: dict[str, Any]) -> tuple[Checkpoint, int]:
-    """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and its bytes.
+    """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and
+    its bytes.
 
-    ``facts`` go into the manifest (JSON). A checkpoint of the same step left from before a rollback is replaced: the
-    staged one belongs to the lineage that survives. Raises OSError when the disk refuses; then nothing was committed.
+    ``facts`` go into the manifest (JSON). A checkpoint of the same step left from before a rollback is
+    replaced: the staged one belongs to the lineage that survives. Raises OSError when the disk refuses;
+    then nothing was committed.
     """
     files = {}
     total = 0
@@ -115,7 +124,10 @@ def commit(staging: Path, directory: Path, step: int, facts: dict[str, Any]) -> 
 
 
 def prune(directory: Path, keep: int) -> list[Checkpoint]:
-    """Delete all but the newest ``keep``, unless none of those verifies: the last good one is never deleted."""
+    """Delete all but the newest ``keep``, unless none of those verifies.
+
+    The last good one is never deleted.
+    """
     checkpoints = newest_first(directory)
     kept, old = checkpoints[:keep], checkpoints[keep:]
     if not old or not any(_is_good(checkpoint) for checkpoint in kept):
@@ -131,6 +143,16 @@ def _is_good(checkpoint: Checkpoint) -> bool:
     except CorruptCheckpoint:
         return False
     return True
+
+
+def _refuse_extra_files(path: Path, known: set[str]) -> None:
+    """A reader that takes every data file of the directory would read what nobody vouches for."""
+    try:
+        extra = sorted(set(os.listdir(path)) - known)
+    except OSError as error:
+        raise CorruptCheckpoint(f"it cannot be read: {error.strerror}") from error
+    if extra:
+        raise CorruptCheckpoint(f"{extra[0]} is not in the manifest")
 
 
 def _verify_file(path: Path, size: int, digest: str) -> None:

@@ -1,5 +1,4 @@
-"""The full training state of one rank, as named tensors and a few scalars: what checkpoints store and peers
-copy.
+"""The full training state of one rank: named tensors and a few scalars, which are stored and copied.
 
 The data position is the step itself (the sample order is a pure function of it), and random generators are
 seeded anew at each step from (seed, rank, step), so a rank that dies takes nothing with it that cannot be
@@ -34,9 +33,7 @@ class TrainState:
         _materialise(optimizer)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in
-        fixed order.
-        """
+        """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order."""
         named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
         for name, parameter in self.model.named_parameters():
             for slot, value in sorted(self.optimizer.state.get(parameter, {}).items()):

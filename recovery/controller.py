@@ -183,7 +183,7 @@ class Controller:
             return
         self._failures.answered()
         self.stage = Stage.TRAINING
-        self._progress.resumed()
+        self._progress.resumed(self.generation, self.members)
         self._act(self.strategy.on_spare_lost(self._view()))  # some may have died, or been used, meanwhile
         if self.ready_spares and len(self.members) < self.world:
             self._act(self.strategy.on_ready(self._view()))
@@ -206,8 +206,7 @@ class Controller:
         concerned = entry.name in self.members or self._formation.awaits(entry.name)
         (self._failures.current if concerned else self._failures.history).append(failure)
         if self.stage is Stage.STARTING:
-            self.outcome, self.reason = "broken", f"{entry.name} failed before training began: {detail}"
-            self._end(kill=True)
+            self.stop("broken", f"{entry.name} failed before training began: {detail}")
         elif self.stage is Stage.STOPPING:
             self._decide_if_parked()
         elif self.stage is Stage.WAITING and self._formation.awaits(entry.name):
@@ -316,9 +315,7 @@ class Controller:
             self._act(self.strategy.on_failure(self._view()))
             return
         tries = self.timing.max_attempts
-        self.outcome = "gave-up"
-        self.reason = f"{tries} recoveries in a row brought no new step after {self.committed}"
-        self._end(kill=True)
+        self.stop("gave-up", f"{tries} recoveries in a row brought no new step after {self.committed}")
 
     # ---- decisions
 
@@ -344,8 +341,7 @@ class Controller:
                         self._take(form, new)
                         form = None
                 case GiveUp():
-                    self.outcome, self.reason = "gave-up", decision.reason
-                    self._end(kill=True)
+                    self.stop("gave-up", decision.reason)
                     return
         if form is not None:
             self._take(form, new)
@@ -380,7 +376,7 @@ class Controller:
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
             return
         if all(member.finished for member in self._crew.member_processes()):
-            self._progress.committed = self.steps
+            self._progress.reached(self.steps)
             self.outcome, self.reason = "completed", f"{self.steps} steps committed"
             self._end(kill=False)
 

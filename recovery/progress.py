@@ -9,16 +9,34 @@ from recovery.supervision import Hands
 
 
 class ProgressWatch:
-    """Reads marks. ``committed``: highest step ever committed by all members of a generation."""
+    """Reads marks."""
 
     def __init__(self, hands: Hands, limits: HangLimits) -> None:
-        self.committed = 0
+        self._committed = 0
+        self._generation = 0
+        self._members: tuple[str, ...] = ()
         self.detector = HangDetector(limits=limits)
         self._hands = hands
 
-    def resumed(self) -> None:
+    def resumed(self, generation: int, members: tuple[str, ...]) -> None:
         """A generation starts training."""
+        self._generation, self._members = generation, members
         self.detector.resumed()
+
+    def reached(self, step: int) -> None:
+        """All members say that they have committed a step."""
+        self._committed = max(self._committed, step)
+
+    @property
+    def committed(self) -> int:
+        """Highest step ever committed by all members of a generation, by the marks of this moment.
+
+        Those of the dead count too: they tell how far a generation had come when it broke.
+        """
+        marks = [self._hands.mark(name) for name in self._members]
+        if marks and all(mark.generation == self._generation for mark in marks):
+            self._committed = max(self._committed, min(mark.committed for mark in marks))
+        return self._committed
 
     def look(self, generation: int, names: Iterable[str]) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.
@@ -30,7 +48,5 @@ class ProgressWatch:
         marks = {name: mark for name, mark in marks.items() if mark.generation == generation}
         if not marks:
             return None
-        committed = min(mark.committed for mark in marks.values())
-        self.committed = max(self.committed, committed)
-        self.detector.observe(now, committed)
+        self.detector.observe(now, min(mark.committed for mark in marks.values()))
         return self.detector.look(now, marks, self._hands.os_state)

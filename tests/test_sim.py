@@ -88,7 +88,7 @@ def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, tm
     start = of(first, Kind.FAULT_INJECTED)[0].time_ns
     moments = 12
     for rank in (0, 1, 2):
-        for moment in range(moments):
+        for moment in range(rank == 2, moments):  # at the first, rank 2 is dead already
             time = round((start + (ended - start) * 1.1 * moment / moments - began) / 1e9, 5)
             cell = cell_of(recovery, [KILL, second(kind, {"rank": rank}, time=time)])
             faulted, problems = found(cell, tmp_path / f"{rank}-{moment}", 3)

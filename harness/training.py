@@ -27,9 +27,9 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
 
 def warm_up(job: Job, trainable: Trainable) -> None:
     """One forward and backward pass that changes nothing, so that the first step costs what every step costs."""
-    job.reducer.begin()
-    trainable.loss(trainable.load([0, 1])).backward()
-    job.reducer.begin()
+    job.reducer.rehearse()
+    trainable.loss(trainable.load([0, 0])).backward()  # there may be no second sample
+    job.reducer.rehearse()
 
 
 def train(job: Job, trainable: Trainable) -> None:

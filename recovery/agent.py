@@ -1,4 +1,7 @@
-"""The part of a rank that listens while the training thread works: one thread reading the supervisor's messages."""
+"""The part of a rank that listens while the training thread works.
+
+One thread reading the supervisor's messages.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ ABORT_REPEAT_S = 0.005
 ABORT_LIMIT_S = 60.0
 
 
+def end_process() -> None:
+    """End this process at once, from any thread."""
+    os._exit(EXIT_ORPHANED)
+
+
 class Abortable(Protocol):
     """What the agent breaks when told to abort."""
 
@@ -25,10 +33,15 @@ class Abortable(Protocol):
 
 
 class Agent:
-    """Reads ``channel``; orders wait in ``orders``. The flags are plain attributes: looking costs the step nothing."""
+    """Reads ``channel``; orders wait in ``orders``.
 
-    def __init__(self, channel: Channel) -> None:
+    The flags are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's
+    thread, when nobody supervises this rank any more; it must not train on then.
+    """
+
+    def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
         self.channel = channel
+        self._orphaned = orphaned
         self.orders: queue.SimpleQueue[Join | Abort | Stop] = queue.SimpleQueue()
         self.pause_wanted = False
         self.aborted_generation = 0
@@ -58,8 +71,8 @@ class Agent:
             except WireError:
                 messages = None
             if messages is None:
-                # Nobody supervises this rank any more: it must not train on as an orphan.
-                os._exit(EXIT_ORPHANED)
+                self._orphaned()
+                return
             for message in messages:
                 self._handle(message)
 

@@ -149,6 +149,7 @@ class Job:
         self.generation = 0
         self._group: Group | None = None
         self._retired: Group | None = None
+        self._fresh = True  # holds the initial state, which nothing else could bring back
         self._valid = False  # a fresh process holds nothing of the job until it has joined a generation
         self._pausing = False
 
@@ -202,8 +203,12 @@ class Job:
                 Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples,
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
             )  # fmt: skip
-            if self.probe is not None and self.probe.active:
-                self.probe.at(number, "data")
+            try:
+                if self.probe is not None and self.probe.active:
+                    self.probe.at(number, "data")
+            except GenerationLost:
+                # The block cannot be skipped: its first phase() raises this again, or its reduction fails.
+                pass
             self.state.seed_step(self.rank, number)
             self.reducer.begin()
             yield step
@@ -220,6 +225,7 @@ class Job:
 
     def _apply(self, step: Step, reduced: Reduced) -> None:
         state = self.state
+        self._fresh = False
         lr = state.optimizer.param_groups[0]["lr"]
         if self._clip_norm:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
@@ -316,11 +322,13 @@ class Job:
         if order.restore and self.rank == 0:
             self._valid = False
             found = checkpointing.restore_newest(self.state, self.config.checkpoint_dir, self._refused)
+            if found is None and not self._fresh:
+                raise RuntimeError("no checkpoint verifies, and this process no longer holds the initial state")
             name = found.name if found else None
             origin = "checkpoint" if found else "initial"
             self._valid = True
         if self.rank in order.receivers:
-            self._valid = False
+            self._valid = self._fresh = False
             origin = "peer"
         if order.source is not None and order.receivers:
             copy_state(

@@ -94,6 +94,11 @@ class GradientReducer:
         self._collectives = 0
         self._armed = False
 
+    def rehearse(self) -> None:
+        """Clear gradients and get ready for a backward pass that is not reduced."""
+        self.begin()
+        self._armed = False
+
     def begin(self) -> None:
         """Clear gradients and get ready for one backward pass."""
         self._next = 0

@@ -158,13 +158,14 @@ class Orchestrator:
             self._stop_everything()
             self.injector.close()
         finally:
+            committed = self.controller.committed  # read from the marks, which end with the cluster
             leftovers = self.cluster.close()  # even when the disk no longer takes events
         self._write(
             Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
         )
         outcome = self.controller.outcome or "broken"
         self._write(
-            Kind.RUN_FINISHED, outcome=outcome, reason=self.controller.reason, committed_step=self.controller.committed
+            Kind.RUN_FINISHED, outcome=outcome, reason=self.controller.reason, committed_step=committed
         )
         self._writer.close()
 

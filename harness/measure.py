@@ -145,8 +145,8 @@ def account(history: History) -> Accounting:
     for step in range(1, history.committed_step + 1):
         due = Counter(batch(step, info.global_batch, info.order_samples, info.order_seed))
         got = Counter(lineage[step].samples if step in lineage else [])
-        reference += due
-        taken += got
+        reference.update(due)
+        taken.update(got)
         if due - got:
             lost_in[step] = (due - got).total()
         if got - due and misplaced is None:

@@ -7,6 +7,7 @@ with Arbitrary Finite Domains", 2002), so any position is found in constant time
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 ROUNDS = 4
 
@@ -36,8 +37,14 @@ def sample_at(position: int, samples: int, seed: int) -> int:
 
 def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
     """Sample ids of the global batch of ``step`` (from 1), in order."""
+    return list(_batch(step, global_batch, samples, seed))
+
+
+@lru_cache(maxsize=8192)
+def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
+    """A pure function that a judge asks of every arm, and a simulation of every rank."""
     first = (step - 1) * global_batch
-    return [sample_at(position, samples, seed) for position in range(first, first + global_batch)]
+    return tuple(sample_at(position, samples, seed) for position in range(first, first + global_batch))
 
 
 def share(rank: int, world: int, global_batch: int) -> range:

@@ -6,7 +6,6 @@ Tests replace single methods to get an implementation with one known defect; a s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ class Behaviour:
     def batch(self, rank: SimRank, step: int) -> list[int]:
         """The global batch of a step."""
         config = rank.config
-        return list(_batch(step, config.global_batch, config.samples, config.seed))
+        return order.batch(step, config.global_batch, config.samples, config.seed)
 
     def random_word(self, rank: SimRank, step: int) -> bytes:
         """What the rank's random generators give in a step: derivable from seed, rank and step."""
@@ -68,9 +67,3 @@ class Behaviour:
     def stops(self, rank: SimRank) -> bool:
         """Whether the rank ends when told to."""
         return True
-
-
-@lru_cache(maxsize=4096)
-def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
-    """The same for every rank and arm of a seed, and half of a simulation's time if computed for each."""
-    return tuple(order.batch(step, global_batch, samples, seed))

@@ -1,0 +1,168 @@
+"""Runs a function in several real processes that can meet in process groups, and lets a test break them.
+
+Processes are forked from a server that has imported torch, so that each is there in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recovery.mechanisms.group import GenerationLost, Group
+
+DEADLINE_S = 30.0
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["recovery.mechanisms.reduce", "recovery.mechanisms.transfer", "pytest"])
+
+Task = Callable[["Self"], Any]
+
+
+class Self:
+    """One process, seen from inside: makes groups, and aborts them when the test says so."""
+
+    def __init__(self, rank: int, world: int, port: int, pipe: Connection) -> None:
+        self.rank = rank
+        self.world = world
+        self.aborted = 0
+        self._port = port
+        self._pipe = pipe
+        self._group: Group | None = None
+        self._orders = threading.Condition()
+        self._inbox: list[Any] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def check(self) -> None:
+        """What a job does."""
+        if self._group is not None and self.aborted >= self._group.generation:
+            raise GenerationLost("aborted")
+
+    def group(self, generation: int = 1, *, rank: int | None = None, world: int | None = None) -> Group:
+        """A group not formed yet."""
+        self._group = Group(
+            generation=generation, rank=self.rank if rank is None else rank, world=world or self.world,
+            store_port=self._port, backend="gloo", timeout_s=DEADLINE_S, check=self.check,
+        )  # fmt: skip
+        return self._group
+
+    def say(self, what: Any) -> None:
+        """Tell the test."""
+        self._pipe.send(("said", what))
+
+    def hear(self) -> Any:
+        """What the test told, except aborts."""
+        with self._orders:
+            assert self._orders.wait_for(lambda: self._inbox, DEADLINE_S), "the test said nothing"
+            return self._inbox.pop(0)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                order = self._pipe.recv()
+            except EOFError:
+                os._exit(3)
+            if isinstance(order, tuple) and order[0] == "abort":
+                self.aborted = order[1]
+                while self._group is not None and self._group.generation <= order[1]:
+                    self._group.abort()
+                    if self._left.wait(0.005):
+                        break
+            else:
+                with self._orders:
+                    self._inbox.append(order)
+                    self._orders.notify()
+
+    _left = threading.Event()
+
+    def leave(self) -> None:
+        """Leave the current group."""
+        assert self._group is not None
+        self._group.leave()
+        self._left.set()
+        self._group = None
+
+    def entered(self) -> None:
+        """Another group is about to be used."""
+        self._left.clear()
+
+
+def _main(task: Task, rank: int, world: int, port: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        result = task(Self(rank, world, port, pipe))
+        pipe.send(("done", result))
+    except BaseException as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+    finally:
+        os._exit(0)
+
+
+@dataclass
+class Rank:
+    """One process, seen from the test."""
+
+    process: BaseProcess
+    pipe: Connection
+
+    def next(self, kind: str) -> Any:
+        """What it says, or its result (``done``)."""
+        assert self.pipe.poll(DEADLINE_S), f"process {self.process.pid} said nothing"
+        found, value = self.pipe.recv()
+        assert found == kind, (found, value)
+        return value
+
+    def result(self) -> Any:
+        """What its function returned."""
+        return self.next("done")
+
+    def said(self) -> Any:
+        """What it said."""
+        return self.next("said")
+
+    def tell(self, what: Any) -> None:
+        """Send it something."""
+        self.pipe.send(what)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+@contextmanager
+def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
+    """So many processes running ``task``; all gone afterwards."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started: list[Rank] = []
+    try:
+        for rank in range(world):
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(
+                target=_main, args=(task, rank, world, store.port, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            started.append(Rank(process, ours))
+        yield started
+    finally:
+        for rank in started:
+            rank.process.kill()
+        for rank in started:
+            rank.process.join(DEADLINE_S)
+            rank.pipe.close()
+
+
+def results(task: Task, world: int) -> list[Any]:
+    """What every process returned, by rank."""
+    with ranks(task, world) as started:
+        return [rank.result() for rank in started]

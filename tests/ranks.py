@@ -23,7 +23,8 @@ from recovery.mechanisms.group import GenerationLost, Group
 
 DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["recovery.mechanisms.reduce", "recovery.mechanisms.transfer", "pytest"])
+PRELOAD = ["torch._dynamo", "recovery.mechanisms.reduce", "recovery.mechanisms.transfer", "pytest"]
+_CONTEXT.set_forkserver_preload(PRELOAD)
 
 Task = Callable[["Self"], Any]
 

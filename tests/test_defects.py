@@ -62,16 +62,16 @@ def arms(cell: Cell, root: Path, defect: Behaviour | Strategy | None = None) -> 
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_turns_its_checker_red_and_no_other(name: str, tmp_path: Path) -> None:
+def test_a_defect_turns_its_checker_red_and_no_other(name: str, memory: Path) -> None:
     recovery, faults, defect, expected = DEFECTS[name]
-    findings = judged(evidence(*arms(cell_of(recovery, faults), tmp_path, defect())))
+    findings = judged(evidence(*arms(cell_of(recovery, faults), memory, defect())))
     found = {checker: finding for checker, finding in findings.items() if finding.verdict != "pass"}
     assert {checker: finding.verdict for checker, finding in found.items()} == expected, found
 
 
 @pytest.mark.parametrize("fault", [[KILL], [HANG], [NAN], [CORRUPT, KILL]], ids=str)
 @pytest.mark.parametrize("recovery", [RESTART, DROP, SPARE])
-def test_without_a_defect_all_is_green(recovery: str, fault: list[dict[str, Any]], tmp_path: Path) -> None:
-    faulted, control = arms(cell_of(recovery, fault), tmp_path)
+def test_without_a_defect_all_is_green(recovery: str, fault: list[dict[str, Any]], memory: Path) -> None:
+    faulted, control = arms(cell_of(recovery, fault), memory)
     for seen in (evidence(faulted, control), evidence(control, None)):
         assert {name: f.verdict for name, f in check_all(seen).items()} == dict.fromkeys(CHECKERS, "pass")

@@ -48,20 +48,20 @@ def of(played: Played, kind: Kind) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_seed_gives_the_same_log_byte_for_byte(seed: int, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_log_byte_for_byte(seed: int, memory: Path) -> None:
     cell = random_cell(seed)
-    first, again = (files(play(cell, tmp_path / name, seed=seed)) for name in ("one", "two"))
+    first, again = (files(play(cell, memory / name, seed=seed)) for name in ("one", "two"))
     assert first == again
     assert len(first) > cell.scenario.workload.ranks
-    assert first != files(play(cell, tmp_path / "three", seed=seed + 1))
+    assert first != files(play(cell, memory / "three", seed=seed + 1))
 
 
-def test_no_log_tells_where_it_was_written(tmp_path: Path) -> None:
+def test_no_log_tells_where_it_was_written(memory: Path) -> None:
     at = {"event": "checkpoint_committed", "nth": 3}
     corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
-    played = play(cell_of(RESTART_ALL, [corrupt, KILL]), tmp_path, seed=1)
+    played = play(cell_of(RESTART_ALL, [corrupt, KILL]), memory, seed=1)
     assert of(played, Kind.CHECKPOINT_REFUSED)
-    assert not [name for name, data in files(played).items() if str(tmp_path).encode() in data]
+    assert not [name for name, data in files(played).items() if str(memory).encode() in data]
 
 
 def test_the_simulator_does_without_torch() -> None:
@@ -73,18 +73,18 @@ def test_the_simulator_does_without_torch() -> None:
 
 
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
-def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, tmp_path: Path) -> None:
+def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, memory: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        faulted, problems = found(random_cell(seed), tmp_path / str(seed), seed)
+        faulted, problems = found(random_cell(seed), memory / str(seed), seed)
         assert (faulted.outcome, problems) == ("completed", {}), f"seed {seed}"
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)
 @pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
-def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, tmp_path: Path) -> None:
+def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, memory: Path) -> None:
     """Source, joiner and bystanders are hit in every stage of it: abort, rendezvous, transfer, first step."""
-    first = play(cell_of(recovery, [KILL]), tmp_path / "first", seed=3)
-    control = play(cell_of(recovery, []), tmp_path / "control", seed=3, arm="control")
+    first = play(cell_of(recovery, [KILL]), memory / "first", seed=3)
+    control = play(cell_of(recovery, []), memory / "control", seed=3, arm="control")
     began, *_, ended = (event.time_ns for event in of(first, Kind.GENERATION_READY))
     start = of(first, Kind.FAULT_INJECTED)[0].time_ns
     moments = 12
@@ -92,15 +92,15 @@ def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, tm
         for moment in range(rank == 2, moments):  # at the first, rank 2 is dead already
             time = round((start + (ended - start) * 1.1 * moment / moments - began) / 1e9, 5)
             cell = cell_of(recovery, [KILL, second(kind, {"rank": rank}, time=time)])
-            faulted, problems = found(cell, tmp_path / f"{rank}-{moment}", 3, control)
+            faulted, problems = found(cell, memory / f"{rank}-{moment}", 3, control)
             assert (faulted.outcome, problems) == ("completed", {}), f"rank {rank} at {time}"
 
 
-def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(tmp_path: Path) -> None:
+def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(memory: Path) -> None:
     apart = 0
     for seed in range(20):
         fault = {**KILL, "at": {"time": 1.5 + seed * 0.0021}}
-        faulted, problems = found(cell_of(DROP, [fault], ranks=6), tmp_path / str(seed), seed)
+        faulted, problems = found(cell_of(DROP, [fault], ranks=6), memory / str(seed), seed)
         assert problems == {}, f"seed {seed}"
         parked = [e.data["processes"] for e in of(faulted, Kind.SURVIVORS_PARKED)]
         apart += any(len({held["step"] for held in processes.values()}) > 1 for processes in parked)
@@ -110,60 +110,60 @@ def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(tmp_path: Pat
 # ---- what random scenarios once found
 
 
-def test_a_spare_that_never_got_the_state_is_no_source_of_it(tmp_path: Path) -> None:
+def test_a_spare_that_never_got_the_state_is_no_source_of_it(memory: Path) -> None:
     first = {**KILL, "target": {"rank": 1}}
     cell = cell_of(SPARE, [first, second("process-kill", {"rank": 0}, event="regroup")], ranks=2)
-    faulted, problems = found(cell, tmp_path, 7)
+    faulted, problems = found(cell, memory, 7)
     assert problems == {}
     generations = of(faulted, Kind.GENERATION_STARTED)
     assert generations[2].data["state"] == "checkpoint"
     assert of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"] == 30
 
 
-def test_a_fault_in_time_waits_for_a_rank_that_is_being_replaced(tmp_path: Path) -> None:
-    first = play(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, [KILL]), tmp_path / "first", seed=3)
+def test_a_fault_in_time_waits_for_a_rank_that_is_being_replaced(memory: Path) -> None:
+    first = play(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, [KILL]), memory / "first", seed=3)
     began = of(first, Kind.GENERATION_READY)[0].time_ns
     time = (of(first, Kind.FAILURE_DETECTED)[0].time_ns - began) / 1e9 + 0.5
     faults = [KILL, second("process-kill", {"rank": 0}, time=round(time, 3))]
-    faulted, problems = found(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, faults), tmp_path, 3)
+    faulted, problems = found(cell_of({"strategy": RESTART_ALL, "restart": "cold"}, faults), memory, 3)
     assert problems == {}
     hit = of(faulted, Kind.FAULT_INJECTED)[-1]
     assert hit.data["target"]["process"] == of(faulted, Kind.GENERATION_STARTED)[1].data["members"][0]
 
 
-def test_a_fault_at_an_event_that_finds_nobody_says_so(tmp_path: Path) -> None:
+def test_a_fault_at_an_event_that_finds_nobody_says_so(memory: Path) -> None:
     stays_small = {"strategy": DROP, "rejoin": False}
     late = second("process-stop", {"rank": 3}, event="checkpoint_saving", nth=4)
-    faulted, problems = found(cell_of(stays_small, [KILL, late]), tmp_path, 3)
+    faulted, problems = found(cell_of(stays_small, [KILL, late]), memory, 3)
     assert [event.data["reason"] for event in of(faulted, Kind.FAULT_FAILED)] == ["nobody holds rank 3"]
     assert list(problems) == ["fault-landed"]
 
 
-def test_a_stop_is_seen_even_if_everything_is_killed_the_next_moment(tmp_path: Path) -> None:
+def test_a_stop_is_seen_even_if_everything_is_killed_the_next_moment(memory: Path) -> None:
     late = second("process-stop", {"rank": 0}, event="recovery_started")
-    faulted, problems = found(cell_of(RESTART_ALL, [KILL, late]), tmp_path, 3)
+    faulted, problems = found(cell_of(RESTART_ALL, [KILL, late]), memory, 3)
     assert (problems, len(of(faulted, Kind.FAULT_LANDED))) == ({}, 2)
 
 
-def test_a_checkpoint_deleted_by_retention_is_not_missed(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_by_retention_is_not_missed(memory: Path) -> None:
     at = {"event": "checkpoint_committed", "nth": 3}
     corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
-    faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), tmp_path, 3)
+    faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), memory, 3)
     assert (problems, of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"]) == ({}, 0)
 
 
-def test_a_world_may_shrink_when_its_spare_died_before(tmp_path: Path) -> None:
+def test_a_world_may_shrink_when_its_spare_died_before(memory: Path) -> None:
     recovery = {"strategy": SPARE, "replenish": False}
     faults = [second("process-kill", {"role": "spare"}, step=10), KILL]
-    faulted, problems = found(cell_of(recovery, faults), tmp_path, 3)
+    faulted, problems = found(cell_of(recovery, faults), memory, 3)
     assert (problems, len(of(faulted, Kind.GENERATION_READY)[-1].data["members"])) == ({}, 3)
 
 
-def test_a_nan_that_dies_with_its_attempt_is_contained(tmp_path: Path) -> None:
+def test_a_nan_that_dies_with_its_attempt_is_contained(memory: Path) -> None:
     nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "loss"}, "target": {"rank": 1}}
     at = {"step": 33, "phase": "backward"}
     faults = [{**nan, "at": {"step": 33}}, {**KILL, "target": {"rank": 0}, "at": at}]
-    faulted, problems = found(cell_of(SPARE, faults), tmp_path, 3)
+    faulted, problems = found(cell_of(SPARE, faults), memory, 3)
     assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
 
 
@@ -172,7 +172,7 @@ def test_a_nan_that_dies_with_its_attempt_is_contained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recovery", ["none", *STRATEGIES])
 @pytest.mark.parametrize("kind", ["process-kill", "process-stop", "exception", "tensor-corrupt"])
-def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: str, tmp_path: Path) -> None:
+def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: str, memory: Path) -> None:
     fault = {
         "id": "again",
         "kind": kind,
@@ -181,7 +181,7 @@ def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: 
         "retrigger": "every_attempt",
     }
     cell = cell_of(recovery, [{**fault, "expect": {"outcome": "fail-stop"}}])
-    faulted, problems = found(cell, tmp_path, 3)
+    faulted, problems = found(cell, memory, 3)
     assert problems == {}
     # Strategies that leave the bad place out get past it; one that fills it again and again has to give up.
     due = {"none": 1, RESTART_ALL: 11}.get(recovery)
@@ -189,8 +189,8 @@ def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: 
     assert faulted.outcome == "gave-up" if due else faulted.outcome in ("completed", "gave-up")
 
 
-def test_simulated_time_is_free(tmp_path: Path) -> None:
+def test_simulated_time_is_free(memory: Path) -> None:
     hang = {**KILL, "kind": "process-stop", "at": {"step": 1, "phase": "backward"}}
-    faulted, problems = found(cell_of(SPARE, [hang]), tmp_path, 3)
+    faulted, problems = found(cell_of(SPARE, [hang]), memory, 3)
     waited = of(faulted, Kind.FAILURE_DETECTED)[0].time_ns - of(faulted, Kind.FAULT_INJECTED)[0].time_ns
     assert (problems, waited > 60e9) == ({}, True)

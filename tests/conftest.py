@@ -1,0 +1,18 @@
+"""Fixtures of more than one test file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """An empty directory, in memory if possible: simulated ranks flush real checkpoints to it."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as path:
+        yield Path(path)

@@ -1,0 +1,194 @@
+"""The listening half of a rank: orders are queued, flags set, a broken group is left in time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from recovery.agent import Agent
+from recovery.wire import Abort, Channel, Extra, Join, PauseRequest, Ready, Stop
+
+WAIT_S = 10.0
+JOIN = Join(
+    generation=2,
+    rank=0,
+    members=["w0"],
+    store_port=1,
+    source=None,
+    receivers=[],
+    restore=False,
+    timeout_s=1.0,
+)
+
+
+class FakeGroup:
+    """Counts aborts."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.aborts = 0
+        self.aborted = threading.Event()
+        self.twice = threading.Event()
+
+    def abort(self) -> int:
+        self.aborts += 1
+        self.aborted.set()
+        if self.aborts > 1:
+            self.twice.set()
+        return 0
+
+
+class Rig:
+    """An agent, and the supervisor's end of its channel."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self.orphaned = threading.Event()
+        self.extras: list[tuple[str, dict[str, Any]]] = []
+        self.agent = Agent(Channel(theirs), orphaned=self.orphaned.set)
+        self.agent.on_extra = lambda topic, payload: self.extras.append((topic, payload))
+        self.agent.start()
+
+    def order(self) -> object:
+        return self.agent.orders.get(timeout=WAIT_S)
+
+    def settle(self) -> None:
+        """Everything sent before has been handled."""
+        self.channel.send(Stop())
+        while not isinstance(self.order(), Stop):
+            pass
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.channel.close()
+    assert rig.orphaned.wait(WAIT_S)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    never, deadline = threading.Event(), time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        never.wait(0.001)
+
+
+def test_orders_are_kept_in_order(rig: Rig) -> None:
+    for message in (JOIN, Abort(generation=2), Stop()):
+        rig.channel.send(message)
+    assert [rig.order() for _ in range(3)] == [JOIN, Abort(generation=2), Stop()]
+
+
+def test_a_pause_is_a_wish_not_an_order(rig: Rig) -> None:
+    rig.channel.send(PauseRequest())
+    rig.settle()
+    assert rig.agent.pause_wanted
+    assert rig.agent.orders.empty()
+
+
+def test_what_is_not_for_the_recovery_stack_is_passed_on(rig: Rig) -> None:
+    rig.channel.send(Extra(topic="arm", payload={"points": []}))
+    rig.settle()
+    assert rig.extras == [("arm", {"points": []})]
+
+
+def test_an_abort_breaks_the_group_until_the_training_thread_is_out_of_it(rig: Rig) -> None:
+    group = FakeGroup(1)
+    rig.agent.entering(group)
+    rig.channel.send(Abort(generation=1))
+    assert group.twice.wait(WAIT_S), "once may be too early: it may just be opening a connection"
+    assert rig.agent.aborted_generation == 1
+    rig.agent.left()
+    rig.settle()
+    aborts = group.aborts
+    rig.settle()
+    assert group.aborts == aborts
+
+
+def test_an_abort_that_finds_nobody_in_a_group_holds_up_nothing(rig: Rig) -> None:
+    rig.channel.send(Abort(generation=1))
+    rig.settle()
+    assert rig.agent.aborted_generation == 1
+
+
+def test_an_abort_of_an_earlier_generation_spares_the_current_one(rig: Rig) -> None:
+    group = FakeGroup(3)
+    rig.agent.entering(group)
+    rig.channel.send(Abort(generation=2))
+    rig.settle()
+    assert group.aborts == 0
+    assert rig.agent.aborted_generation == 2 < group.generation
+
+
+def test_aborts_never_go_backwards(rig: Rig) -> None:
+    rig.channel.send(Abort(generation=5))
+    rig.channel.send(Abort(generation=3))
+    rig.settle()
+    assert rig.agent.aborted_generation == 5
+
+
+def test_a_group_entered_after_its_abort_is_broken_too(rig: Rig) -> None:
+    """It came between the order to join and the group: whoever enters looks at ``aborted_generation``."""
+    rig.channel.send(Abort(generation=4))
+    rig.settle()
+    group = FakeGroup(4)
+    rig.agent.entering(group)
+    assert rig.agent.aborted_generation >= group.generation
+
+
+def test_a_new_group_is_not_broken_by_the_abort_that_ended_the_last(rig: Rig) -> None:
+    old = FakeGroup(1)
+    rig.agent.entering(old)
+    rig.channel.send(Abort(generation=1))
+    assert old.aborted.wait(WAIT_S)
+    rig.agent.left()
+    new = FakeGroup(2)
+    rig.agent.entering(new)
+    rig.settle()
+    assert new.aborts == 0
+
+
+def test_a_rank_whose_supervisor_is_gone_ends() -> None:
+    rig = Rig()
+    rig.channel.close()
+    assert rig.orphaned.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("garbage", [b"hello\n", b'{"type": "reboot"}\n'])
+def test_a_rank_whose_supervisor_talks_nonsense_ends(garbage: bytes) -> None:
+    rig = Rig()
+    rig.channel.sock.sendall(garbage)
+    assert rig.orphaned.wait(WAIT_S)
+
+
+def test_a_message_the_supervisor_should_not_send_changes_nothing(rig: Rig) -> None:
+    rig.channel.send(Ready())
+    rig.settle()
+    assert rig.agent.orders.empty()
+
+
+def test_by_default_an_orphan_ends_its_process() -> None:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        agent = Agent(Channel(theirs))
+        agent._listen()
+        os._exit(0)
+    theirs.close()
+    ours.close()
+    fd = os.pidfd_open(pid)
+    try:
+        result = os.waitid(os.P_PIDFD, fd, os.WEXITED)
+    finally:
+        os.close(fd)
+    assert result is not None
+    assert result.si_status == 70

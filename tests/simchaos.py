@@ -9,7 +9,8 @@ from simulate import cell_of
 
 from chaos.scenario import Cell
 
-LAST_STEP = 42  # of 60: enough healthy steps must follow for the rate to be judged
+STEPS = 40
+LAST_STEP = 27  # enough healthy steps must follow for the rate to be judged
 RECOVERIES: tuple[dict[str, Any], ...] = (
     {"strategy": "checkpoint-restart"},
     {"strategy": "checkpoint-restart", "restart": "cold"},
@@ -39,7 +40,7 @@ class _Dice:
         self.shrinks = not self.recovery.get("rejoin", True)  # for good
         stays_small = self.shrinks or not self.recovery.get("replenish", True)
         self.ranks = self.rng.choice((4, 6) if stays_small else (2, 3, 4, 6))
-        self.every = self.rng.choice((5, 10, 15))
+        self.every = self.rng.choice((4, 8, 12))
         self.victim = self.rng.randrange(self.ranks)
 
     def cell(self) -> Cell:
@@ -48,7 +49,7 @@ class _Dice:
         second = self._second(first) if self.rng.random() < 0.6 else None
         faults = [fault for fault in (first, second) if fault is not None]
         keep = self.rng.choice((1, 2, 3))
-        return cell_of(self.recovery, faults, ranks=self.ranks, every=self.every, keep=keep)
+        return cell_of(self.recovery, faults, ranks=self.ranks, steps=STEPS, every=self.every, keep=keep)
 
     def _first(self) -> dict[str, Any]:
         """At a step, a time or an event of a healthy job."""
@@ -63,7 +64,7 @@ class _Dice:
                 "at": {"event": "checkpoint_committed", "nth": nth},
             }
         if kind in ("process-kill", "process-stop"):
-            time = {"time": round(rng.uniform(0.1, 1.6), 4)}
+            time = {"time": round(rng.uniform(0.1, 1.0), 4)}
             saving = {"event": "checkpoint_saving", "nth": rng.randint(1, 2)}
             at = rng.choice((at, at, time, saving))
         if self.spares and kind == "process-kill" and rng.random() < 0.2:
@@ -106,7 +107,7 @@ def _details(rng: random.Random, kind: str) -> dict[str, Any]:
     if kind == "checkpoint-corrupt":
         return {"params": {"mode": rng.choice(("bitflip", "truncate", "missing", "stale"))}}
     if kind == "link-throttle":
-        return {"params": {"mbit_per_s": rng.choice((20, 50))}, "duration": {"steps": rng.randint(6, 10)}}
+        return {"params": {"mbit_per_s": rng.choice((20, 50))}, "duration": {"steps": rng.randint(5, 7)}}
     if kind == "straggler":
-        return {"params": {"factor": rng.choice((2.5, 4))}, "duration": {"steps": rng.randint(6, 10)}}
+        return {"params": {"factor": rng.choice((2.5, 4))}, "duration": {"steps": rng.randint(5, 7)}}
     return {}

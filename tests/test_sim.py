@@ -79,6 +79,7 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, 
         assert (faulted.outcome, problems) == ("completed", {}), f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", STRATEGIES)
 @pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
 def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, memory: Path) -> None:

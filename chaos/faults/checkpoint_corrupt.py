@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,11 @@ _MANIFEST = "manifest.json"
 
 
 class CheckpointCorrupt(Fault):
-    """Changes the files of a committed checkpoint: bit rot, a lost block, a sync tool that went wrong. Real file surgery.
+    """Changes files of a committed checkpoint: bit rot, a lost block, a sync gone wrong. Real file surgery.
 
-    ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file deleted), stale (data of an older
-    checkpoint, or of zeros when there is none, under the new manifest). Landed: an independent verification complains.
+    ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file deleted),
+    stale (data of an older checkpoint, or of zeros when there is none, under the new manifest). Landed: an
+    independent verification complains.
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
@@ -70,8 +70,7 @@ def _make_stale(victim: Path, older: Path | None) -> str:
         source = older / victim.name
         if source.is_file():
             shutil.copyfile(source, victim)
-            step = json.loads((older / _MANIFEST).read_bytes()).get("step")
-            return f"step {step}"
+            return older.name
     size = victim.stat().st_size
     victim.write_bytes(bytes(size))
     return "zeros"

@@ -29,11 +29,12 @@ class RaiseError(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""
-        errors = [e.data["type"] for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
+        raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
+        ours = bool(raised) and raised[-1].data["type"] == InjectedError.__name__
         for event in events:
             if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:
-                if not event.data["exit_code"] or not errors:
+                if not event.data["exit_code"] or not ours:
                     return None
-                evidence = {"exit_code": event.data["exit_code"], "error": errors[-1]}
+                evidence = {"exit_code": event.data["exit_code"], "error": raised[-1].data["type"]}
                 return Landed(witness="kernel: wait status", evidence=evidence)
         return None

@@ -14,10 +14,11 @@ TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on t
 
 
 class LinkThrottle(Fault):
-    """A token bucket in the rank's communication path, with any backend: a congested switch, a downgraded NIC. Emulated.
+    """A token bucket in the rank's communication path: a congested switch, a downgraded NIC. Emulated.
 
-    ``mbit_per_s``: rate; ``latency_ms``: added to each collective. Landed: the job's own timing of its collectives shows a
-    bandwidth near or below the requested one, and lower than before.
+    Works with any backend. ``mbit_per_s``: rate; ``latency_ms``: added to each collective. Landed: the
+    job's own timing of its collectives shows a bandwidth near or below the requested one, and lower than
+    before.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -38,7 +39,7 @@ class LinkThrottle(Fault):
         target.set_link(None, 0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Bytes and seconds of the collectives of the target's first three steps under the fault, against those before."""
+        """Bytes and seconds of the target's collectives in its first three steps under it, and before."""
         commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
         before = [e for e in commits if e.time_ns < occurrence.time_ns]
         # The step in which the fault began may have had its collective already.

@@ -13,9 +13,10 @@ from chaos.fault import Fault, Fidelity, Landed, Occurrence, RankTarget, Where
 
 
 class Straggler(Fault):
-    """Stretches the rank's forward, backward and optimizer phases by a factor: a hot or degraded GPU. Emulated by sleeping.
+    """Stretches the rank's compute phases by a factor: a hot or degraded GPU. Emulated by sleeping.
 
-    ``factor``: how many times longer. Landed: the job's own phase times of that rank grew by at least half of what was asked.
+    The phases are forward, backward and optimizer. ``factor``: how many times longer. Landed: the job's own
+    phase times of that rank grew by at least half of what was asked.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -35,7 +36,7 @@ class Straggler(Fault):
         target.set_slowdown(1.0)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Median compute time of the target's first three whole steps under the fault, against those before."""
+        """Median compute time of the target's first three whole steps under the fault, and before."""
         commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
         before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
         during = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:4]

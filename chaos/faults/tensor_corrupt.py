@@ -16,11 +16,12 @@ _PHASES = {"gradient": "collective", "parameter": "forward", "loss": "forward"}
 
 
 class TensorCorrupt(Fault):
-    """Overwrites elements in one rank: a bad multiply, a flipped memory bit, an overflow. Real (the values are changed).
+    """Overwrites elements in one rank: a bad multiply, a flipped memory bit, an overflow. Real.
 
-    ``surface``: gradient (after backward, before it is reduced), parameter (before forward), or loss. ``op``: nan, inf, or
-    bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign). ``count``: elements hit, chosen with the seed.
-    Landed: the rank's own digest of the tensor differs from the one taken just before.
+    ``surface``: gradient (after backward, before it is reduced), parameter (before forward), or loss.
+    ``op``: nan, inf, or bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign).
+    ``count``: elements hit, chosen with the seed. Landed: the rank's own digest of the tensor differs from
+    the one taken just before.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -41,7 +42,11 @@ class TensorCorrupt(Fault):
             target.poison_loss(self._changed)
             return {"surface": self.surface, "op": self.op}
         rng = random.Random(f"{target.seed}/{target.step}")
-        named = [(n, p) for n, p in target.model.named_parameters() if self.surface == "parameter" or p.grad is not None]
+        named = [
+            (n, p)
+            for n, p in target.model.named_parameters()
+            if self.surface == "parameter" or p.grad is not None
+        ]
         name, parameter = named[rng.randrange(len(named))]
         tensor = parameter.data if self.surface == "parameter" else parameter.grad
         size = tensor.numel()

@@ -2,13 +2,15 @@
 
     python -m benchmarks.overhead [--rounds 5] [--steps 150]
 
-Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo. Rounds alternate which arm goes
-first; each round gives one ratio of median step times. The first 20 steps and steps with a checkpoint do not count.
+Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo. Rounds
+alternate which arm goes first; each round gives one ratio of median step times. The first 20 steps and steps
+with a checkpoint do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -32,9 +34,19 @@ def bare(steps: int, corpus: Path) -> float:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.bare_ddp", folder, str(rank), str(RANKS), str(steps), str(corpus)],
-                env=environment, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.bare_ddp",
+                    folder,
+                    str(rank),
+                    str(RANKS),
+                    str(steps),
+                    str(corpus),
+                ],
+                env=environment,
+                stdout=subprocess.PIPE,
+            )
             for rank in range(RANKS)
         ]
         outputs = [child.communicate(timeout=300)[0] for child in children]
@@ -48,14 +60,19 @@ def ours(steps: int, runs: Path) -> tuple[float, RunDirectory]:
         f"""version: 1
 name: bench-overhead
 seed: 1
-workload: {{kind: gpt, size: nano, ranks: {RANKS}, steps: {steps}, global_batch: {BATCH}, checkpoint: {{every: {EVERY}}}}}
+workload:
+  {{kind: gpt, size: nano, ranks: {RANKS}, steps: {steps}, global_batch: {BATCH}, checkpoint: {{every: {EVERY}}}}}
 recovery: drop-replica
 baseline: none
 invariants: [evidence-complete]
 """
     )
     results = run_scenario(
-        load(path, build_catalogue(), overrides=[], env={}), runs=runs, seed=None, live=False, argv=["run", str(path)]
+        load(path, build_catalogue(), overrides=[], env={}),
+        runs=runs,
+        seed=None,
+        live=False,
+        argv=["run", str(path)],
     )
     run = RunDirectory(runs / results.scenario / results.run_id)
     times: dict[str, list[tuple[int, int]]] = {}
@@ -66,7 +83,7 @@ invariants: [evidence-complete]
 
 def _gaps(commits: list[tuple[int, int]]) -> list[float]:
     """Seconds between commits, without the first steps and those that follow a checkpoint."""
-    pairs = zip(commits, commits[1:], strict=False)
+    pairs = itertools.pairwise(commits)
     return [(b - a) / 1e9 for (_, a), (step, b) in pairs if step > SKIP and (step - 1) % EVERY]
 
 
@@ -89,12 +106,15 @@ def main() -> None:
         bares.append(b)
         mine.append(m)
         ratios.append(m / b)
-        print(f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio {m / b:.3f}", flush=True)
+        print(
+            f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio {m / b:.3f}",
+            flush=True,
+        )
     print("\n| | bare DDP | under recovery | ratio | difference |\n| --- | --- | --- | --- | --- |")
-    print(
-        f"| median of {options.rounds} rounds | {median(bares) * 1e3:.1f} ms | {median(mine) * 1e3:.1f} ms "
-        f"| {median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}] | {(median(mine) - median(bares)) * 1e3:+.1f} ms |"
-    )
+    spread = f"{median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+    times = f"{median(bares) * 1e3:.1f} ms | {median(mine) * 1e3:.1f} ms"
+    difference = f"{(median(mine) - median(bares)) * 1e3:+.1f} ms"
+    print(f"| median of {options.rounds} rounds | {times} | {spread} | {difference} |")
 
 
 if __name__ == "__main__":

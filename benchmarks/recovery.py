@@ -1,9 +1,10 @@
-"""Recovery time of each strategy after SIGKILL and SIGSTOP: 20 incidents each, phase and rank chosen by the seed.
+"""Recovery time of each strategy after SIGKILL and SIGSTOP: 20 incidents each, phase and rank chosen by the
+seed.
 
     python -m benchmarks.recovery [--incidents 20] [--runs runs/bench]
 
-One arm of training suffers ten incidents, far enough apart to be independent; arms of all strategies and faults are interleaved.
-The numbers come from the event logs, by the same code that judges any run.
+One arm of training suffers ten incidents, far enough apart to be independent; arms of all strategies and
+faults are interleaved. The numbers come from the event logs, by the same code that judges any run.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ GOALS = {
 def scenario(kind: str, repeats: int) -> str:
     """The scenario as YAML text."""
     faults = "\n".join(
-        f"  - {{id: f{i:02}, kind: {kind}, target: {{role: worker, select: one}}, at: {{step: {GAP * (i + 1)}, phase: any}}}}"
+        f"  - {{id: f{i:02}, kind: {kind}, at: {{step: {GAP * (i + 1)}, phase: any}}}}"
         for i in range(PER_ARM)
     )
     return f"""version: 1
 name: bench-{kind}
 seed: 1
-workload: {{kind: gpt, size: nano, ranks: 4, steps: {GAP * (PER_ARM + 1)}, global_batch: 16, checkpoint: {{every: 10, keep: 3}}}}
+workload:
+  {{kind: gpt, size: nano, ranks: 4, steps: {GAP * (PER_ARM + 1)}, global_batch: 16, checkpoint: {{every: 10}}}}
 recovery: ${{matrix.recovery}}
 faults:
 {faults}

@@ -1,8 +1,8 @@
 """The one record: every claim the product makes is computed from these events and nothing else.
 
-One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a SIGKILL loses no
-whole line and tears at most the last one. Times are nanoseconds of the host's monotonic clock, the same for all processes
-of a host.
+One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a
+SIGKILL loses no whole line and tears at most the last one. Times are nanoseconds of the host's monotonic
+clock, the same for all processes of a host.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
         Kind.ACTOR_ENDED: frozenset(),
         # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of this arm
-        # order: {"seed", "samples"} of the reference sample order; plus steps, global_batch, strategy, checkpoint_every
+        # order: {"seed", "samples"} of the reference sample order; plus steps, global_batch, strategy,
+        # checkpoint_every
         Kind.RUN_STARTED: frozenset(
             {"arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy", "order"}
         ),
@@ -108,7 +109,17 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.BATCH_TAKEN: frozenset({"rank", "epoch", "samples"}),
         # samples: global sample count reduced over all ranks; loss: global mean; seconds: {phase: s}
         Kind.STEP_COMMITTED: frozenset(
-            {"rank", "world", "samples", "loss", "lr", "grad_norm", "optimizer_step", "scheduler_step", "seconds"}
+            {
+                "rank",
+                "world",
+                "samples",
+                "loss",
+                "lr",
+                "grad_norm",
+                "optimizer_step",
+                "scheduler_step",
+                "seconds",
+            }
         ),
         Kind.NONFINITE_CAUGHT: frozenset({"rank", "blamed", "what"}),
         # valid: False when the rank was in the middle of receiving state; why: aborted|pause|nonfinite
@@ -129,7 +140,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One line of one actor's log. ``time_ns``: monotonic nanoseconds; ``step``: the training step concerned, from 1."""
+    """One line of one actor's log. ``time_ns``: monotonic nanoseconds; ``step``: the training step
+    concerned, from 1.
+    """
 
     kind: Kind
     actor: str
@@ -143,7 +156,8 @@ class Event:
         """The event as one JSON line, keys in a fixed order, without newline."""
         head = {"kind": self.kind.value, "actor": self.actor, "seq": self.seq, "time_ns": self.time_ns}
         return json.dumps(
-            {**head, "generation": self.generation, "step": self.step, "data": self.data}, separators=(",", ":")
+            {**head, "generation": self.generation, "step": self.step, "data": self.data},
+            separators=(",", ":"),
         )
 
     @classmethod
@@ -169,7 +183,8 @@ def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
 
 
 class EventWriter:
-    """Appends one actor's events to ``directory/<actor>.jsonl``. Not thread-safe beyond one ``write`` per line.
+    """Appends one actor's events to ``directory/<actor>.jsonl``. Not thread-safe beyond one ``write`` per
+    line.
 
     Raises LogError when the file exists already (one writer per actor) or a line cannot be written.
     """
@@ -186,7 +201,9 @@ class EventWriter:
         except OSError as error:
             raise LogError(f"cannot create event log {self._path}: {error.strerror}") from error
 
-    def write(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def write(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
         """Append one event and return it. ``generation`` defaults to the writer's current one."""
         require_keys(kind, data)
         event = Event(
@@ -197,9 +214,13 @@ class EventWriter:
         try:
             written = os.write(self._fd, line)
         except OSError as error:
-            raise LogError(f"cannot write event log {self._path}: {error.strerror}", hint="free disk space") from error
+            raise LogError(
+                f"cannot write event log {self._path}: {error.strerror}", hint="free disk space"
+            ) from error
         if written != len(line):
-            raise LogError(f"event log {self._path} took {written} of {len(line)} bytes", hint="free disk space")
+            raise LogError(
+                f"event log {self._path} took {written} of {len(line)} bytes", hint="free disk space"
+            )
         self.last_seq = event.seq
         return event
 
@@ -283,7 +304,9 @@ class Tail:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """Events written since the last call; none when the file does not exist yet. Raises LogError on a foreign line."""
+        """Events written since the last call; none when the file does not exist yet. Raises LogError
+        on a foreign line.
+        """
         try:
             with open(self._path, "rb") as stream:
                 stream.seek(self._offset)
@@ -298,7 +321,9 @@ class Tail:
 def make_log(actors: Iterable[ActorLog]) -> Log:
     """Merge actor logs, and note every actor that stopped without an end mark or an exit its supervisor explains."""
     logs = {log.actor: log for log in actors}
-    merged = sorted((e for log in logs.values() for e in log.events), key=lambda e: (e.time_ns, e.actor, e.seq))
+    merged = sorted(
+        (e for log in logs.values() for e in log.events), key=lambda e: (e.time_ns, e.actor, e.seq)
+    )
     exits = {e.data["process"]: e.data["last_seq"] for e in merged if e.kind is Kind.PROCESS_EXITED}
     for name, log in logs.items():
         problem = _unexplained_end(log, exits)
@@ -323,5 +348,7 @@ def read_log(directory: Path) -> Log:
     """Read every ``*.jsonl`` of one arm. Raises LogError when there is none."""
     files = sorted(directory.glob("*.jsonl"))
     if not files:
-        raise LogError(f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest")
+        raise LogError(
+            f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest"
+        )
     return make_log(read_actor(path) for path in files)

@@ -97,8 +97,8 @@ class RankTarget(Protocol):
 class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
-    ``lasting``: needs a duration and a heal; otherwise it is over when done. ``harmless``: leaves nothing to recover from.
-    ``phases``: the phases at which it can act (empty: all).
+    ``lasting``: needs a duration and a heal; otherwise it is over when done. ``harmless``: leaves nothing to
+    recover from. ``phases``: the phases at which it can act (empty: all).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

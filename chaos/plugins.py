@@ -34,5 +34,7 @@ def _only_class(module: ModuleType, base: type[T]) -> type[T]:
         if issubclass(member, base) and member.__module__ == module.__name__ and not name.startswith("_")
     ]
     if len(classes) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one public {base.__name__}, it defines {len(classes)}")
+        raise TypeError(
+            f"{module.__name__} must define exactly one public {base.__name__}, it defines {len(classes)}"
+        )
     return classes[0]

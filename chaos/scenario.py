@@ -66,7 +66,10 @@ class RecoverySpec(Strict):
         if isinstance(value, str):
             return {"strategy": value}
         if isinstance(value, dict) and "strategy" in value and "params" not in value:
-            return {"strategy": value["strategy"], "params": {k: v for k, v in value.items() if k != "strategy"}}
+            return {
+                "strategy": value["strategy"],
+                "params": {k: v for k, v in value.items() if k != "strategy"},
+            }
         return value
 
 
@@ -109,7 +112,9 @@ class TriggerSpec(Strict):
     def _exactly_one(self) -> TriggerSpec:
         given = [n for n in ("step", "steps", "time", "event") if getattr(self, n) is not None]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of step, steps, time, event; has {', '.join(given) or 'none'}")
+            raise ValueError(
+                f"needs exactly one of step, steps, time, event; has {', '.join(given) or 'none'}"
+            )
         if self.phase and given[0] not in ("step", "steps"):
             raise ValueError(f"phase goes with step or steps, not with {given[0]}")
         return self
@@ -241,7 +246,8 @@ class SkippedCell(Strict):
 
 
 class ResolvedRun(Strict):
-    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs beside the events.
+    """What ``scenario.resolved.yaml`` of a run directory holds: all that ``chaos analyze`` needs beside the
+    events.
 
     ``sla_lines``: metric -> line of each of its clauses in the source file, in order.
     """

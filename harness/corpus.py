@@ -15,13 +15,15 @@ CAP_BYTES = 4 * 1024 * 1024
 def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, str]:
     """Write the corpus to ``target``; returns (bytes, SHA-256, description).
 
-    ``data``: a file, a folder (its files in sorted order) or None for the standard library. At most CAP_BYTES are taken.
-    Raises ScenarioError when there is no such data or too little of it for one block.
+    ``data``: a file, a folder (its files in sorted order) or None for the standard library. At most CAP_BYTES
+    are taken. Raises ScenarioError when there is no such data or too little of it for one block.
     """
     source = Path(data) if data else Path(sysconfig.get_paths()["stdlib"])
     files = [source] if source.is_file() else sorted(_text_files(source, "*.py" if data is None else "*"))
     if not files:
-        raise ScenarioError(f"no data at {source}", hint="workload.params.data names a file or a folder with files")
+        raise ScenarioError(
+            f"no data at {source}", hint="workload.params.data names a file or a folder with files"
+        )
     digest = hashlib.sha256()
     size = 0
     try:
@@ -34,9 +36,13 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
                 if size >= CAP_BYTES:
                     break
     except OSError as error:
-        raise InfrastructureError(f"cannot write {target}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write {target}: {error.strerror}", hint="free disk space"
+        ) from error
     if size <= block:
-        raise ScenarioError(f"{source} has {size} bytes, less than one sample of {block + 1}", hint="give more data")
+        raise ScenarioError(
+            f"{source} has {size} bytes, less than one sample of {block + 1}", hint="give more data"
+        )
     about = f"{source.name if data else 'Python standard library'}, {size} bytes"
     return size, digest.hexdigest(), about
 
@@ -45,7 +51,9 @@ def _text_files(folder: Path, pattern: str) -> Iterable[Path]:
     if not folder.is_dir():
         return []
     skip = {"site-packages", "__pycache__", "test", "tests"}
-    return (p for p in folder.rglob(pattern) if p.is_file() and not skip & set(p.relative_to(folder).parts[:-1]))
+    return (
+        p for p in folder.rglob(pattern) if p.is_file() and not skip & set(p.relative_to(folder).parts[:-1])
+    )
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -53,4 +61,6 @@ def _read(path: Path, limit: int) -> bytes:
         with open(path, "rb") as stream:
             return stream.read(limit)
     except OSError as error:
-        raise ScenarioError(f"cannot read {path}: {error.strerror}", hint="check workload.params.data") from error
+        raise ScenarioError(
+            f"cannot read {path}: {error.strerror}", hint="check workload.params.data"
+        ) from error

@@ -47,7 +47,9 @@ def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[s
     """
     if workload.device == "cpu" or not devices:
         return ["cpu"], "gloo"
-    return [f"cuda:{index}" for index in range(devices)], "nccl" if devices >= workload.ranks + spares else "gloo"
+    return [
+        f"cuda:{index}" for index in range(devices)
+    ], "nccl" if devices >= workload.ranks + spares else "gloo"
 
 
 def least_used(places: Sequence[str], taken: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Plays the planned faults of one arm: arms ranks, acts when a point is reached, gathers evidence, heals.
 
-For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once somebody else saw it (or
-``fault_failed``), ``fault_healed``.
+For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once somebody else
+saw it (or ``fault_failed``), ``fault_healed``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chaos.events import Event, Kind, Tail
-from chaos.fault import Fault, Occurrence, ProcessTarget, Where
-from chaos.schedule import NO_POINT, PlannedFault, due_by_event, due_by_step, due_by_time
+from chaos.fault import Fault, Occurrence, Where
+from chaos.schedule import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
 from harness.launcher import ArmSetup
 from recovery import checkpoints
 from recovery.wire import Extra, Message
@@ -29,7 +29,9 @@ class Scene(Protocol):
     def now_ns(self) -> int:
         """Clock of the arm."""
 
-    def record(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
         """Write an event of the orchestrator."""
 
     def send(self, process: str, message: Message) -> bool:
@@ -102,16 +104,22 @@ class _Live:
 class Injector:
     """Faults of one arm. ``plan`` is empty in a control arm."""
 
-    def __init__(self, scene: Scene, plan: tuple[PlannedFault, ...], kinds: Mapping[str, type[Fault]]) -> None:
+    def __init__(
+        self, scene: Scene, plan: tuple[PlannedFault, ...], kinds: Mapping[str, type[Fault]]
+    ) -> None:
         self._scene = scene
         self._plan = {planned.id: planned for planned in plan}
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
         self._all = plan
-        self._fired: Counter[Any] = Counter()  # by (fault, point), and by (fault, point, rank) where ranks hold for it
+        self._fired: Counter[Any] = (
+            Counter()
+        )  # by (fault, point), and by (fault, point, rank) where ranks hold for it
         self._numbers: Counter[str] = Counter()
         self._live: list[_Live] = []
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
+        self._attempt = 0
+        self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
 
     def announce(self) -> None:
         """Record what is planned, targets resolved."""
@@ -128,7 +136,12 @@ class Injector:
     def arm(self, process: str, rank: int) -> None:
         """Tell a process that is about to take ``rank`` where it has to hold."""
         points = [
-            {"fault": planned.id, "step": point[0], "phase": self._point(planned, point)[1], "seed": planned.seed}
+            {
+                "fault": planned.id,
+                "step": point[0],
+                "phase": self._point(planned, point)[1],
+                "seed": planned.seed,
+            }
             for planned in self._plan.values()
             if rank in planned.ranks
             for point in planned.points
@@ -155,7 +168,8 @@ class Injector:
                     self._healed(live, "ended by the rank's agent when its duration was over")
 
     def on_training(self) -> None:
-        """The first generation trains: time triggers count from here."""
+        """A generation trains. Time triggers count from the first; each may fire once in each."""
+        self._attempt += 1
         if self._training_since_ns is None:
             self._training_since_ns = self._scene.now_ns()
 
@@ -172,13 +186,10 @@ class Injector:
         if self._training_since_ns is not None:
             seconds = (now - self._training_since_ns) / 1e9
             for planned in due_by_time(self._all, seconds, self._fired):
-                if self._reachable(planned):
-                    self._fired[planned.id, NO_POINT] += 1
-                    self._fire_at_targets(planned)
+                self._fire_once(planned, NO_POINT)
             for planned in due_by_step(self._all, committed, self._fired):
-                for point in planned.points if self._reachable(planned) else ():
-                    self._fired[planned.id, point] += 1
-                    self._fire_at_targets(planned)
+                for point in planned.points:
+                    self._fire_once(planned, point)
         for live in self._live:
             if not live.settled:
                 self._look_for_evidence(live, now)
@@ -216,6 +227,13 @@ class Injector:
     def _point(self, planned: PlannedFault, point: tuple[int, str]) -> tuple[int, str]:
         return point[0], self._faults[planned.id].point(point[1])
 
+    def _fire_once(self, planned: PlannedFault, point: Point) -> None:
+        """Fire, if it has not yet in this attempt and somebody is there to be hit."""
+        if self._attempt_of.get((planned.id, point)) != self._attempt and self._reachable(planned):
+            self._attempt_of[planned.id, point] = self._attempt
+            self._fired[planned.id, point] += 1
+            self._fire_at_targets(planned)
+
     def _reachable(self, planned: PlannedFault) -> bool:
         """Whether every target is there; in the middle of a recovery one may be about to be replaced."""
         held = all(self._scene.process_of(rank) for rank in planned.ranks)
@@ -245,7 +263,9 @@ class Injector:
             self._fire_at_checkpoint(planned)
             return
         path = self._scene.setup.run.events(self._scene.setup.id) / f"{process}.jsonl"
-        live = self._begin(planned, {"process": process, "rank": rank}, step, Tail(path), process=process, rank=rank)
+        live = self._begin(
+            planned, {"process": process, "rank": rank}, step, Tail(path), process=process, rank=rank
+        )
         if fault.where is Where.PROCESS:
             fault.act_on_process(_ProcessTarget(self._scene, process))
             # At once: whoever hears of it next may kill the process.
@@ -267,16 +287,23 @@ class Injector:
         name, step = found[0].name, found[0].step
         live = self._begin(planned, {"checkpoint": name}, step, None, checkpoint=name)
         target = _CheckpointTarget(found[0], found[1] if len(found) > 1 else None)
-        done = dict(live.fault.act_on_checkpoint(target, planned.seed))
+        try:
+            # Another place each time: the same bit flipped twice is as good as new.
+            done = dict(live.fault.act_on_checkpoint(target, planned.seed + live.occurrence.number))
+        except Exception as error:
+            self._failed(live, f"it could not act: {type(error).__name__}: {error}")
+            return
         # The recovery stack's own verifier, which the fault does not know, is the witness.
         self._effect(live, done | {"verifier": target.verify()})
 
     def _miss(self, planned: PlannedFault, target: dict[str, Any], reason: str) -> None:
         """Fire at a target that is not there."""
-        live = self._begin(planned, target, None, None)
+        self._failed(self._begin(planned, target, None, None), reason)
+
+    def _failed(self, live: _Live, reason: str) -> None:
         live.settled = live.healed = True
         self._scene.record(
-            Kind.FAULT_FAILED, fault=planned.id, occurrence=live.occurrence.number, reason=reason
+            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason
         )
 
     def _begin(
@@ -299,7 +326,12 @@ class Injector:
         )  # fmt: skip
         self._live.append(live)
         self._scene.record(
-            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number, target=target
+            Kind.FAULT_INJECTED,
+            step=step,
+            fault=planned.id,
+            kind=planned.kind,
+            occurrence=number,
+            target=target,
         )
         return live
 
@@ -318,22 +350,35 @@ class Injector:
         if landed is not None:
             live.settled = True
             self._scene.record(
-                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence), **names
+                Kind.FAULT_LANDED,
+                step=live.occurrence.step,
+                witness=landed.witness,
+                evidence=dict(landed.evidence),
+                **names,
             )
             if not live.fault.lasting and live.until_ns is None and not live.healed:
                 self._heal(live, "over when done")
         elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
             live.settled = True
-            self._scene.record(Kind.FAULT_FAILED, reason=f"no evidence within {EVIDENCE_LIMIT_S:.0f} s", **names)
+            self._scene.record(
+                Kind.FAULT_FAILED, reason=f"no evidence within {EVIDENCE_LIMIT_S:.0f} s", **names
+            )
 
     def _effect(self, live: _Live, evidence: dict[str, Any]) -> None:
         self._scene.record(
-            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number, evidence=evidence
+            Kind.FAULT_EFFECT,
+            fault=live.occurrence.fault,
+            occurrence=live.occurrence.number,
+            evidence=evidence,
         )
 
     def _heal(self, live: _Live, how: str) -> None:
         process = live.occurrence.process
-        if live.fault.where is Where.PROCESS and process and (live.until_ns is not None or how == "the run ended"):
+        if (
+            live.fault.where is Where.PROCESS
+            and process
+            and (live.until_ns is not None or how == "the run ended")
+        ):
             live.fault.heal_process(_ProcessTarget(self._scene, process))
         self._healed(live, how)
 
@@ -343,4 +388,3 @@ class Injector:
             self._scene.record(
                 Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
             )
-

@@ -1,7 +1,7 @@
 """What a launcher offers: processes of one arm, messages to and from them, their marks, and a clean end.
 
-A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose ``session`` lasts for a whole
-run and makes one ``Cluster`` for each arm.
+A launcher is one file in ``harness/launchers``: a pydantic model of its YAML parameters whose ``session``
+lasts for a whole run and makes one ``Cluster`` for each arm.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ class Ledger:
         self._path = path
 
     def write(self, *, durable: bool = True, **record: Any) -> None:
-        """Append one record. ``durable``: also survive a crash of the host, which no process does but changed files do.
+        """Append one record. ``durable``: also survive a crash of the host, which no process does but changed
+        files do.
 
         Raises InfrastructureError when the disk refuses: then the fault must not act.
         """
@@ -30,4 +31,6 @@ class Ledger:
                 if durable:
                     os.fsync(stream.fileno())
         except OSError as error:
-            raise InfrastructureError(f"cannot write {self._path}: {error.strerror}", hint="free disk space") from error
+            raise InfrastructureError(
+                f"cannot write {self._path}: {error.strerror}", hint="free disk space"
+            ) from error

@@ -1,7 +1,7 @@
 """Plays one arm: starts the job, supervises it, injects the planned faults, and writes down what happens.
 
-One loop, the same for real processes and simulated ones: wait for something to happen, tell the controller, let the injector act,
-check the bounds.
+One loop, the same for real processes and simulated ones: wait for something to happen, tell the controller,
+let the injector act, check the bounds.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ class Orchestrator:
         self._started_ns = self.now_ns()
         self._write(Kind.ACTOR_STARTED, **self.cluster.identity())
         self._write(
-            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat, seed=self.setup.seed,
-            ranks=spec.ranks, spares=self.strategy.spares_wanted, steps=spec.steps, global_batch=spec.global_batch,
+            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat,
+            seed=self.setup.seed, ranks=spec.ranks, spares=self.strategy.spares_wanted, steps=spec.steps,
+            global_batch=spec.global_batch,
             strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
             checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
         )  # fmt: skip
@@ -161,7 +162,10 @@ class Orchestrator:
             committed = self.controller.committed  # read from the marks, which end with the cluster
             leftovers = self.cluster.close()  # even when the disk no longer takes events
         self._write(
-            Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
+            Kind.LEFTOVERS,
+            processes=leftovers.processes,
+            ports=leftovers.ports,
+            shared_memory=leftovers.shared_memory,
         )
         outcome = self.controller.outcome or "broken"
         self._write(
@@ -237,7 +241,9 @@ class Orchestrator:
         """Undo record."""
         self._ledger.write(**record)
 
-    def record(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
         """Write an event; injector and watcher hear of it."""
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
@@ -249,7 +255,9 @@ class Orchestrator:
             self.injector.on_training()
         return event
 
-    def _write(self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any) -> Event:
+    def _write(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
         self._writer.generation = self.controller.generation
         event = self._writer.write(kind, step=step, generation=generation, **data)
         self._watcher.on_event(self.setup, event)
@@ -258,4 +266,3 @@ class Orchestrator:
     def _rank_of(self, process: str) -> int | None:
         members = self.controller.members
         return members.index(process) if process in members else None
-

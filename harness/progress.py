@@ -30,7 +30,11 @@ def describe(event: Event) -> str | None:
     match event.kind:
         case Kind.FAULT_INJECTED:
             target = data["target"]
-            who = f"rank {target['rank']} ({target['process']})" if "process" in target else f"checkpoint {target['checkpoint']}"
+            who = (
+                f"rank {target['rank']} ({target['process']})"
+                if "process" in target
+                else f"checkpoint {target['checkpoint']}"
+            )
             at = f" in step {event.step}" if event.step else ""
             return f"✗ {data['kind']} hits {who}{at}"
         case Kind.FAULT_FAILED:
@@ -42,7 +46,8 @@ def describe(event: Event) -> str | None:
             return f"↻ {data['reason']}"
         case Kind.GENERATION_READY if event.generation > 1:
             origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
-            return f"↻ generation {event.generation}: {len(data['members'])} ranks go on after step {data['resume_step']}{origin}"
+            ranks, step = len(data["members"]), data["resume_step"]
+            return f"↻ generation {event.generation}: {ranks} ranks go on after step {step}{origin}"
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None
@@ -58,7 +63,9 @@ def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
     spec = cells[0].scenario.workload
     size = spec.params.get("size", "")
     arms = "arm" if total == 1 else "arms"
-    console.print(f"[bold]{name}[/bold] · {spec.kind} {size}, {spec.ranks} ranks, {spec.steps} steps · {total} {arms}")
+    console.print(
+        f"[bold]{name}[/bold] · {spec.kind} {size}, {spec.ranks} ranks, {spec.steps} steps · {total} {arms}"
+    )
     if console.is_terminal:
         with _Live(console, total) as watcher:
             yield watcher
@@ -126,7 +133,9 @@ class _Live:
             self._number += 1
             self._since = (0, event.time_ns)
             label = f"{self._number:>2}/{self._total} {setup.id}"
-            self._task = self._progress.add_task(label, total=setup.cell.scenario.workload.steps, rate="starting")
+            self._task = self._progress.add_task(
+                label, total=setup.cell.scenario.workload.steps, rate="starting"
+            )
         text = describe(event)
         if text:
             style = {"✗": "red", "!": "yellow", "?": "yellow"}.get(text[0], "cyan")

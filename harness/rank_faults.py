@@ -1,7 +1,8 @@
-"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and measures the effect.
+"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and measures the
+effect.
 
-The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record and the ``fault_injected``
-event are on disk before anything happens, for faults from outside and from inside alike.
+The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record and the
+``fault_injected`` event are on disk before anything happens, for faults from outside and from inside alike.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class FaultAgent:
 
         def changed(loss: Tensor) -> Tensor:
             result = change(loss)
-            self._effect(command, {"before": _digest([loss]), "after": _digest([result]), "value": str(float(result))})
+            self._effect(
+                command, {"before": _digest([loss]), "after": _digest([result]), "value": str(float(result))}
+            )
             return result
 
         self._job.current.change_loss = changed
@@ -143,7 +146,9 @@ class FaultAgent:
         job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
 
     def _surface_digest(self, fault: Fault) -> str | None:
-        """Digest of the tensors a fault says it corrupts, by code the fault does not touch; None if it names none here."""
+        """Digest of the tensors a fault says it corrupts, by code the fault does not touch; None if it
+        names none here.
+        """
         parameters = list(self.model.parameters())
         match getattr(fault, "surface", None):
             case "parameter":
@@ -190,4 +195,3 @@ def _digest(tensors: list[Tensor]) -> str:
     for tensor in tensors:
         digest.update(bytes_of(tensor))
     return digest.hexdigest()[:16]
-

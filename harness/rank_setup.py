@@ -22,7 +22,9 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, taken: Sequence[str]) 
     """Configuration of one process. ``taken``: devices of the arm's living processes."""
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](**scenario.recovery.params)
+    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](
+        **scenario.recovery.params
+    )
     places, backend = devices.placement(spec, _device_count(), strategy.spares_wanted)
     job = {
         "process": name,

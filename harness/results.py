@@ -36,7 +36,9 @@ def _from_json(value: Any) -> Any:
 
 
 class Metric(Model):
-    """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in JSON), never missing."""
+    """One metric over the repeats of a cell. Non-recovery counts as infinity (``"Infinity"`` in JSON),
+    never missing.
+    """
 
     unit: str
     values: list[float]
@@ -44,7 +46,9 @@ class Metric(Model):
     median: float | None
     min: float | None
     max: float | None
-    ci95: tuple[float, float] | None = Field(description="distribution-free interval of the median; None if n < 6")
+    ci95: tuple[float, float] | None = Field(
+        description="distribution-free interval of the median; None if n < 6"
+    )
     better: Literal["lower", "higher", "neither"] = "lower"
 
     @field_validator("values", "ci95", mode="before")
@@ -92,7 +96,9 @@ class Incident(Model):
     detected_by: str | None
     blamed_rank: int | None
     detection_time: float | None = Field(description="seconds; Infinity: it did harm and was never noticed")
-    recovery_time: float | None = Field(description="seconds; Infinity: no recovery; None: nothing to recover from")
+    recovery_time: float | None = Field(
+        description="seconds; Infinity: no recovery; None: nothing to recover from"
+    )
     outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
     phases: list[PhaseSpan]
     steps_lost: int
@@ -170,7 +176,9 @@ class ArmResult(Model):
     committed_step: int
     steps: int
     goodput: float | None
-    badput: dict[str, float] = Field(description="class -> seconds of wall time; with useful time they sum to wall_s")
+    badput: dict[str, float] = Field(
+        description="class -> seconds of wall time; with useful time they sum to wall_s"
+    )
     useful_s: float
     residual_s: float = Field(description="wall_s minus useful and badput: what the classes do not explain")
     step_time_median: float | None

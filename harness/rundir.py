@@ -1,9 +1,9 @@
 """Where things lie in a run directory; the one place that knows the layout.
 
-    runs/<scenario>/<utc>-<seed>/
-        scenario.resolved.yaml  system.json  ledger.jsonl
-        events/<arm>/<actor>.jsonl  logs/<arm>/<actor>.log  checkpoints/<arm>/
-        results.json  junit.xml  summary.md  report.html  trace.json     (derived)
+runs/<scenario>/<utc>-<seed>/
+    scenario.resolved.yaml  system.json  ledger.jsonl
+    events/<arm>/<actor>.jsonl  logs/<arm>/<actor>.log  checkpoints/<arm>/
+    results.json  junit.xml  summary.md  report.html  trace.json     (derived)
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def open_run(path: Path) -> RunDirectory:
     """The run directory at a path; ``latest`` links are followed. Raises LogError when it is none."""
     run = RunDirectory(path.resolve())
     if not run.resolved.is_file():
-        raise LogError(f"{path} is not a run directory (no {run.resolved.name})", hint="runs lie in runs/<scenario>/<time>-<seed>")
+        raise LogError(
+            f"{path} is not a run directory (no {run.resolved.name})",
+            hint="runs lie in runs/<scenario>/<time>-<seed>",
+        )
     return run
 
 

@@ -33,11 +33,13 @@ def run_scenario(
     loaded: LoadedScenario, *, runs: Path, seed: int | None, live: bool, argv: Sequence[str],
     launcher: str | None = None, only: Sequence[str] = (), watcher: Watcher | None = None,
 ) -> Results:  # fmt: skip
-    """Run it and return the judged results, which are in the run directory too; reports are the caller's to render.
+    """Run it and return the judged results, which are in the run directory too; reports are the caller's to
+    render.
 
-    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all); ``argv``: the command
-    line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what was measured so far judged. Raises
-    InfrastructureError when the machine refuses, ScenarioError when the data does.
+    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all);
+    ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what
+    was measured so far judged. Raises InfrastructureError when the machine refuses, ScenarioError when the
+    data does.
     """
     cells = [_with_launcher(cell, launcher) for cell in loaded.cells if not only or cell.id in only]
     base_seed = cells[0].scenario.seed if seed is None else seed
@@ -86,7 +88,12 @@ def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
 
 
 def _play(
-    run: RunDirectory, cells: Sequence[Cell], data: Mapping[str, DataInfo], base_seed: int, watcher: Watcher, stop: StopFlag
+    run: RunDirectory,
+    cells: Sequence[Cell],
+    data: Mapping[str, DataInfo],
+    base_seed: int,
+    watcher: Watcher,
+    stop: StopFlag,
 ) -> None:
     """Every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load("chaos.faults", Fault)
@@ -97,7 +104,13 @@ def _play(
             name = arm_id(cell.id, repeat, arm)
             run.make_arm(name)
             setup = ArmSetup(
-                id=name, cell=cell, repeat=repeat, arm=arm, seed=repeat_seed(base_seed, repeat), run=run, data=data[cell.id]
+                id=name,
+                cell=cell,
+                repeat=repeat,
+                arm=arm,
+                seed=repeat_seed(base_seed, repeat),
+                run=run,
+                data=data[cell.id],
             )
             spec = cell.scenario.recovery
             strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
@@ -107,7 +120,8 @@ def _play(
 
 
 def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
-    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants them in sequence.
+    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants them in
+    sequence.
 
     Interleaving spreads whatever else the machine does over all arms alike.
     """
@@ -141,7 +155,9 @@ def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo
                 made[key] = workload.prepare(directory)
             by_cell[cell.id] = made[key]
     except OSError as error:
-        raise InfrastructureError(f"cannot write to {run.root}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
+        ) from error
     except ScenarioError:
         shutil.rmtree(run.root, ignore_errors=True)
         raise
@@ -200,7 +216,9 @@ def _launcher(cell: Cell) -> Launcher:
 def _with_launcher(cell: Cell, launcher: str | None) -> Cell:
     if launcher is None:
         return cell
-    scenario = cell.scenario.model_copy(update={"launcher": cell.scenario.launcher.model_copy(update={"kind": launcher})})
+    scenario = cell.scenario.model_copy(
+        update={"launcher": cell.scenario.launcher.model_copy(update={"kind": launcher})}
+    )
     return cell.model_copy(update={"scenario": scenario})
 
 
@@ -216,7 +234,9 @@ def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
         write_resolved(run, resolved)
         run.system.write_text(json.dumps(devices.describe(), indent=2) + "\n")
     except OSError as error:
-        raise InfrastructureError(f"cannot write to {run.root}: {error.strerror}", hint="free disk space") from error
+        raise InfrastructureError(
+            f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
+        ) from error
 
 
 def _discard_checkpoints(run: RunDirectory, arm: str) -> None:

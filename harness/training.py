@@ -22,7 +22,9 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
     workload = plugins.load("harness.workloads", Workload)[config.workload](**config.workload_params)
-    return workload.build(BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps))
+    return workload.build(
+        BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps)
+    )
 
 
 def warm_up(job: Job, trainable: Trainable) -> None:

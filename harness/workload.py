@@ -1,7 +1,8 @@
-"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer and a loss.
+"""What a workload offers: data prepared once for a run, and in each rank a model with its optimizer and a
+loss.
 
-A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is imported in its functions
-only, so that listing and validating stay fast.
+A workload is one file in ``harness/workloads``: a pydantic model of its YAML parameters. torch is imported in
+its functions only, so that listing and validating stay fast.
 """
 
 from __future__ import annotations

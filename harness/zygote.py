@@ -1,8 +1,9 @@
-"""A process that has imported everything and forks ranks on request: a rank is there in milliseconds, not seconds.
+"""A process that has imported everything and forks ranks on request: a rank is there in milliseconds, not
+seconds.
 
-It is single-threaded, holds no training state, and never touches CUDA, so that forking it is safe. A rank is forked twice: its
-parent ends at once, and the kernel hands it to the harness (a child subreaper), which can then wait for it like for a child
-of its own.
+It is single-threaded, holds no training state, and never touches CUDA, so that forking it is safe. A rank is
+forked twice: its parent ends at once, and the kernel hands it to the harness (a child subreaper), which can
+then wait for it like for a child of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ WARM_MODULES = (
 
 
 def serve(control: socket.socket) -> None:
-    """Answer spawn requests (a RankConfig as JSON with two descriptors) with the new rank's pid, until the other side ends."""
+    """Answer spawn requests (a RankConfig as JSON with two descriptors) with the new rank's pid, until
+    the other side ends.
+    """
     from harness.rank import RankConfig
 
     while True:

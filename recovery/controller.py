@@ -78,7 +78,7 @@ class Controller:
 
     @property
     def committed(self) -> int:
-        """Highest step committed by all members, as seen by now."""
+        """Highest step committed by all members and not rolled back, as seen by now."""
         return self._progress.committed
 
     @property
@@ -311,11 +311,11 @@ class Controller:
 
     def _decide(self) -> None:
         self._failures.forget_suspicion()
-        if self._failures.may_try(self.committed):
+        if self._failures.may_try(self._progress.high_water):
             self._act(self.strategy.on_failure(self._view()))
             return
-        tries = self.timing.max_attempts
-        self.stop("gave-up", f"{tries} recoveries in a row brought no new step after {self.committed}")
+        tries, step = self.timing.max_attempts, self._progress.high_water
+        self.stop("gave-up", f"{tries} recoveries in a row brought no new step after {step}")
 
     # ---- decisions
 

@@ -9,8 +9,8 @@
             step.backward(loss)
             step.commit()
 
-A failure inside the ``with`` block ends the block; ``job.running()`` then waits for the supervisor, takes part in the new
-generation, and the step is done again.
+A failure inside the ``with`` block ends the block; ``job.running()`` then waits for the supervisor, takes
+part in the new generation, and the step is done again.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class Step:
         )
 
     def commit(self) -> None:
-        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it touches anything."""
+        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
+        touches anything.
+        """
         self.phase("optimizer")
         reduced = self._reduced
         if reduced is None:
@@ -154,7 +156,12 @@ class Job:
         self._pausing = False
 
     def attach(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, *, clip_norm: float = 0.0
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        clip_norm: float = 0.0,
     ) -> None:
         """Register what training changes. ``clip_norm`` 0: no clipping."""
         self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
@@ -219,7 +226,11 @@ class Job:
             self._park("aborted" if aborted else "failed", error=str(error))
         except _NonFinite as error:
             self._write(
-                Kind.NONFINITE_CAUGHT, step=number, rank=self.rank, blamed=list(error.blamed), what="loss or gradient"
+                Kind.NONFINITE_CAUGHT,
+                step=number,
+                rank=self.rank,
+                blamed=list(error.blamed),
+                what="loss or gradient",
             )
             self._park("nonfinite", blamed=list(error.blamed))
 
@@ -234,8 +245,9 @@ class Job:
         step.seconds[step._phase] = time.perf_counter() - step._since
         self._write(
             Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
-            loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm, optimizer_step=state.optimizer_step(),
-            scheduler_step=state.scheduler_step(), seconds={k: round(v, 6) for k, v in step.seconds.items()},
+            loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm,
+            optimizer_step=state.optimizer_step(), scheduler_step=state.scheduler_step(),
+            seconds={k: round(v, 6) for k, v in step.seconds.items()},
         )  # fmt: skip
         self.marks.commit(step.number)
         self._pausing = reduced.pause
@@ -260,13 +272,19 @@ class Job:
             saved, size = checkpointing.save(self.state, directory, generation=self.generation)
             seconds = time.perf_counter() - started
             self._write(
-                Kind.CHECKPOINT_COMMITTED, step=number, checkpoint=saved.name, bytes=size, seconds=round(seconds, 6)
+                Kind.CHECKPOINT_COMMITTED,
+                step=number,
+                checkpoint=saved.name,
+                bytes=size,
+                seconds=round(seconds, 6),
             )
             self.agent.channel.send(CheckpointNote(state="committed", checkpoint=name, step=number))
             for old in prune(directory, self.config.checkpoint_keep):
                 self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
         except (OSError, RuntimeError) as error:
-            self._write(Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0])
+            self._write(
+                Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0]
+            )
             self.agent.channel.send(CheckpointNote(state="failed", checkpoint=name, step=number))
 
     def _share(self, number: int) -> list[int]:
@@ -302,7 +320,10 @@ class Job:
             started = time.perf_counter()
             group.form()
             self._write(
-                Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=round(time.perf_counter() - started, 6)
+                Kind.GROUP_FORMED,
+                rank=self.rank,
+                world=self.world,
+                seconds=round(time.perf_counter() - started, 6),
             )
             name = self._take_state(order, group)
             self.check()
@@ -312,7 +333,9 @@ class Job:
             return
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
-        self.agent.channel.send(JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name))
+        self.agent.channel.send(
+            JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name)
+        )
 
     def _take_state(self, order: Join, group: Group) -> str | None:
         """Get hold of the generation's state; returns the checkpoint's name if this rank restored one."""
@@ -323,7 +346,9 @@ class Job:
             self._valid = False
             found = checkpointing.restore_newest(self.state, self.config.checkpoint_dir, self._refused)
             if found is None and not self._fresh:
-                raise RuntimeError("no checkpoint verifies, and this process no longer holds the initial state")
+                raise RuntimeError(
+                    "no checkpoint verifies, and this process no longer holds the initial state"
+                )
             name = found.name if found else None
             origin = "checkpoint" if found else "initial"
             self._valid = True
@@ -332,7 +357,11 @@ class Job:
             origin = "peer"
         if order.source is not None and order.receivers:
             copy_state(
-                self.state, group, source=order.source, receive=self.rank in order.receivers, progress=self.marks.touch
+                self.state,
+                group,
+                source=order.source,
+                receive=self.rank in order.receivers,
+                progress=self.marks.touch,
             )
         self._valid = True
         self._write(
@@ -347,7 +376,8 @@ class Job:
     def _park(self, why: Any, *, error: str = "", blamed: list[int] | None = None) -> None:
         generation = self.generation
         if why in ("pause", "nonfinite"):
-            # All ranks park here after the same collective: breaking connections now could cut off one still finishing it.
+            # All ranks park here after the same collective: breaking connections now could cut off one still
+            # finishing it.
             self._retired, self._group = self._group, None
             self.agent.left()
             self.marks.enter(marks.IDLE)
@@ -356,7 +386,12 @@ class Job:
         self._write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
         self.agent.channel.send(
             Parked(
-                generation=generation, step=self.state.step, valid=self._valid, why=why, blamed=blamed or [], error=error
+                generation=generation,
+                step=self.state.step,
+                valid=self._valid,
+                why=why,
+                blamed=blamed or [],
+                error=error,
             )
         )
 

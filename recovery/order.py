@@ -1,7 +1,9 @@
-"""The global sample order: a pure function of (seed, epoch, position), the same on every machine and for any world size.
+"""The global sample order: a pure function of (seed, epoch, position), the same on every machine and for
+any world size.
 
-Each epoch is a permutation of all samples by a four-round Feistel network with cycle walking (Black and Rogaway, "Ciphers
-with Arbitrary Finite Domains", 2002), so any position is found in constant time, with no state to save and no list to keep.
+Each epoch is a permutation of all samples by a four-round Feistel network with cycle walking (Black and
+Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so any position is found in constant time, with no
+state to save and no list to keep.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def permute(index: int, size: int, seed: int, epoch: int) -> int:
     while True:
         left, right = index >> half, index & mask
         for number in range(ROUNDS):
-            digest = hashlib.blake2b(bytes((number,)) + right.to_bytes(8, "big"), key=key, digest_size=8).digest()
+            digest = hashlib.blake2b(
+                bytes((number,)) + right.to_bytes(8, "big"), key=key, digest_size=8
+            ).digest()
             left, right = right, left ^ (int.from_bytes(digest, "big") & mask)
         index = (left << half) | right
         if index < size:

@@ -12,7 +12,7 @@ class ProgressWatch:
     """Reads marks."""
 
     def __init__(self, hands: Hands, limits: HangLimits) -> None:
-        self._committed = 0
+        self._committed = self._high_water = 0
         self._generation = 0
         self._members: tuple[str, ...] = ()
         self.detector = HangDetector(limits=limits)
@@ -25,18 +25,24 @@ class ProgressWatch:
 
     def reached(self, step: int) -> None:
         """All members say that they have committed a step."""
-        self._committed = max(self._committed, step)
+        self._committed = step
+        self._high_water = max(self._high_water, step)
 
     @property
     def committed(self) -> int:
-        """Highest step ever committed by all members of a generation, by the marks of this moment.
+        """Step committed by all members of the generation that trained last, by the marks of this moment.
 
         Those of the dead count too: they tell how far a generation had come when it broke.
         """
         marks = [self._hands.mark(name) for name in self._members]
         if marks and all(mark.generation == self._generation for mark in marks):
-            self._committed = max(self._committed, min(mark.committed for mark in marks))
+            self.reached(min(mark.committed for mark in marks))
         return self._committed
+
+    @property
+    def high_water(self) -> int:
+        """The highest that ``committed`` ever was; a rollback does not lower it."""
+        return max(self.committed, self._high_water)
 
     def look(self, generation: int, names: Iterable[str]) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.

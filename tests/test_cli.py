@@ -1,7 +1,5 @@
 """The command line: what is printed where, and with which exit code."""
 
-# ruff: noqa: E501  (one bad input and its message to a line reads best)
-
 from __future__ import annotations
 
 import json

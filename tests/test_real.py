@@ -37,7 +37,9 @@ FAULTS = {
 DEADLINE_S = 90.0
 
 
-def write(path: Path, *, workload: str = GPT, recovery: str = STRATEGIES, faults: str = KILL, more: str = "") -> Path:
+def write(
+    path: Path, *, workload: str = GPT, recovery: str = STRATEGIES, faults: str = KILL, more: str = ""
+) -> Path:
     """A scenario file; ``recovery`` in brackets becomes a matrix."""
     matrix = recovery.startswith("[")
     lines = [
@@ -70,7 +72,9 @@ def stored(tmp_path: Path) -> Results:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault: str) -> None:
     code, results = run(tmp_path, faults=FAULTS[fault])
-    broken = {(c.id, name): f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    broken = {
+        (c.id, name): f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
     assert not broken
     assert code == 0, results.reason
     exactness = {cell.strategy: cell.exactness for cell in results.cells}
@@ -81,7 +85,9 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
     for incident in hits:
         assert incident.landed and incident.healed
         assert incident.outcome == "recovered"
-        assert sum(phase.seconds for phase in incident.phases) == pytest.approx(incident.recovery_time, abs=1e-6)
+        assert sum(phase.seconds for phase in incident.phases) == pytest.approx(
+            incident.recovery_time, abs=1e-6
+        )
     lost = {cell.strategy: cell.metrics["samples_lost"].max for cell in results.cells}
     assert set(lost.values()) == {0.0}
 
@@ -109,7 +115,9 @@ def test_killing_rank_0_is_no_different_from_killing_rank_3(tmp_path: Path) -> N
     for rank in (0, 3):
         folder = tmp_path / str(rank)
         folder.mkdir()
-        faults = f"[{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 20, phase: forward}}}}]"
+        faults = (
+            f"[{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 20, phase: forward}}}}]"
+        )
         code, results = run(folder, faults=faults, recovery="hot-spare", workload=MLP)
         assert code == 0, results.reason
         assert [cell.exactness for cell in results.cells] == ["bit for bit"]
@@ -120,7 +128,9 @@ def test_killing_rank_0_is_no_different_from_killing_rank_3(tmp_path: Path) -> N
 def final_digest(folder: Path) -> dict[str, Any]:
     """Parameter and optimizer digests of rank 0 after the last step of the faulted arm."""
     paths = (folder / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
-    digests = [e for p in paths for e in Tail(p).read() if e.kind is Kind.STATE_DIGEST and e.data["rank"] == 0]
+    digests = [
+        e for p in paths for e in Tail(p).read() if e.kind is Kind.STATE_DIGEST and e.data["rank"] == 0
+    ]
     last = max(digests, key=lambda e: e.step or 0)
     return {"step": last.step, **{k: last.data[k] for k in ("parameters", "optimizer", "scheduler")}}
 
@@ -133,8 +143,12 @@ def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None
     assert results.cells[0].metrics["samples_lost"].values == [40.0]  # 4 samples in each of steps 51 to 60
 
 
-def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", more='sla: {recovery_time: ["max < 1ms"]}')
+def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, results = run(
+        tmp_path, workload=MLP, recovery="hot-spare", more='sla: {recovery_time: ["max < 1ms"]}'
+    )
     assert code == 1
     out = capsys.readouterr().out
     assert "recovery_time" in out and "max < 1ms" in out
@@ -143,7 +157,9 @@ def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(tmp_path: Path, ca
 
 def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 400}}]"
-    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults, more='sla: {recovery_time: ["max < 5s"]}')
+    code, results = run(
+        tmp_path, workload=MLP, recovery="hot-spare", faults=faults, more='sla: {recovery_time: ["max < 5s"]}'
+    )
     assert code == 3
     assert "400" in results.reason or any("400" in sla.detail for sla in results.slas)
 
@@ -159,7 +175,9 @@ def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
 def harness(tmp_path: Path) -> Iterator[Harness]:
     """A ``chaos run`` in a process of its own, trained far enough to be broken."""
     workload = MLP.replace("steps: 60", "steps: 100000")
-    path = write(tmp_path / "real.yaml", workload=workload, recovery="hot-spare", faults="[]", more="baseline: none")
+    path = write(
+        tmp_path / "real.yaml", workload=workload, recovery="hot-spare", faults="[]", more="baseline: none"
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / "runs"), "-q"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -191,7 +209,12 @@ class Harness:
             assert self.process.poll() is None, "the harness ended early"
             pause.wait(0.05)
             folders = list((self.run / "events").glob("*")) if self.run.exists() else []
-            events = [e for name in ("orchestrator", "w0") for f in folders for e in Tail(f / f"{name}.jsonl").read()]
+            events = [
+                e
+                for name in ("orchestrator", "w0")
+                for f in folders
+                for e in Tail(f / f"{name}.jsonl").read()
+            ]
         pids = [e.data["pid"] for e in events if e.kind is Kind.PROCESS_SPAWNED]
         self.pidfds = [os.pidfd_open(pid) for pid in [*pids, *children_of(self.process.pid)]]
 
@@ -240,14 +263,18 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_with_what_to_do(
     assert "--runs" in capsys.readouterr().err
 
 
-def test_a_missing_corpus_is_an_error_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_corpus_is_an_error_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     workload = GPT.replace("size: nano", "size: nano, params: {data: /nowhere/text}")
     path = write(tmp_path / "real.yaml", workload=workload, recovery="hot-spare")
     assert invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"]) == 2
     assert "/nowhere/text" in capsys.readouterr().err
 
 
-def test_a_missing_capability_skips_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_capability_skips_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", more="requires: {cuda_devices: 64}")
     assert code == 7
     assert "64 CUDA devices" in results.skipped[0].reason

@@ -48,9 +48,7 @@ def _acknowledged(history: History, generation: Generation) -> int:
     """
     until = generation.ready_ns or generation.started_ns
     known: dict[str, int] = {}
-    for event in history.log.of(
-        Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED
-    ):
+    for event in history.log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
         if event.time_ns > until:
             break
         if event.kind is not Kind.CHECKPOINT_COMMITTED:

@@ -75,14 +75,15 @@ class LocalSession:
         processes.become_subreaper()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         try:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "harness.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(), stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError as error:
-            raise InfrastructureError(f"cannot start Python: {error.strerror}", hint="free memory or processes") from error
+            raise InfrastructureError(
+                f"cannot start Python: {error.strerror}", hint="free memory or processes"
+            ) from error
         theirs.close()
         ours.settimeout(START_LIMIT_S)
         self._control = ours
@@ -112,7 +113,9 @@ class LocalSession:
             socket.send_fds(self._control, [config.model_dump_json().encode()], fds)
             return int(self._control.recv(32))
         except (OSError, ValueError) as error:
-            raise InfrastructureError(f"the zygote is gone: {error}", hint="see the messages above") from error
+            raise InfrastructureError(
+                f"the zygote is gone: {error}", hint="see the messages above"
+            ) from error
 
     def close(self) -> None:
         """End the zygote."""
@@ -164,7 +167,9 @@ class LocalCluster:
         fds = [theirs.fileno(), mark_fd]
         try:
             pid = self._session.fork(config, fds) if mode == "warm" else _start_cold(config, fds)
-            child = _Child(name, pid, config.device, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
+            child = _Child(
+                name, pid, config.device, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd)
+            )
         finally:
             theirs.close()
             os.close(mark_fd)
@@ -270,8 +275,15 @@ def _start_store() -> tuple[Any, int]:
     try:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError) as error:
-        raise InfrastructureError(f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1") from error
+        raise InfrastructureError(
+            f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1"
+        ) from error
     return store, store.port
+
+
+def _environment() -> dict[str, str]:
+    """Of rank processes: one thread each, and gloo on the loopback interface unless the user says otherwise."""
+    return {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def _start_cold(config: RankConfig, fds: list[int]) -> int:
@@ -279,17 +291,16 @@ def _start_cold(config: RankConfig, fds: list[int]) -> int:
     os.write(writer, config.model_dump_json().encode())
     os.close(writer)
     try:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         child = subprocess.Popen(
             [sys.executable, "-m", "harness.rank", *map(str, fds), str(reader)],
-            pass_fds=[*fds, reader], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
+            pass_fds=[*fds, reader], start_new_session=True, env=_environment(), stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as error:
-        raise InfrastructureError(f"cannot start a rank: {error.strerror}", hint="free memory or processes") from error
+        raise InfrastructureError(
+            f"cannot start a rank: {error.strerror}", hint="free memory or processes"
+        ) from error
     finally:
         os.close(reader)
     # Reaped through its pidfd; Popen must not wait for it a second time.
     child.returncode = 0
     return child.pid
-
-

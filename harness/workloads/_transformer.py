@@ -33,7 +33,9 @@ class _Block(nn.Module):
 class Transformer(nn.Module):
     """Decoder-only language model; maps tokens (batch, length) to logits (batch, length, vocabulary)."""
 
-    def __init__(self, *, vocabulary: int, layers: int, heads: int, width: int, block: int, dropout: float) -> None:
+    def __init__(
+        self, *, vocabulary: int, layers: int, heads: int, width: int, block: int, dropout: float
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(block, width)

@@ -20,8 +20,8 @@ WIDTHS = {"nano": 64, "small": 512}
 
 
 class Mlp(Workload):
-    """Fits a fixed random non-linear function of 32 inputs; SGD with momentum, so it also shows an optimizer without AdamW's
-    slots. ``samples``: size of the data set."""
+    """Fits a fixed random non-linear function of 32 inputs; SGD with momentum, so it also shows an optimizer
+    without AdamW's slots. ``samples``: size of the data set."""
 
     size: Literal["nano", "small"] = "nano"
     samples: int = Field(default=8192, ge=16, le=1_000_000)
@@ -40,9 +40,13 @@ class Mlp(Workload):
         try:
             rows.tofile(path)
         except OSError as error:
-            raise InfrastructureError(f"cannot write {path}: {error.strerror or error}", hint="free disk space") from error
+            raise InfrastructureError(
+                f"cannot write {path}: {error.strerror or error}", hint="free disk space"
+            ) from error
         digest = hashlib.sha256(rows.tobytes()).hexdigest()
-        return DataInfo(path=path, samples=self.samples, digest=digest, about=f"regression, {self.samples} rows")
+        return DataInfo(
+            path=path, samples=self.samples, digest=digest, about=f"regression, {self.samples} rows"
+        )
 
     def build(self, context: BuildContext) -> Trainable:
         """Build the model on the context's device."""
@@ -61,7 +65,12 @@ def _trainable(spec: Mlp, context: BuildContext) -> Trainable:
     torch.manual_seed(context.seed)
     width = WIDTHS[spec.size]
     model = nn.Sequential(
-        nn.Linear(FEATURES, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+        nn.Linear(FEATURES, width),
+        nn.Tanh(),
+        nn.Dropout(0.1),
+        nn.Linear(width, width),
+        nn.Tanh(),
+        nn.Linear(width, 1),
     ).to(context.device)
     rows = numpy.memmap(context.data, dtype=numpy.float32, mode="r").reshape(-1, FEATURES + 1)
 

@@ -1,8 +1,9 @@
 """A process group that can be left at any moment.
 
-``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the group's own TCP
-sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own store client and key prefix, so
-nothing of an earlier one can be read, and a rank stuck in rendezvous is unblocked the same way.
+``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the
+group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own
+store client and key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is
+unblocked the same way.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class GenerationLost(Exception):
 class Group:
     """The process group of one generation.
 
-    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other. ``check`` raises
-    GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and the rendezvous; it is a last resort,
-    since the supervisor aborts from outside long before.
+    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
+    ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and
+    the rendezvous; it is a last resort, since the supervisor aborts from outside long before.
 
-    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a connection just being shut
-    down (seen in about 1 of 30 aborts), and its wait would then last the whole timeout. Such an operation is abandoned.
+    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a
+    connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last the whole
+    timeout. Such an operation is abandoned.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class Group:
 
     def wait(self, work: dist.Work) -> None:
         """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
-        # NCCL only enqueues here, and a timed wait would abort the communicator by itself. Gloo's own timeout ends
-        # the loop at the latest.
+        # NCCL only enqueues here, and a timed wait would abort the communicator by itself. Gloo's own timeout
+        # ends the loop at the latest.
         while self._backend != "nccl" and not _settled(work):
             try:
                 self._check()
@@ -99,7 +101,9 @@ class Group:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
         if self._backend == "nccl" and self._pg is not None:
             self._pg.abort()
-        return _shut_down(lambda inode: inode in self._own if self._own is not None else inode not in self._foreign)
+        return _shut_down(
+            lambda inode: inode in self._own if self._own is not None else inode not in self._foreign
+        )
 
     def leave(self) -> None:
         """Let go of the group; of a broken one too."""
@@ -145,7 +149,9 @@ def _make_group(backend: str, store: dist.Store, rank: int, world: int, timeout:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._threads = 2
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))]
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    ]
     return dist.ProcessGroupGloo(store, rank, world, options)
 
 
@@ -181,7 +187,10 @@ def _shut_down_one(fd: int, inode: str) -> bool:
     with socket.socket(fileno=copy) as sock:
         try:
             # The descriptor may have been closed and used anew since it was listed.
-            if os.readlink(f"/proc/self/fd/{copy}") != inode or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            if os.readlink(f"/proc/self/fd/{copy}") != inode or sock.family not in (
+                socket.AF_INET,
+                socket.AF_INET6,
+            ):
                 return False
             # Gloo terminates the process when its listening socket fails.
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

@@ -1,9 +1,10 @@
-"""Averages gradients over a group that changes: bucketed, overlapping backward, bound to no process group object.
+"""Averages gradients over a group that changes: bucketed, overlapping backward, bound to no process group
+object.
 
-Gradients live in flat buckets in the reverse order of the parameters, each reduced as soon as its last gradient is there, as
-DistributedDataParallel does (Li et al., VLDB 2020); unlike it, nothing has to be rebuilt when the group changes. The last
-bucket carries a tail: loss, sample count, wishes and one non-finite flag a rank, so that all ranks learn of them alike and
-no extra round is needed.
+Gradients live in flat buckets in the reverse order of the parameters, each reduced as soon as its last
+gradient is there, as DistributedDataParallel does (Li et al., VLDB 2020); unlike it, nothing has to be
+rebuilt when the group changes. The last bucket carries a tail: loss, sample count, wishes and one non-finite
+flag a rank, so that all ranks learn of them alike and no extra round is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _LOSS, _COUNT, _PAUSE, _FLAGS = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks with non-finite values."""
+    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks with
+    non-finite values.
+    """
 
     loss: float
     samples: int
@@ -59,9 +62,10 @@ class _Bucket:
 class GradientReducer:
     """Sums the gradients of ``model`` over the ranks and divides by the number of samples.
 
-    The caller's loss must be a *sum* over its samples; shares may then be uneven. ``entering`` is called with a running
-    number before each collective. Optional seams: ``pace`` is called with the bytes about to go over this rank's link,
-    ``reached`` in the middle of backward, ``check`` wherever an abort should be noticed (it raises GenerationLost).
+    The caller's loss must be a *sum* over its samples; shares may then be uneven. ``entering`` is called with
+    a running number before each collective. Optional seams: ``pace`` is called with the bytes about to go
+    over this rank's link, ``reached`` in the middle of backward, ``check`` wherever an abort should be
+    noticed (it raises GenerationLost).
     """
 
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:

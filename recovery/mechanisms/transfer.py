@@ -15,11 +15,15 @@ CHUNK_BYTES = 32 * 1024 * 1024
 MAX_SCALAR_BYTES = 1 << 20
 
 
-def copy_state(state: TrainState, group: Group, *, source: int, receive: bool, progress: Callable[[], None]) -> None:
-    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group takes part.
+def copy_state(
+    state: TrainState, group: Group, *, source: int, receive: bool, progress: Callable[[], None]
+) -> None:
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group takes
+    part.
 
-    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A receiver's state is
-    undefined until this returns. ``progress`` is called between chunks. Raises GenerationLost when a peer is lost in the middle.
+    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
+    receiver's state is undefined until this returns. ``progress`` is called between chunks. Raises
+    GenerationLost when a peer is lost in the middle.
     """
     sending = group.rank == source
     scalars = _share_scalars(state, group, source, sending)
@@ -53,7 +57,8 @@ def _share_scalars(state: TrainState, group: Group, source: int, sending: bool) 
 
 
 def _chunks(state: TrainState) -> list[list[Tensor]]:
-    """The state's tensors grouped into messages of about CHUNK_BYTES, one device each; the same on every rank.
+    """The state's tensors grouped into messages of about CHUNK_BYTES, one device each; the same on every
+    rank.
 
     Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype.
     """

@@ -16,13 +16,13 @@ part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -35,6 +35,7 @@ from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.reduce import GradientReducer, Reduced
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.step import NonFinite, Probe, Step
 from recovery.mechanisms.transfer import copy_state
 from recovery.wire import Abort, CheckpointNote, Finished, Join, Parked, Ready, Stop
 from recovery.wire import Joined as JoinedMessage
@@ -57,84 +58,6 @@ class JobConfig(BaseModel):
     checkpoint_every: int
     checkpoint_keep: int
     collective_timeout_s: float = 300.0
-
-
-class Probe(Protocol):
-    """Told where training is; a fault injector lives here. Every call is on the training thread."""
-
-    active: bool
-
-    def at(self, step: int, phase: str) -> None:
-        """The rank is in this phase of this step."""
-
-    def ended(self, phase: str, seconds: float) -> None:
-        """The phase took this long."""
-
-    def committed(self, step: int) -> None:
-        """The step is committed."""
-
-
-class _NonFinite(Exception):
-    def __init__(self, blamed: tuple[int, ...]) -> None:
-        super().__init__(f"non-finite values from ranks {list(blamed)}")
-        self.blamed = blamed
-
-
-class Step:
-    """One attempt at one step. ``samples``: ids of this rank's share of the global batch."""
-
-    def __init__(self, job: Job, number: int, samples: list[int]) -> None:
-        self.number = number
-        self.samples = samples
-        self.change_loss: Callable[[Tensor], Tensor] | None = None
-        self._job = job
-        self._phase = "data"
-        self._since = time.perf_counter()
-        self._reduced: Reduced | None = None
-        self.seconds: dict[str, float] = {}
-
-    def phase(self, name: str) -> None:
-        """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
-        job = self._job
-        job.check()
-        now = time.perf_counter()
-        probe = job.probe
-        if probe is not None and probe.active:
-            probe.ended(self._phase, now - self._since)
-            now_after = time.perf_counter()
-        else:
-            now_after = now
-        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now_after - self._since
-        self._phase = name
-        self._since = now_after
-        job.marks.enter(marks.PHASES.index(name))
-        if probe is not None and probe.active and name != "backward":
-            probe.at(self.number, name)
-
-    def backward(self, loss: Tensor) -> None:
-        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks."""
-        job = self._job
-        if self.change_loss is not None:
-            loss = self.change_loss(loss)
-        value = float(loss.detach())
-        self.phase("backward")
-        loss.backward()
-        self.phase("collective")
-        self._reduced = job.reducer.finish(
-            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted
-        )
-
-    def commit(self) -> None:
-        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
-        touches anything.
-        """
-        self.phase("optimizer")
-        reduced = self._reduced
-        if reduced is None:
-            raise RuntimeError("commit() before backward()")
-        if not reduced.finite:
-            raise _NonFinite(reduced.blamed)
-        self._job._apply(self, reduced)
 
 
 class Job:
@@ -224,7 +147,7 @@ class Job:
         except GenerationLost as error:
             aborted = self.agent.aborted_generation >= self.generation
             self._park("aborted" if aborted else "failed", error=str(error))
-        except _NonFinite as error:
+        except NonFinite as error:
             self._write(
                 Kind.NONFINITE_CAUGHT,
                 step=number,
@@ -234,7 +157,8 @@ class Job:
             )
             self._park("nonfinite", blamed=list(error.blamed))
 
-    def _apply(self, step: Step, reduced: Reduced) -> None:
+    def apply(self, step: Step, reduced: Reduced) -> None:
+        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``."""
         state = self.state
         self._fresh = False
         lr = state.optimizer.param_groups[0]["lr"]
@@ -242,7 +166,7 @@ class Job:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
         state.apply()
         state.step = step.number
-        step.seconds[step._phase] = time.perf_counter() - step._since
+        step.end_phase()
         self._write(
             Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
             loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm,

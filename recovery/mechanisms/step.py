@@ -1,0 +1,99 @@
+"""One attempt at one training step, and whoever is told where in it training is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from recovery import marks
+from recovery.mechanisms.reduce import Reduced
+
+if TYPE_CHECKING:
+    from recovery.job import Job
+
+
+class Probe(Protocol):
+    """Told where training is; a fault injector lives here. Every call is on the training thread."""
+
+    active: bool
+
+    def at(self, step: int, phase: str) -> None:
+        """The rank is in this phase of this step."""
+
+    def ended(self, phase: str, seconds: float) -> None:
+        """The phase took this long."""
+
+    def committed(self, step: int) -> None:
+        """The step is committed."""
+
+
+class NonFinite(Exception):
+    """A loss or gradient that must not be applied. ``blamed``: ranks whose own values were not finite."""
+
+    def __init__(self, blamed: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite values from ranks {list(blamed)}")
+        self.blamed = blamed
+
+
+class Step:
+    """One attempt at one step. ``samples``: ids of this rank's share of the global batch."""
+
+    def __init__(self, job: Job, number: int, samples: list[int]) -> None:
+        self.number = number
+        self.samples = samples
+        self.change_loss: Callable[[Tensor], Tensor] | None = None
+        self._job = job
+        self._phase = "data"
+        self._since = time.perf_counter()
+        self._reduced: Reduced | None = None
+        self.seconds: dict[str, float] = {}
+
+    def end_phase(self) -> None:
+        """Close the account of the last phase."""
+        self.seconds[self._phase] = time.perf_counter() - self._since
+
+    def phase(self, name: str) -> None:
+        """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
+        job = self._job
+        job.check()
+        now = time.perf_counter()
+        probe = job.probe
+        if probe is not None and probe.active:
+            probe.ended(self._phase, now - self._since)
+            now_after = time.perf_counter()
+        else:
+            now_after = now
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now_after - self._since
+        self._phase = name
+        self._since = now_after
+        job.marks.enter(marks.PHASES.index(name))
+        if probe is not None and probe.active and name != "backward":
+            probe.at(self.number, name)
+
+    def backward(self, loss: Tensor) -> None:
+        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks."""
+        job = self._job
+        if self.change_loss is not None:
+            loss = self.change_loss(loss)
+        value = float(loss.detach())
+        self.phase("backward")
+        loss.backward()
+        self.phase("collective")
+        self._reduced = job.reducer.finish(
+            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted
+        )
+
+    def commit(self) -> None:
+        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
+        touches anything.
+        """
+        self.phase("optimizer")
+        reduced = self._reduced
+        if reduced is None:
+            raise RuntimeError("commit() before backward()")
+        if not reduced.finite:
+            raise NonFinite(reduced.blamed)
+        self._job.apply(self, reduced)

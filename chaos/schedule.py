@@ -22,6 +22,8 @@ STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")
 DEFAULT_PHASE = "data"
 NO_POINT: Point = (0, "")
 """The point under which firings of faults triggered by time or event are counted."""
+NEXT_STEP = 0
+"""In a point that a rank holds at: the next step, whatever its number."""
 EVERY_ATTEMPT_LIMIT = 1000
 """``every_attempt`` means this many: a job that never gets past its fault must end by itself."""
 

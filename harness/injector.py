@@ -9,81 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from chaos.events import Event, Kind, Tail
 from chaos.fault import Fault, Occurrence, Where
-from chaos.schedule import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
-from harness.launcher import ArmSetup
+from chaos.schedule import (
+    DEFAULT_PHASE,
+    NEXT_STEP,
+    NO_POINT,
+    PlannedFault,
+    Point,
+    due_by_event,
+    due_by_step,
+    due_by_time,
+)
+from harness.scene import CheckpointHandle, ProcessHandle, Scene
 from recovery import checkpoints
-from recovery.wire import Extra, Message
+from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
-
-
-class Scene(Protocol):
-    """What the injector may see and do; the orchestrator of the arm."""
-
-    setup: ArmSetup
-
-    def now_ns(self) -> int:
-        """Clock of the arm."""
-
-    def record(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> Event:
-        """Write an event of the orchestrator."""
-
-    def send(self, process: str, message: Message) -> bool:
-        """Send to a rank."""
-
-    def signal(self, process: str, signum: int) -> None:
-        """Signal a process of the run."""
-
-    def os_state(self, process: str) -> str:
-        """The kernel's word on it."""
-
-    def process_of(self, rank: int) -> str | None:
-        """Who holds a rank now."""
-
-    def spare(self, index: int) -> str | None:
-        """Who waits as spare number ``index``."""
-
-    def ledger(self, **record: Any) -> None:
-        """Write an undo record to the disk."""
-
-
-@dataclass(frozen=True)
-class _ProcessTarget:
-    scene: Scene
-    process: str
-
-    def signal(self, signum: int) -> None:
-        self.scene.signal(self.process, signum)
-
-    def state(self) -> str:
-        return self.scene.os_state(self.process)
-
-
-@dataclass(frozen=True)
-class _CheckpointTarget:
-    checkpoint: checkpoints.Checkpoint
-    older_checkpoint: checkpoints.Checkpoint | None
-
-    @property
-    def path(self) -> Any:
-        return self.checkpoint.path
-
-    @property
-    def older(self) -> Any:
-        return self.older_checkpoint.path if self.older_checkpoint else None
-
-    def verify(self) -> str | None:
-        try:
-            checkpoints.verify(self.checkpoint)
-        except checkpoints.CorruptCheckpoint as error:
-            return str(error)
-        return None
 
 
 @dataclass(kw_only=True)
@@ -99,6 +43,11 @@ class _Live:
     settled: bool = False
     healed: bool = False
     state_seen: bool = False
+
+
+def _first_phase(fault: Fault) -> str:
+    """The first phase of a step in which a fault can act."""
+    return fault.phases[0] if fault.phases and DEFAULT_PHASE not in fault.phases else DEFAULT_PHASE
 
 
 class Injector:
@@ -118,6 +67,7 @@ class Injector:
         self._live: list[_Live] = []
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
+        self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
         self._attempt = 0
         self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
 
@@ -147,25 +97,38 @@ class Injector:
             for point in planned.points
             if self._fired[planned.id, point, rank] < planned.max_fires
         ]
+        for planned in self._plan.values():
+            if (planned.id, rank) in self._waiting:
+                phase = self._faults[planned.id].point(_first_phase(self._faults[planned.id]))
+                points.append({"fault": planned.id, "step": NEXT_STEP, "phase": phase, "seed": planned.seed})
         if self._plan:
             self._scene.send(process, Extra(topic="arm", payload={"points": points}))
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
         """A rank reached an armed point, or ended a lasting fault."""
-        if message.topic == "at_point" and rank is not None:
+        if message.topic == "at_point":
             planned = self._plan[message.payload["fault"]]
-            wanted = (message.payload["step"], message.payload["phase"])
-            point = next((p for p in planned.points if self._point(planned, p) == wanted), None)
-            if point is None or self._fired[planned.id, point, rank] >= planned.max_fires:
+            step, phase = message.payload["step"], message.payload["phase"]
+            if rank is not None and self._may_act(planned, rank, step, phase):
+                self._fire(planned, process=process, rank=rank, step=step)
+            else:
                 self._scene.send(process, Extra(topic="go", payload={"act": False}))
-                return
-            self._fired[planned.id, point, rank] += 1
-            self._fire(planned, process=process, rank=rank, step=wanted[0])
         elif message.topic == "healed":
             for live in self._live:
                 key = (message.payload["fault"], message.payload["occurrence"])
                 if key == (live.occurrence.fault, live.occurrence.number):
                     self._healed(live, "ended by the rank's agent when its duration was over")
+
+    def _may_act(self, planned: PlannedFault, rank: int, step: int, phase: str) -> bool:
+        """Whether the fault is due on a rank that holds at this point; counts it if so."""
+        if (planned.id, rank) in self._waiting:
+            self._waiting.discard((planned.id, rank))
+            return True
+        point = next((p for p in planned.points if self._point(planned, p) == (step, phase)), None)
+        if point is None or self._fired[planned.id, point, rank] >= planned.max_fires:
+            return False
+        self._fired[planned.id, point, rank] += 1
+        return True
 
     def on_training(self) -> None:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
@@ -245,7 +208,12 @@ class Injector:
             return
         for rank in planned.ranks:
             process = self._scene.process_of(rank)
-            if process:
+            if self._faults[planned.id].where is Where.RANK:
+                # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
+                self._waiting.add((planned.id, rank))
+                if process:
+                    self.arm(process, rank)
+            elif process:
                 self._fire(planned, process=process, rank=rank, step=None)
             else:
                 self._miss(planned, {"rank": rank}, f"nobody holds rank {rank}")
@@ -267,7 +235,7 @@ class Injector:
             planned, {"process": process, "rank": rank}, step, Tail(path), process=process, rank=rank
         )
         if fault.where is Where.PROCESS:
-            fault.act_on_process(_ProcessTarget(self._scene, process))
+            fault.act_on_process(ProcessHandle(self._scene, process))
             # At once: whoever hears of it next may kill the process.
             self._look_for_evidence(live, self._scene.now_ns())
         command = {
@@ -286,7 +254,7 @@ class Injector:
             return
         name, step = found[0].name, found[0].step
         live = self._begin(planned, {"checkpoint": name}, step, None, checkpoint=name)
-        target = _CheckpointTarget(found[0], found[1] if len(found) > 1 else None)
+        target = CheckpointHandle(found[0], found[1] if len(found) > 1 else None)
         try:
             # Another place each time: the same bit flipped twice is as good as new.
             done = dict(live.fault.act_on_checkpoint(target, planned.seed + live.occurrence.number))
@@ -379,7 +347,7 @@ class Injector:
             and process
             and (live.until_ns is not None or how == "the run ended")
         ):
-            live.fault.heal_process(_ProcessTarget(self._scene, process))
+            live.fault.heal_process(ProcessHandle(self._scene, process))
         self._healed(live, how)
 
     def _healed(self, live: _Live, how: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Fault, Where
+from chaos.schedule import NEXT_STEP
 from recovery.job import Job
 from recovery.mechanisms.state import bytes_of
 from recovery.wire import Extra
@@ -73,7 +74,7 @@ class FaultAgent:
 
     def at(self, step: int, phase: str) -> None:
         """Hold at each fault armed for this point until the supervisor answers."""
-        for point in self._armed.pop((step, phase), ()):
+        for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._answer.clear()
             self._job.agent.channel.send(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Fault, Where
+from chaos.schedule import NEXT_STEP
 from harness.sim.clock import NS_PER_S
 from harness.sim.group import Lost
 from harness.sim.tensors import SimLoss, SimModel
@@ -91,7 +92,7 @@ class SimFaultAgent:
 
     def at(self, step: int, phase: str) -> Sleeping:
         """Hold at each fault armed for this point until the supervisor answers."""
-        for point in self._armed.pop((step, phase), ()):
+        for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._go = None
             self._job.send(

@@ -1,0 +1,224 @@
+"""The fault injector against a scene without processes: what is armed, asked for, acted, recorded, and when."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos import plugins
+from chaos.events import Event, Kind, require_keys
+from chaos.fault import Fault
+from chaos.scenario import FaultSpec
+from chaos.schedule import plan
+from harness.injector import Injector
+from harness.rundir import RunDirectory
+from recovery.wire import Extra, Message
+
+KINDS = plugins.load("chaos.faults", Fault)
+SECOND = 1_000_000_000
+
+
+class FakeScene:
+    """Four ranks w0 to w3, a spare s4, and everything that happens in order in ``story``."""
+
+    def __init__(self, folder: Path) -> None:
+        run = RunDirectory(folder)
+        run.make_arm("arm")
+        self.setup: Any = SimpleNamespace(id="arm", run=run, checkpoints=run.checkpoints("arm"))
+        self.now = 0
+        self.members = ["w0", "w1", "w2", "w3"]
+        self.states: dict[str, str] = {}
+        self.story: list[tuple[str, Any]] = []
+        self.hear: Callable[[Event], None] = lambda event: None
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        require_keys(kind, data)
+        self.story.append((kind.value, data | {"step": step}))
+        event = Event(
+            kind=kind, actor="orchestrator", seq=0, time_ns=self.now, generation=1, step=step, data=data
+        )
+        self.hear(event)
+        return event
+
+    def send(self, process: str, message: Message) -> bool:
+        assert isinstance(message, Extra)
+        self.story.append((message.topic, {"process": process} | message.payload))
+        return True
+
+    def signal(self, process: str, signum: int) -> None:
+        self.story.append(("signal", {"process": process, "signum": signum}))
+
+    def os_state(self, process: str) -> str:
+        return self.states.get(process, "S")
+
+    def process_of(self, rank: int) -> str | None:
+        return self.members[rank] if rank < len(self.members) else None
+
+    def spare(self, index: int) -> str | None:
+        return "s4" if index == 0 else None
+
+    def ledger(self, **record: Any) -> None:
+        self.story.append(("ledger", record))
+
+    def told(self, topic: str) -> list[dict[str, Any]]:
+        return [data for what, data in self.story if what == topic]
+
+
+class Rig:
+    """An injector with one planned fault."""
+
+    def __init__(self, folder: Path, kind: str, at: dict[str, Any], **more: Any) -> None:
+        spec = FaultSpec.model_validate(
+            {"id": "f", "kind": kind, "target": {"rank": 2}, "at": at} | more  # type: ignore[arg-type]
+        )
+        planned = plan([spec], seed=1, ranks=4, spares=1, phases_of=lambda kind: KINDS[kind].phases)
+        self.scene = FakeScene(folder)
+        self.injector = Injector(self.scene, planned, KINDS)
+        self.scene.hear = self.injector.observe
+        self.injector.announce()
+
+    def train(self) -> None:
+        for rank, process in enumerate(self.scene.members):
+            self.injector.arm(process, rank)
+        self.injector.on_training()
+
+    def at_point(self, process: str, rank: int | None, step: int, phase: str) -> None:
+        payload = {"fault": "f", "step": step, "phase": phase}
+        self.injector.on_said(process, rank, Extra(topic="at_point", payload=payload))
+
+    def armed(self, process: str) -> list[tuple[int, str]]:
+        """What the process was told to hold at, last."""
+        last = [told for told in self.scene.told("arm") if told["process"] == process][-1]
+        return [(point["step"], point["phase"]) for point in last["points"]]
+
+
+def test_a_step_fault_is_held_for_recorded_and_then_done(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"step": 7, "phase": "backward"})
+    rig.train()
+    assert rig.armed("w2") == [(7, "backward")]
+    assert rig.armed("w1") == []
+    rig.at_point("w2", 2, 7, "backward")
+    order = [what for what, _ in rig.scene.story if what in ("ledger", "fault_injected", "signal", "go")]
+    assert order == ["ledger", "fault_injected", "signal", "go"], "undo record and event before the act"
+    assert rig.scene.told("signal") == [{"process": "w2", "signum": signal.SIGKILL}]
+    assert rig.scene.told("fault_injected")[0]["step"] == 7
+
+
+def test_a_fault_fires_once_unless_told_otherwise(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "exception", {"step": 7})
+    rig.train()
+    rig.at_point("w2", 2, 7, "data")
+    rig.scene.members[2] = "w9"
+    rig.injector.arm("w9", 2)
+    assert rig.armed("w9") == []
+    rig.at_point("w9", 2, 7, "data")
+    assert [told["act"] for told in rig.scene.told("go")] == [True, False]
+
+
+def test_a_fault_that_retriggers_is_armed_again_after_a_rollback(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "exception", {"step": 7}, retrigger={"max": 2})
+    rig.train()
+    for name in ("w2", "w9"):
+        rig.scene.members[2] = name
+        rig.injector.arm(name, 2)
+        assert rig.armed(name) == [(7, "data")]
+        rig.at_point(name, 2, 7, "data")
+    rig.injector.arm("w10", 2)
+    assert rig.armed("w10") == []
+    assert [told["occurrence"] for told in rig.scene.told("fault_injected")] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["exception", "straggler", "tensor-corrupt", "link-throttle"])
+@pytest.mark.parametrize("trigger", ["time", "event"])
+def test_a_fault_inside_a_rank_waits_for_the_ranks_next_step_when_no_step_was_named(
+    tmp_path: Path, kind: str, trigger: str
+) -> None:
+    params = {"straggler": {"factor": 2}, "link-throttle": {"mbit_per_s": 20}}.get(kind, {})
+    at = {"time": 1.5} if trigger == "time" else {"event": "checkpoint_committed", "nth": 2}
+    rig = Rig(tmp_path, kind, at, params=params)
+    rig.train()
+    rig.injector.tick(3)
+    rig.injector.on_event("checkpoint_committed")
+    assert rig.armed("w2") == []
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(9)
+    rig.injector.on_event("checkpoint_committed")
+    ((step, phase),) = rig.armed("w2")
+    assert step == 0, "the next one, whatever its number"
+    assert phase == ("collective" if kind == "tensor-corrupt" else "data")
+    assert rig.scene.told("fault_injected") == []
+    rig.at_point("w2", 2, 11, phase)
+    assert rig.scene.told("fault_injected")[0]["step"] == 11
+    (command,) = rig.scene.told("go")
+    assert command["act"] and command["kind"] == kind
+    rig.injector.arm("w2", 2)
+    assert rig.armed("w2") == []
+    rig.injector.tick(12)
+    assert len(rig.scene.told("fault_injected")) == 1
+
+
+def test_whoever_takes_the_rank_over_gets_the_fault_that_waits_for_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "exception", {"time": 1})
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(3)
+    rig.scene.members[2] = "s4"
+    rig.injector.arm("s4", 2)
+    assert rig.armed("s4") == [(0, "data")]
+    rig.at_point("s4", 2, 5, "data")
+    assert rig.scene.told("fault_injected")[0]["target"] == {"process": "s4", "rank": 2}
+
+
+@pytest.mark.parametrize("trigger", [{"time": 1}, {"event": "checkpoint_committed"}])
+def test_a_fault_from_outside_needs_nobody_to_hold(tmp_path: Path, trigger: dict[str, Any]) -> None:
+    rig = Rig(tmp_path, "process-stop", trigger, duration=3.0)
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(3)
+    rig.injector.on_event("checkpoint_committed")
+    rig.injector.tick(3)
+    assert rig.scene.told("signal") == [{"process": "w2", "signum": signal.SIGSTOP}]
+    rig.scene.states["w2"] = "T"
+    rig.injector.tick(3)
+    assert len(rig.scene.told("fault_landed")) == 1
+    rig.scene.now = 6 * SECOND
+    rig.injector.tick(3)
+    assert rig.scene.told("signal")[-1] == {"process": "w2", "signum": signal.SIGCONT}
+    rig.injector.close()
+    assert len(rig.scene.told("fault_healed")) == 1
+
+
+def test_a_rank_that_is_no_member_any_more_is_not_kept_waiting(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "exception", {"step": 7})
+    rig.train()
+    rig.at_point("w2", None, 7, "data")
+    assert [told["act"] for told in rig.scene.told("go")] == [False]
+    assert rig.scene.told("fault_injected") == []
+
+
+def test_a_fault_nobody_saw_land_has_failed_when_the_run_ends(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"step": 7})
+    rig.train()
+    rig.at_point("w2", 2, 7, "data")
+    assert rig.injector.pending()
+    rig.injector.close()
+    assert len(rig.scene.told("fault_failed")) == 1
+    assert rig.scene.told("fault_landed") == []
+
+
+def test_a_fault_that_never_came_due_leaves_no_trace_but_its_plan(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"step": 700})
+    rig.train()
+    rig.injector.tick(100)
+    rig.injector.close()
+    assert {what for what, _ in rig.scene.story} == {"fault_planned", "arm"}

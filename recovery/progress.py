@@ -21,6 +21,7 @@ class ProgressWatch:
     def resumed(self, generation: int, members: tuple[str, ...]) -> None:
         """A generation starts training."""
         self._generation, self._members = generation, members
+        self._committed = 0  # it may have gone back; the marks tell how far
         self.detector.resumed()
 
     def reached(self, step: int) -> None:
@@ -36,7 +37,7 @@ class ProgressWatch:
         """
         marks = [self._hands.mark(name) for name in self._members]
         if marks and all(mark.generation == self._generation for mark in marks):
-            self.reached(min(mark.committed for mark in marks))
+            self.reached(max(self._committed, min(mark.committed for mark in marks)))
         return self._committed
 
     @property

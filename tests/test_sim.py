@@ -190,6 +190,27 @@ def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: 
     assert faulted.outcome == "gave-up" if due else faulted.outcome in ("completed", "gave-up")
 
 
+def test_the_end_claims_only_what_no_rollback_took_back(memory: Path) -> None:
+    again = {**KILL, "at": {"time": 1.5}, "retrigger": "every_attempt"}
+    cell = cell_of(RESTART_ALL, [{**again, "expect": {"outcome": "fail-stop"}}])
+    faulted, problems = found(cell, memory, 3)
+    assert (faulted.outcome, problems) == ("gave-up", {})
+    assert of(faulted, Kind.RUN_FINISHED)[0].data["committed_step"] == 30
+
+
+def test_a_checkpoint_is_corrupted_anew_each_time_or_not_at_all(memory: Path) -> None:
+    at = {"event": "checkpoint_committed", "nth": 3}
+    fault = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
+    twice = {**fault, "at": {"event": "recovery_started"}, "id": "d"}
+    for mode, landed in (("bitflip", 3), ("missing", 2)):
+        faults = [{**each, "params": {"mode": mode}} for each in (fault, twice)]
+        faulted, problems = found(cell_of(RESTART_ALL, [*faults, KILL]), memory / mode, 3)
+        assert len(of(faulted, Kind.FAULT_LANDED)) == landed
+        assert of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"] == 20
+        assert set(problems) == (set() if mode == "bitflip" else {"fault-landed"})
+        assert faulted.outcome == "completed"
+
+
 def test_simulated_time_is_free(memory: Path) -> None:
     hang = {**KILL, "kind": "process-stop", "at": {"step": 1, "phase": "backward"}}
     faulted, problems = found(cell_of(SPARE, [hang]), memory, 3)

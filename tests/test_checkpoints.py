@@ -20,6 +20,8 @@ from recovery.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.state import TrainState, bytes_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 def put(directory: Path, step: int, *, files: dict[str, bytes] | None = None, **facts: Any) -> Checkpoint:
     """Commit a checkpoint of small files."""

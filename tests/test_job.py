@@ -23,6 +23,7 @@ from recovery.marks import MarkPage
 from recovery.wire import Abort, Channel, CheckpointNote, Finished, Join, Joined, Message, Parked, Stop
 from recovery.wire import PauseRequest as Pause
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WAIT_S = 20.0
 
 

@@ -321,7 +321,7 @@ def act_in_rank(name: str, tried: Fault) -> None:
     assert target.look() != before
     if target.loss is not None:
         loss = torch.tensor(2.5, requires_grad=True)
-        assert float(target.loss(loss)) != 2.5
+        assert float(target.loss(loss).detach()) != 2.5
     if tried.lasting:
         tried.heal_in_rank(target)
         assert target.look() == before
@@ -468,7 +468,7 @@ def test_a_few_steps_learn_something(name: str, tmp_path: Path) -> None:
         loss = trainable.loss(trainable.load(ids)) / len(ids)
         loss.backward()
         trainable.optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert min(losses[3:]) < losses[0]
     assert trainable.parameters == sum(p.numel() for p in trainable.model.parameters())
     assert WORKLOADS[name](**SMALL.get(name, {})).typical_step_s() > 0

@@ -53,7 +53,7 @@ def reduced(
         reducer.begin()
         share = order.share(me.rank, me.world, BATCH)
         loss = loss_of(model, share)
-        value = float(loss)
+        value = float(loss.detach())
         if spoil:
             value = spoil(me.rank, model, value)
         loss.backward()
@@ -80,7 +80,7 @@ def test_uneven_shares_give_the_mean_gradient_of_one_process(world: int, bucket_
         assert (wire > 0) == (world > 1)
         for (found, grads), (_, firsts) in zip(seen, first, strict=True):
             assert (found.samples, found.blamed, found.finite, found.pause) == (BATCH, (), True, False)
-            assert found.loss == pytest.approx(float(loss), rel=1e-6)
+            assert found.loss == pytest.approx(float(loss.detach()), rel=1e-6)
             assert found.grad_norm == pytest.approx(norm, rel=1e-5)
             for mine, theirs, single in zip(grads, firsts, alone, strict=True):
                 assert mine.tobytes() == theirs.tobytes(), "the same bits on every rank"

@@ -428,8 +428,8 @@ def test_the_loss_is_a_sum_over_samples(name: str, tmp_path: Path) -> None:
     trainable, samples = built(name, tmp_path)
     trainable.model.eval()
     ids = [0, 1, samples - 1, 5, 7]
-    together = float(trainable.loss(trainable.load(ids)))
-    apart = sum(float(trainable.loss(trainable.load([i]))) for i in ids)
+    together = float(trainable.loss(trainable.load(ids)).detach())
+    apart = sum(float(trainable.loss(trainable.load([i])).detach()) for i in ids)
     assert together == pytest.approx(apart, rel=1e-4)
     assert trainable.loss(trainable.load(ids)).ndim == 0
 
@@ -452,7 +452,7 @@ def test_training_draws_its_randomness_from_torch_alone(name: str, tmp_path: Pat
 
     def loss() -> float:
         torch.manual_seed(5)
-        return float(trainable.loss(trainable.load([1, 2, 3])))
+        return float(trainable.loss(trainable.load([1, 2, 3])).detach())
 
     assert loss() == loss()
 

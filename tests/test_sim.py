@@ -14,10 +14,12 @@ from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.events import Event, Kind
 from chaos.scenario import Cell
+from harness.launchers.sim import Sim
 
 SEEDS, BLOCK = 200, 10
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
 RESTART_ALL, DROP, SPARE = STRATEGIES
+SLOW = Sim(teardown_ms=60, checkpoint_ms=90)
 
 
 def files(played: Played) -> dict[str, bytes]:
@@ -25,9 +27,12 @@ def files(played: Played) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(played.directory.iterdir())}
 
 
-def found(cell: Cell, root: Path, seed: int, control: Played | None = None) -> tuple[Played, dict[str, str]]:
+def found(
+    cell: Cell, root: Path, seed: int, control: Played | None = None, sim: Sim | None = None
+) -> tuple[Played, dict[str, str]]:
     """A faulted arm, and what its checkers say that did not pass, compared with a control arm."""
-    faulted, control = play(cell, root, seed=seed), control or play(cell, root, seed=seed, arm="control")
+    faulted = play(cell, root, seed=seed, sim=sim)
+    control = control or play(cell, root, seed=seed, arm="control", sim=sim)
     assert control.outcome == "completed"
     findings = {f"control {name}": f for name, f in judged(evidence(control, None)).items()}
     findings |= judged(evidence(faulted, control))
@@ -166,6 +171,19 @@ def test_a_nan_that_dies_with_its_attempt_is_contained(memory: Path) -> None:
     faults = [{**nan, "at": {"step": 33}}, {**KILL, "target": {"rank": 0}, "at": at}]
     faulted, problems = found(cell_of(SPARE, faults), memory, 3)
     assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
+
+
+def test_a_nan_is_contained_too_if_the_one_that_ends_its_attempt_is_a_step_behind(memory: Path) -> None:
+    nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "loss"}, "target": {"rank": 1}}
+    late = {**KILL, "kind": "exception", "at": {"step": 33, "phase": "optimizer"}}
+    faulted, problems = found(cell_of(DROP, [{**nan, "at": {"step": 34}}, late]), memory, 3, sim=SLOW)
+    assert (problems, of(faulted, Kind.NONFINITE_CAUGHT)) == ({}, [])
+    assert len(of(faulted, Kind.FAULT_LANDED)) == 2
+
+
+def test_frequent_slow_checkpoints_are_no_lack_of_liveness(memory: Path) -> None:
+    last = {**KILL, "at": {"step": 53}}
+    assert found(cell_of(SPARE, [last], every=1), memory, 3, sim=SLOW)[1] == {}
 
 
 # ---- jobs that cannot go on

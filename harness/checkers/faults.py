@@ -129,7 +129,9 @@ def nan_containment(evidence: Evidence) -> Finding:
     caught = [event.time_ns for event in evidence.log.of(Kind.NONFINITE_CAUGHT)]
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
-        planted = fault is not None and fault.params.get("op") in ("nan", "inf")
+        # NaN is what tensor-corrupt plants unless told otherwise
+        default = "nan" if episode.kind == "tensor-corrupt" else None
+        planted = fault is not None and fault.params.get("op", default) in ("nan", "inf")
         if planted and episode.landed and episode.injected and not problems:
             after = episode.injected.time_ns
             if not any(time >= after for time in caught) and not _cut_off(evidence, episode.injected):
@@ -140,10 +142,12 @@ def nan_containment(evidence: Evidence) -> Finding:
 
 
 def _cut_off(evidence: Evidence, injected: Event) -> bool:
-    """Whether something else ended the attempt at the step of an injection, and all that was in it."""
+    """Whether another failure ended the attempt of an injection, which nobody then committed."""
+    generation, step = injected.generation, injected.step
+    if any((run.generation, run.step) == (generation, step) for run in evidence.history.runs):
+        return False
     return any(
-        failure.data["cause"] != "nonfinite"
-        and (failure.generation, failure.step) == (injected.generation, injected.step)
+        failure.data["cause"] != "nonfinite" and failure.generation == generation
         for failure in evidence.log.of(Kind.FAILURE_DETECTED)
         if failure.time_ns >= injected.time_ns
     )

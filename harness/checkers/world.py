@@ -10,6 +10,7 @@ from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.incidents import final_digests
 from harness.lineage import Generation, History, StepRun
+from harness.partition import checkpoint_stalls
 from harness.results import Finding
 
 HEALTHY_STEPS = 5
@@ -172,7 +173,9 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = runs[-HEALTHY_STEPS:]
-    rate = ideal.step_s / max(statistics.median(run.seconds for run in tail), 1e-9)
+    stalls = checkpoint_stalls(history)  # the ideal step has none either
+    seconds = [run.seconds - stalls.get((run.generation, run.step - 1), 0.0) for run in tail]
+    rate = ideal.step_s / max(statistics.median(seconds), 1e-9)
     need = HEALTHY_RATE * tail[-1].world / history.info.ranks
     witness = (
         f"{done}; the last {HEALTHY_STEPS} healthy steps at {rate:.2f} of the rate of the {ideal.source}"

@@ -239,6 +239,10 @@ def invoke(argv: Sequence[str]) -> int:
     except errors.ChaosError as error:
         click.echo(str(error), err=True)
         return error.exit_code
+    except (OSError, SystemExit) as error:
+        # click ends with 1 when standard output is closed, and 1 means "an SLA failed" here.
+        click.echo(f"cannot write the output: {error}", err=True)
+        return errors.EXIT_HARNESS
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return errors.EXIT_INTERRUPTED

@@ -97,8 +97,8 @@ class RankTarget(Protocol):
 class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
-    ``lasting``: needs a duration and a heal; otherwise it is over when done. ``harmless``: leaves nothing to
-    recover from. ``phases``: the phases at which it can act (empty: all).
+    ``lasting``: needs a duration and a heal; ``may_last``: takes a duration; otherwise it is over when done.
+    ``harmless``: leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,6 +106,7 @@ class Fault(BaseModel):
     where: ClassVar[Where]
     fidelity: ClassVar[Fidelity] = Fidelity.REAL
     lasting: ClassVar[bool] = False
+    may_last: ClassVar[bool] = False
     harmless: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
 

@@ -37,7 +37,7 @@ def check_fault(
     spec, _ = validate(FaultSpec, raw)
     if spec is not None:
         yield from _duration(spec, kind, loc)
-        yield from _phase(spec, kind, loc)
+        yield from _phase(spec, kind, loc, workload)
         yield from _target(spec, kind, loc, workload, strategy)
 
 
@@ -47,18 +47,25 @@ def _duration(spec: FaultSpec, kind: type[BaseModel], loc: Loc) -> Iterator[Prob
         yield Problem(
             loc=(*loc, "kind"), message=f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}"
         )
-    if not lasting and spec.duration is not None:
+    if not (lasting or getattr(kind, "may_last", False)) and spec.duration is not None:
         message = f"{spec.kind} is over once done, so it takes no duration"
         yield Problem(loc=(*loc, "duration"), message=message, on_key=True)
-    if lasting and not isinstance(spec.duration, StepsDuration | None) and spec.duration <= 0:
+    if not isinstance(spec.duration, StepsDuration | None) and spec.duration <= 0:
         yield Problem(loc=(*loc, "duration"), message="a duration must be longer than 0")
 
 
-def _phase(spec: FaultSpec, kind: type[BaseModel], loc: Loc) -> Iterator[Problem]:
+def _phase(
+    spec: FaultSpec, kind: type[BaseModel], loc: Loc, workload: WorkloadSpec | None
+) -> Iterator[Problem]:
     phases = getattr(kind, "phases", ())
     phase = spec.at.phase
     if phase not in (None, "any") and phases and phase not in phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(phases)}"
+        yield Problem(loc=(*loc, "at", "phase"), message=message)
+    steps = spec.at.steps or [spec.at.step or 0]
+    every = workload.checkpoint.every if workload else 1
+    if phase == "checkpoint" and any(step % every for step in steps):
+        message = f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of {every}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import chaos.faults
+import harness.launchers
 import recovery.strategies
 from chaos.errors import InfrastructureError, LogError
 from chaos.events import Kind, Log, read_log
@@ -24,6 +25,7 @@ from harness import gates
 from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.episodes import NEVER_FIRED
+from harness.launcher import Launcher
 from harness.lineage import History, history_of
 from harness.measure import METRICS, ArmMeasures, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
@@ -146,6 +148,9 @@ def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tup
 
 
 def _exactness(evidence: Evidence) -> str:
+    """How the arm's result compares with its control's; a job that did not finish has no result."""
+    if evidence.history.outcome != "completed":
+        return "not compared"
     try:
         return compare(evidence)[0]
     except Exception:
@@ -226,10 +231,13 @@ def _unsafe(arms: list[_Arm]) -> list[str]:
 
 
 def _fidelity(resolved: ResolvedRun) -> list[str]:
-    """A line for each fault kind that imitates an effect instead of using the real mechanism."""
+    """A line for each launcher and fault kind that imitates instead of using the real mechanism."""
+    launchers = load(harness.launchers.__name__, Launcher)
+    where = sorted({cell.scenario.launcher.kind for cell in resolved.cells})
+    emulating = [f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates]
     kinds = load(chaos.faults.__name__, Fault)
     used = sorted({fault.kind for cell in resolved.cells for fault in cell.scenario.faults})
-    return [
+    return emulating + [
         f"{kind}: emulated ({(kinds[kind].__doc__ or kind).strip().splitlines()[0]})"
         for kind in used
         if kind in kinds and kinds[kind].fidelity is Fidelity.EMULATED

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -118,6 +118,9 @@ class Launcher(BaseModel):
     """Base of a launcher; its fields are its YAML parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    emulates: ClassVar[str] = ""
+    """What is not real under this launcher, for every report; empty: nothing."""
 
     @abstractmethod
     def session(self) -> AbstractContextManager[Session]:

@@ -207,7 +207,8 @@ def _add_incident(
     ):
         if value is not None:
             values[name].append(value)
-    values["steps_lost"].append(float(incident.steps_lost))
+    if incident.recovery_time is not None:
+        values["steps_lost"].append(float(incident.steps_lost))
     full = _time_to_full_rate(history, episode, incident, ideal)
     if full is not None:
         values["time_to_full_rate"].append(full)
@@ -241,7 +242,11 @@ def _add_arm(
 ) -> None:
     accounting = account(history)
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
-    values["samples_lost"].append(float(accounting.lost))
+    # A job that ended early never used the rest; one cut short by its harness might have.
+    unused = (
+        0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
+    )
+    values["samples_lost"].append(float(accounting.lost + unused))
     values["samples_duplicated"].append(float(accounting.duplicated))
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:

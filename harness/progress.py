@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from chaos.events import Event, Kind
@@ -30,11 +30,7 @@ def describe(event: Event) -> str | None:
     match event.kind:
         case Kind.FAULT_INJECTED:
             target = data["target"]
-            who = (
-                f"rank {target['rank']} ({target['process']})"
-                if "process" in target
-                else f"checkpoint {target['checkpoint']}"
-            )
+            who = _whom(target)
             at = f" in step {event.step}" if event.step else ""
             return f"✗ {data['kind']} hits {who}{at}"
         case Kind.FAULT_FAILED:
@@ -53,6 +49,13 @@ def describe(event: Event) -> str | None:
     return None
 
 
+def _whom(target: Mapping[str, Any]) -> str:
+    if "process" not in target:
+        return f"checkpoint {target['checkpoint']}"
+    rank = target.get("rank")
+    return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
+
+
 @contextmanager
 def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
     """A watcher for standard error: live in a terminal, else lines."""
@@ -61,11 +64,10 @@ def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
     console = Console(stderr=True, highlight=False)
     total = sum(cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells)
     spec = cells[0].scenario.workload
-    size = spec.params.get("size", "")
+    what = " ".join(word for word in (spec.kind, spec.params.get("size", "")) if word)
+    ranks = "rank" if spec.ranks == 1 else "ranks"
     arms = "arm" if total == 1 else "arms"
-    console.print(
-        f"[bold]{name}[/bold] · {spec.kind} {size}, {spec.ranks} ranks, {spec.steps} steps · {total} {arms}"
-    )
+    console.print(f"[bold]{name}[/bold] · {what}, {spec.ranks} {ranks}, {spec.steps} steps · {total} {arms}")
     if console.is_terminal:
         with _Live(console, total) as watcher:
             yield watcher
@@ -101,7 +103,9 @@ class _Lines:
             self._say(now_ns, f"    step {committed}/{setup.cell.scenario.workload.steps}")
 
     def _say(self, now_ns: int, text: str) -> None:
-        print(f"{(now_ns - self._started_ns) / 1e9:8.2f}s {text}", file=sys.stderr, flush=True)
+        # Whoever reads along may go away (``| head``); the run goes on.
+        with suppress(OSError):
+            print(f"{(now_ns - self._started_ns) / 1e9:8.2f}s {text}", file=sys.stderr, flush=True)
 
 
 class _Live:

@@ -179,8 +179,11 @@ class Job:
             self.probe.committed(step.number)
         if step.number % self.config.checkpoint_every == 0 or step.number == self.config.steps:
             self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
-        if step.number % self.config.checkpoint_every == 0 and self.rank == 0:
-            self._save(step.number)
+        if step.number % self.config.checkpoint_every == 0:
+            if self.rank == 0:
+                self._save(step.number)
+            else:
+                self._in_checkpoint(step.number)
 
     def _save(self, number: int) -> None:
         """Write a checkpoint. A failed save is reported and never kills training."""
@@ -189,8 +192,7 @@ class Job:
         name = checkpointing.checkpoints.name_of(number)
         self._write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
         self.agent.channel.send(CheckpointNote(state="saving", checkpoint=name, step=number))
-        if self.probe is not None and self.probe.active:
-            self.probe.at(number, "checkpoint")
+        self._in_checkpoint(number)
         started = time.perf_counter()
         try:
             saved, size = checkpointing.save(self.state, directory, generation=self.generation)
@@ -210,6 +212,10 @@ class Job:
                 Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0]
             )
             self.agent.channel.send(CheckpointNote(state="failed", checkpoint=name, step=number))
+
+    def _in_checkpoint(self, number: int) -> None:
+        if self.probe is not None and self.probe.active:
+            self.probe.at(number, "checkpoint")
 
     def _share(self, number: int) -> list[int]:
         config = self.config

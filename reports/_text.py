@@ -29,6 +29,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *_failures(results),
         *_doubts(results),
         *_table(results),
+        *(f"not real  {line}" for line in results.fidelity),
         _next(results, run),
     ]
     return "\n".join(_printable(line) for line in blocks)

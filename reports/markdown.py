@@ -61,6 +61,9 @@ def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
     if results.skipped:
         yield from _section("Skipped")
         yield from _table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+    if results.fidelity:
+        yield from _section("Not real")
+        yield from (f"- {_escape(line)}" for line in results.fidelity)
     yield from _section("Reproduce")
     yield from ("```sh", *_code_lines(results.reproduce), *_code_lines(analyze_command(run)), "```")
 

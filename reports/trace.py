@@ -138,8 +138,8 @@ def _state(event: Event, zero: int) -> Span:
 def _generations(log: Log, zero: int) -> Iterator[Span]:
     """From each generation's start to the next one's, the last to the end of the log."""
     started = list(log.of(Kind.GENERATION_STARTED))
-    ends = [e.time_ns for e in started[1:]] + [log.events[-1].time_ns]
-    for event, end in zip(started, ends, strict=True):
+    ends = [*(e.time_ns for e in started[1:]), log.events[-1].time_ns]
+    for event, end in zip(started, ends, strict=False):  # no generation began: one end too many
         args = {key: _json(event.data[key]) for key in ("members", "state", "source", "cause")}
         yield Span(
             name=f"generation {event.generation}",

@@ -17,6 +17,7 @@ class ProcessStop(Fault):
     """
 
     where: ClassVar[Where] = Where.PROCESS
+    may_last: ClassVar[bool] = True
 
     def act_on_process(self, target: ProcessTarget) -> None:
         """Stop it."""

@@ -21,9 +21,9 @@ def time_closure(evidence: Evidence) -> Finding:
             if after.time_ns < before.time_ns:
                 problems.append(f"the clock of {actor} runs backwards at seq {after.seq}")
     residual, wall = measures.partition.residual_s, history.wall_s
-    if wall <= 0:
+    if wall <= 0 and history.finished is not None:
         problems.append(f"the arm took {wall:.3f} s")
-    elif abs(residual) > CLOSURE * wall:
+    elif wall > 0 and abs(residual) > CLOSURE * wall:
         problems.append(f"{residual:.3f} s of {wall:.3f} s are in no class")
     for incident in measures.incidents:
         total = sum(span.seconds for span in incident.phases)

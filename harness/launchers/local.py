@@ -90,7 +90,8 @@ class LocalSession:
         self._ready = False
 
     def cluster(self, setup: ArmSetup) -> LocalCluster:
-        """Make ready for one arm; the first call waits for the zygote."""
+        """Make ready for one arm. The first call waits for the zygote, so that no arm pays for its start."""
+        self.await_zygote()
         return LocalCluster(self, setup)
 
     def await_zygote(self) -> None:
@@ -118,13 +119,10 @@ class LocalSession:
             ) from error
 
     def close(self) -> None:
-        """End the zygote."""
+        """End the zygote at once; it holds nothing."""
         self._control.close()
-        try:
-            self._zygote.wait(timeout=REAP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()
-            self._zygote.wait(timeout=REAP_LIMIT_S)
+        self._zygote.kill()
+        self._zygote.wait(timeout=REAP_LIMIT_S)
 
 
 class _Child:

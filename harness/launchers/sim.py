@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,6 +21,8 @@ class Sim(Launcher):
     Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores; ``jitter``:
     by how much of itself each varies, drawn with the run's seed; ``wire_kib``: gradients of one all-reduce.
     """
+
+    emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
 
     step_ms: float = Field(default=40.0, gt=0, le=600_000)
     jitter: float = Field(default=0.05, ge=0, lt=1)

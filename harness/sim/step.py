@@ -1,4 +1,4 @@
-"""One attempt of a simulated rank at one step, as ``recovery.job.Step`` and ``Job._apply``."""
+"""One attempt of a simulated rank at one step, as ``recovery.job.Step`` and ``Job.apply``."""
 
 from __future__ import annotations
 
@@ -154,6 +154,8 @@ class Attempt:
             job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
         if due and job.rank == 0:
             yield from self._save()
+        elif due and job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
 
     def _save(self) -> Sleeping:
         """Write a checkpoint: a small one, but a real one."""

@@ -49,7 +49,11 @@ def bare(steps: int, corpus: Path) -> float:
             )
             for rank in range(RANKS)
         ]
-        outputs = [child.communicate(timeout=300)[0] for child in children]
+        try:
+            outputs = [child.communicate(timeout=120)[0] for child in children]
+        finally:
+            for child in children:
+                child.kill()
     return max(median(json.loads(output)[SKIP:]) for output in outputs)
 
 

@@ -169,6 +169,16 @@ def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
     assert code == 1
     assert results.faults[0].outcome == "fail-stop"
     assert results.faults[0].recovery_time == float("inf")
+    # A job that did not finish has no result to call the same, and never used the samples of steps 20 to 60.
+    assert results.cells[0].exactness == "not compared"
+    assert results.cells[0].metrics["samples_lost"].values == [41 * 16.0]
+
+
+def test_a_simulated_run_says_that_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "real.yaml", workload=MLP, recovery="hot-spare")
+    assert invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "--launcher", "sim"]) == 0
+    assert "simulated" in capsys.readouterr().out
+    assert any("simulated" in line for line in stored(tmp_path).fidelity)
 
 
 @pytest.fixture

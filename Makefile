@@ -25,7 +25,7 @@ check: $(STAMP) ## format, lint, types, unit and simulated tests (under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not real and not slow"
+	$(BIN)/python -m pytest -n 2 -m "not real and not slow"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .

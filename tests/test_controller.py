@@ -557,6 +557,7 @@ def test_recoveries_that_bring_steps_do_not_count_against_the_job() -> None:
         rig.wait(0.4)
         rig.join(*rig.members, step=step)
         rig.go_on(step + 1, first=step + 1)
+        assert (rig.stage, rig.control.outcome) == (Stage.TRAINING, "")
 
 
 def test_no_recovery_ends_at_the_first_failure() -> None:

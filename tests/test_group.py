@@ -49,7 +49,9 @@ def make_group(check: Callable[[], None] = lambda: None) -> Group:
 
 
 def test_work_that_completes_as_its_timed_wait_ends_is_not_a_failure() -> None:
-    make_group().wait(LateWork())  # type: ignore[arg-type]
+    group = make_group()
+    group.wait(LateWork())  # type: ignore[arg-type]
+    assert not group.abandoned
 
 
 def test_work_that_fails_as_its_timed_wait_ends_is_one() -> None:

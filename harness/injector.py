@@ -1,13 +1,14 @@
 """Plays the planned faults of one arm: arms ranks, acts when a point is reached, gathers evidence, heals.
 
 For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once somebody else
-saw it (or ``fault_failed``), ``fault_healed``.
+saw it (or ``fault_failed``), ``fault_healed``. What a fault acts on is found by ``harness.sites``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,9 @@ from chaos.schedule import (
     due_by_step,
     due_by_time,
 )
-from harness.scene import CheckpointHandle, ProcessHandle, Scene
-from recovery import checkpoints
+from harness.scene import Scene
+from harness.sites import Aim, Miss, Site, site
+from harness.sites.process import miss_rank
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
@@ -32,17 +34,18 @@ EVIDENCE_LIMIT_S = 15.0
 
 @dataclass(kw_only=True)
 class _Live:
-    """An occurrence between injection and heal."""
+    """An occurrence between injection and heal. ``aim``: None for a target that was not there."""
 
     planned: PlannedFault
     fault: Fault
     occurrence: Occurrence
+    aim: Aim | None
     until_ns: int | None
-    tail: Tail | None
+    tails: list[Tail]
     seen: list[Event] = field(default_factory=list)
     settled: bool = False
     healed: bool = False
-    state_seen: bool = False
+    looked: bool = False
 
 
 def _first_phase(fault: Fault) -> str:
@@ -60,14 +63,17 @@ class Injector:
         self._plan = {planned.id: planned for planned in plan}
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
         self._all = plan
-        self._fired: Counter[Any] = (
-            Counter()
-        )  # by (fault, point), and by (fault, point, rank) where ranks hold for it
+        self._sites: dict[Where, Site] = {}
+        # by (fault, point), and by (fault, point, rank) where ranks hold for it
+        self._fired: Counter[Any] = Counter()
         self._numbers: Counter[str] = Counter()
         self._live: list[_Live] = []
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
+        self._holding: dict[
+            tuple[str, Point], dict[int, str]
+        ] = {}  # ranks that hold for a fault, and who they are
         self._attempt = 0
         self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
 
@@ -101,6 +107,8 @@ class Injector:
             if (planned.id, rank) in self._waiting:
                 phase = self._faults[planned.id].point(_first_phase(self._faults[planned.id]))
                 points.append({"fault": planned.id, "step": NEXT_STEP, "phase": phase, "seed": planned.seed})
+        for held in self._holding.values():
+            held.pop(rank, None)  # whoever held there has left
         if self._plan:
             self._scene.send(process, Extra(topic="arm", payload={"points": points}))
 
@@ -108,27 +116,48 @@ class Injector:
         """A rank reached an armed point, or ended a lasting fault."""
         if message.topic == "at_point":
             planned = self._plan[message.payload["fault"]]
-            step, phase = message.payload["step"], message.payload["phase"]
-            if rank is not None and self._may_act(planned, rank, step, phase):
-                self._fire(planned, process=process, rank=rank, step=step)
-            else:
-                self._scene.send(process, Extra(topic="go", payload={"act": False}))
+            self._on_hold(planned, process, rank, message.payload["step"], message.payload["phase"])
         elif message.topic == "healed":
             for live in self._live:
                 key = (message.payload["fault"], message.payload["occurrence"])
                 if key == (live.occurrence.fault, live.occurrence.number):
                     self._healed(live, "ended by the rank's agent when its duration was over")
 
-    def _may_act(self, planned: PlannedFault, rank: int, step: int, phase: str) -> bool:
-        """Whether the fault is due on a rank that holds at this point; counts it if so."""
-        if (planned.id, rank) in self._waiting:
+    def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, step: int, phase: str) -> None:
+        if rank is not None and (planned.id, rank) in self._waiting:
             self._waiting.discard((planned.id, rank))
-            return True
+            self._fire_in_ranks(planned, {rank: process}, step)
+            return
         point = next((p for p in planned.points if self._point(planned, p) == (step, phase)), None)
-        if point is None or self._fired[planned.id, point, rank] >= planned.max_fires:
-            return False
-        self._fired[planned.id, point, rank] += 1
-        return True
+        if point is None or rank is None or self._fired[planned.id, point, rank] >= planned.max_fires:
+            self._release(process)
+            return
+        self._holding.setdefault((planned.id, point), {})[rank] = process
+        self._fire_if_all_hold(planned, point)
+
+    def _fire_if_all_hold(self, planned: PlannedFault, point: Point) -> None:
+        """One act for all the ranks a fault hits, as soon as each of them that lives holds at the point."""
+        held = self._holding.get((planned.id, point), {})
+        for rank in planned.ranks:
+            may = self._fired[planned.id, point, rank] < planned.max_fires
+            if may and rank not in held and self._scene.process_of(rank):
+                return
+        if not held:
+            return
+        del self._holding[planned.id, point]
+        spares = planned.spares if not any(self._fired[planned.id, point, r] for r in planned.ranks) else ()
+        for rank in held:
+            self._fired[planned.id, point, rank] += 1
+        if self._faults[planned.id].where is Where.RANK:
+            self._fire_in_ranks(planned, held, point[0])
+            return
+        ranks = tuple(sorted(held))
+        self._fire_outside(dataclasses.replace(planned, ranks=ranks, spares=spares), step=point[0])
+        for process in held.values():
+            self._release(process)
+
+    def _release(self, process: str) -> None:
+        self._scene.send(process, Extra(topic="go", payload={"act": False}))
 
     def on_training(self) -> None:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
@@ -141,7 +170,7 @@ class Injector:
         self._events_seen[name] += 1
         for planned in due_by_event(self._all, name, self._events_seen[name], self._fired):
             self._fired[planned.id, NO_POINT] += 1
-            self._fire_at_targets(planned)
+            self._fire_unheld(planned)
 
     def tick(self, committed: int) -> None:
         """Triggers that no rank holds for (time; steps of spares and checkpoints), evidence, ends of lasting faults."""
@@ -153,6 +182,8 @@ class Injector:
             for planned in due_by_step(self._all, committed, self._fired):
                 for point in planned.points:
                     self._fire_once(planned, point)
+        for fault, point in list(self._holding):
+            self._fire_if_all_hold(self._plan[fault], point)  # one that was waited for may have died
         for live in self._live:
             if not live.settled:
                 self._look_for_evidence(live, now)
@@ -177,177 +208,153 @@ class Injector:
                 self._look_for_evidence(live, now)
         for live in self._live:
             if not live.settled:
-                live.settled = True
-                self._scene.record(
-                    Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number,
-                    reason="the run ended before anybody saw an effect",
-                )  # fmt: skip
+                self._fail(live, "the run ended before anybody saw an effect")
             if not live.healed:
                 self._heal(live, "the run ended")
 
     # ---- firing
 
-    def _point(self, planned: PlannedFault, point: tuple[int, str]) -> tuple[int, str]:
+    def _point(self, planned: PlannedFault, point: Point) -> Point:
         return point[0], self._faults[planned.id].point(point[1])
+
+    def _site(self, where: Where) -> Site:
+        if where not in self._sites:
+            self._sites[where] = site(where, self._scene)
+        return self._sites[where]
 
     def _fire_once(self, planned: PlannedFault, point: Point) -> None:
         """Fire, if it has not yet in this attempt and somebody is there to be hit."""
         if self._attempt_of.get((planned.id, point)) != self._attempt and self._reachable(planned):
             self._attempt_of[planned.id, point] = self._attempt
             self._fired[planned.id, point] += 1
-            self._fire_at_targets(planned)
+            self._fire_unheld(planned)
 
     def _reachable(self, planned: PlannedFault) -> bool:
-        """Whether every target is there; in the middle of a recovery one may be about to be replaced."""
-        held = all(self._scene.process_of(rank) for rank in planned.ranks)
-        return held and all(self._scene.spare(index) for index in planned.spares)
+        where = self._faults[planned.id].where
+        if where is Where.RANK:
+            return all(self._scene.process_of(rank) for rank in planned.ranks)
+        return self._site(where).reachable(planned)
 
-    def _fire_at_targets(self, planned: PlannedFault) -> None:
-        if self._faults[planned.id].where is Where.CHECKPOINT:
-            self._fire_at_checkpoint(planned)
+    def _fire_unheld(self, planned: PlannedFault) -> None:
+        """Fire at targets none of which holds."""
+        if self._faults[planned.id].where is not Where.RANK:
+            self._fire_outside(planned, step=None)
             return
         for rank in planned.ranks:
+            # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
+            self._waiting.add((planned.id, rank))
             process = self._scene.process_of(rank)
-            if self._faults[planned.id].where is Where.RANK:
-                # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
-                self._waiting.add((planned.id, rank))
-                if process:
-                    self.arm(process, rank)
-            elif process:
-                self._fire(planned, process=process, rank=rank, step=None)
-            else:
-                self._miss(planned, {"rank": rank}, f"nobody holds rank {rank}")
-        for index in planned.spares:
-            process = self._scene.spare(index)
             if process:
-                self._fire(planned, process=process, rank=None, step=None)
-            else:
-                self._miss(planned, {"spare": index}, f"no spare {index} waits")
+                self.arm(process, rank)
 
-    def _fire(self, planned: PlannedFault, *, process: str, rank: int | None, step: int | None) -> None:
-        fault = self._faults[planned.id]
-        if fault.where is Where.CHECKPOINT:
-            self._scene.send(process, Extra(topic="go", payload={"act": False}))
-            self._fire_at_checkpoint(planned)
+    def _fire_in_ranks(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
+        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside."""
+        if self._faults[planned.id].where is not Where.RANK:
+            self._fire_outside(dataclasses.replace(planned, ranks=tuple(held), spares=()), step=step)
+            for process in held.values():
+                self._release(process)
             return
-        path = self._scene.setup.run.events(self._scene.setup.id) / f"{process}.jsonl"
-        live = self._begin(
-            planned, {"process": process, "rank": rank}, step, Tail(path), process=process, rank=rank
-        )
-        if fault.where is Where.PROCESS:
-            fault.act_on_process(ProcessHandle(self._scene, process))
+        for rank, process in sorted(held.items()):
+            who = {"process": process, "rank": rank}
+            aim = Aim(target=None, who=who, processes=(process,), rank=rank)
+            live = self._begin(planned, aim, step)
+            command = {
+                "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
+                "params": planned.params, "duration_s": planned.duration_s,
+                "duration_steps": planned.duration_steps,
+            }  # fmt: skip
+            self._scene.send(process, Extra(topic="go", payload=command))
+
+    def _fire_outside(self, planned: PlannedFault, step: int | None) -> None:
+        fault = self._faults[planned.id]
+        aims = self._site(fault.where).aims(planned, fault, self._numbers[planned.id])
+        for aim in aims or [miss_rank(-1)]:
+            live = self._begin(planned, aim, step)
+            if isinstance(aim, Miss):
+                self._fail(live, aim.reason)
+                continue
+            try:
+                done = dict(fault.act(aim.target))
+            except Exception as error:
+                self._fail(live, f"it could not act: {type(error).__name__}: {error}")
+                continue
+            if done:
+                self._effect(live, done)
             # At once: whoever hears of it next may kill the process.
             self._look_for_evidence(live, self._scene.now_ns())
-        command = {
-            "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
-            "params": planned.params, "duration_s": planned.duration_s, "duration_steps": planned.duration_steps,
-        }  # fmt: skip
-        self._scene.send(process, Extra(topic="go", payload=command))
 
-    def _fire_at_checkpoint(self, planned: PlannedFault) -> None:
-        found = checkpoints.newest_first(self._scene.setup.checkpoints)
-        if planned.checkpoint != "latest":
-            found = [c for c in found if c.step <= int(planned.checkpoint or 0)]
-            found = found if found and found[0].step == planned.checkpoint else []
-        if not found:
-            self._miss(planned, {"checkpoint": None}, "no such checkpoint")
-            return
-        name, step = found[0].name, found[0].step
-        live = self._begin(planned, {"checkpoint": name}, step, None, checkpoint=name)
-        target = CheckpointHandle(found[0], found[1] if len(found) > 1 else None)
-        try:
-            # Another place each time: the same bit flipped twice is as good as new.
-            done = dict(live.fault.act_on_checkpoint(target, planned.seed + live.occurrence.number))
-        except Exception as error:
-            self._failed(live, f"it could not act: {type(error).__name__}: {error}")
-            return
-        # The recovery stack's own verifier, which the fault does not know, is the witness.
-        self._effect(live, done | {"verifier": target.verify()})
-
-    def _miss(self, planned: PlannedFault, target: dict[str, Any], reason: str) -> None:
-        """Fire at a target that is not there."""
-        self._failed(self._begin(planned, target, None, None), reason)
-
-    def _failed(self, live: _Live, reason: str) -> None:
-        live.settled = live.healed = True
-        self._scene.record(
-            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason
-        )
-
-    def _begin(
-        self, planned: PlannedFault, target: dict[str, Any], step: int | None, tail: Tail | None, **who: Any
-    ) -> _Live:
+    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None) -> _Live:
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
-        duration = planned.duration_s
-        occurrence = Occurrence(fault=planned.id, number=number, step=step, time_ns=now, **who)
-        fault = self._faults[planned.id]
-        outside = fault.where is Where.PROCESS
+        fault, duration = self._faults[planned.id], planned.duration_s
+        hit = aim if isinstance(aim, Aim) else None
+        step = hit.step if hit and hit.step is not None else step
+        processes = hit.processes if hit else ()
+        occurrence = Occurrence(
+            fault=planned.id, number=number, step=step, time_ns=now, target=dict(aim.who), processes=processes,
+            process=processes[0] if processes else None, rank=hit.rank if hit else None,
+            checkpoint=hit.checkpoint if hit else None,
+        )  # fmt: skip
+        outside = fault.where is not Where.RANK
         live = _Live(
-            planned=planned, fault=fault, occurrence=occurrence, tail=tail,
+            planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
         )  # fmt: skip
         self._scene.ledger(
-            arm=self._scene.setup.id, fault=planned.id, occurrence=number, kind=planned.kind, target=target,
-            undo=type(fault).heal_process.__doc__ if outside else "ends with the process or the run",
+            arm=self._scene.setup.id, fault=planned.id, occurrence=number, kind=planned.kind, target=dict(aim.who),
+            undo=type(fault).heal.__doc__ if outside else "ends with the process or the run",
         )  # fmt: skip
         self._live.append(live)
         self._scene.record(
-            Kind.FAULT_INJECTED,
-            step=step,
-            fault=planned.id,
-            kind=planned.kind,
-            occurrence=number,
-            target=target,
-        )
+            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
+            target=dict(aim.who),
+        )  # fmt: skip
         return live
+
+    def _tails(self, processes: Sequence[str]) -> list[Tail]:
+        events = self._scene.setup.run.events(self._scene.setup.id)
+        return [Tail(events / f"{process}.jsonl") for process in processes]
 
     # ---- evidence and healing
 
     def _look_for_evidence(self, live: _Live, now: int) -> None:
-        if live.fault.where is Where.PROCESS and not live.state_seen and live.occurrence.process:
-            state = self._scene.os_state(live.occurrence.process)
-            if state in ("T", "t"):
-                live.state_seen = True
-                self._effect(live, {"os_state": state})
-        if live.tail is not None:
-            live.seen.extend(live.tail.read())
+        if live.aim is not None and live.aim.look is not None and not live.looked:
+            seen = live.aim.look()
+            if seen is not None:
+                live.looked = True
+                self._effect(live, seen)
+        for tail in live.tails:
+            live.seen.extend(tail.read())
         landed = live.fault.landed(live.occurrence, live.seen)
-        names: dict[str, Any] = {"fault": live.occurrence.fault, "occurrence": live.occurrence.number}
         if landed is not None:
             live.settled = True
             self._scene.record(
-                Kind.FAULT_LANDED,
-                step=live.occurrence.step,
-                witness=landed.witness,
-                evidence=dict(landed.evidence),
-                **names,
-            )
+                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
+                fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            )  # fmt: skip
             if not live.fault.lasting and live.until_ns is None and not live.healed:
-                self._heal(live, "over when done")
+                self._healed(live, "over when done")
         elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
-            live.settled = True
-            self._scene.record(
-                Kind.FAULT_FAILED, reason=f"no evidence within {EVIDENCE_LIMIT_S:.0f} s", **names
-            )
+            self._fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
 
-    def _effect(self, live: _Live, evidence: dict[str, Any]) -> None:
+    def _effect(self, live: _Live, evidence: Mapping[str, Any]) -> None:
         self._scene.record(
-            Kind.FAULT_EFFECT,
-            fault=live.occurrence.fault,
-            occurrence=live.occurrence.number,
-            evidence=evidence,
+            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            evidence=dict(evidence),
+        )  # fmt: skip
+
+    def _fail(self, live: _Live, reason: str) -> None:
+        """It did not land. One that never acted has nothing to heal."""
+        live.settled = True
+        live.healed = live.healed or live.aim is None
+        self._scene.record(
+            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason
         )
 
     def _heal(self, live: _Live, how: str) -> None:
-        process = live.occurrence.process
-        if (
-            live.fault.where is Where.PROCESS
-            and process
-            and (live.until_ns is not None or how == "the run ended")
-        ):
-            live.fault.heal_process(ProcessHandle(self._scene, process))
+        if live.fault.where is not Where.RANK and live.aim is not None:
+            live.fault.heal(live.aim.target)
         self._healed(live, how)
 
     def _healed(self, live: _Live, how: str) -> None:

@@ -7,7 +7,7 @@ let the injector act, check the bounds.
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,6 +76,7 @@ class Orchestrator:
         self.injector = Injector(self, plan, kinds)
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._last_commit = (0, 0)
+        self._later: list[tuple[int, Callable[[], None]]] = []
 
     def run(self) -> str:
         """Play the arm to its end and return the outcome; everything is healed and gone afterwards, however it ends."""
@@ -106,6 +107,7 @@ class Orchestrator:
                 self._on_exit(report)
         self.controller.tick()
         self.injector.tick(self.controller.committed)
+        self._do_what_is_due()
         self._check_bounds()
         committed = self.controller.committed
         if committed > self._last_commit[0]:
@@ -129,6 +131,13 @@ class Orchestrator:
             last_seq=self.cluster.mark(report.process).last_seq,
         )  # fmt: skip
         self.controller.on_exit(report.process, report.how)
+
+    def _do_what_is_due(self) -> None:
+        now = self.now_ns()
+        due = [action for due_ns, action in self._later if due_ns <= now]
+        self._later = [item for item in self._later if item[0] > now]
+        for action in due:
+            action()
 
     def _check_bounds(self) -> None:
         if self._stop.signum:
@@ -236,6 +245,10 @@ class Orchestrator:
         """Who waits as spare."""
         ready = self.controller.ready_spares
         return ready[index] if index < len(ready) else None
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later, if the arm still runs then."""
+        self._later.append((self.now_ns() + int(delay_s * 1e9), action))
 
     def ledger(self, **record: Any) -> None:
         """Undo record."""

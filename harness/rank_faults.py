@@ -97,16 +97,16 @@ class FaultAgent:
     # ---- RankTarget
 
     def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
         self._job.reducer.pace = bucket.take if bucket else None
 
     def set_slowdown(self, factor: float) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         self._slowdown = factor
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         command = self._go or {}
 
         def changed(loss: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class FaultAgent:
         if fault.where is not Where.RANK:
             return
         before = self._surface_digest(fault)
-        done = dict(fault.act_in_rank(self))
+        done = dict(fault.act(self))
         if before is not None:
             done |= {"before": before, "after": self._surface_digest(fault)}
         self._effect(command, done)
@@ -134,7 +134,7 @@ class FaultAgent:
             self.active = True
 
     def _heal(self, lasting: _Lasting) -> None:
-        lasting.fault.heal_in_rank(self)
+        lasting.fault.heal(self)
         self._lasting.remove(lasting)
         self.active = bool(self._armed or self._lasting)
         command = {"fault": lasting.id, "occurrence": lasting.occurrence}

@@ -1,13 +1,12 @@
-"""What a fault injector may see and touch of an arm: its scene, and the handles it gives to faults."""
+"""What a fault injector and its sites may see and touch of an arm."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from chaos.events import Event, Kind
 from harness.launcher import ArmSetup
-from recovery import checkpoints
 from recovery.wire import Message
 
 
@@ -39,47 +38,8 @@ class Scene(Protocol):
     def spare(self, index: int) -> str | None:
         """Who waits as spare number ``index``."""
 
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something done ``delay_s`` seconds from now, if the arm still runs then."""
+
     def ledger(self, **record: Any) -> None:
         """Write an undo record to the disk."""
-
-
-@dataclass(frozen=True)
-class ProcessHandle:
-    """One process, for a fault that acts from outside; see chaos.fault.ProcessTarget."""
-
-    scene: Scene
-    process: str
-
-    def signal(self, signum: int) -> None:
-        """Send a signal."""
-        self.scene.signal(self.process, signum)
-
-    def state(self) -> str:
-        """The kernel's word on it."""
-        return self.scene.os_state(self.process)
-
-
-@dataclass(frozen=True)
-class CheckpointHandle:
-    """One committed checkpoint; see chaos.fault.CheckpointTarget."""
-
-    checkpoint: checkpoints.Checkpoint
-    older_checkpoint: checkpoints.Checkpoint | None
-
-    @property
-    def path(self) -> Any:
-        """Its directory."""
-        return self.checkpoint.path
-
-    @property
-    def older(self) -> Any:
-        """Directory of the next older one, if any."""
-        return self.older_checkpoint.path if self.older_checkpoint else None
-
-    def verify(self) -> str | None:
-        """The verifier's complaint, or None."""
-        try:
-            checkpoints.verify(self.checkpoint)
-        except checkpoints.CorruptCheckpoint as error:
-            return str(error)
-        return None

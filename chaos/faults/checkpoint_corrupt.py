@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from chaos.events import Event, Kind
-from chaos.fault import CheckpointTarget, Fault, Landed, Occurrence, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import CheckpointTarget
 
 _MANIFEST = "manifest.json"
 
@@ -27,12 +28,12 @@ class CheckpointCorrupt(Fault):
 
     mode: Literal["bitflip", "truncate", "missing", "stale"] = "bitflip"
 
-    def act_on_checkpoint(self, target: CheckpointTarget, seed: int) -> Mapping[str, Any]:
+    def act(self, target: CheckpointTarget) -> Mapping[str, Any]:
         """Change its largest data file."""
         victim = _largest(target.path)
         done: dict[str, Any] = {"file": victim.name, "mode": self.mode}
         if self.mode == "bitflip":
-            place = random.Random(seed).randrange(victim.stat().st_size)
+            place = random.Random(target.seed).randrange(victim.stat().st_size)
             with open(victim, "rb+") as stream:
                 stream.seek(place)
                 byte = stream.read(1)[0]

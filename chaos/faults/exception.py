@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, RankTarget, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import RankTarget
 
 
 class InjectedError(RuntimeError):
@@ -23,7 +24,7 @@ class RaiseError(Fault):
 
     message: str = "injected failure"
 
-    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Raise."""
         raise InjectedError(f"{self.message} (step {target.step}, rank {target.rank})")
 

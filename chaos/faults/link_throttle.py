@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, RankTarget, Where
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import RankTarget
 
 TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
 
@@ -29,12 +30,12 @@ class LinkThrottle(Fault):
     mbit_per_s: float = Field(gt=0)
     latency_ms: float = Field(default=0, ge=0)
 
-    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Install the bucket."""
         target.set_link(self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000)
         return {"requested_mbit_per_s": self.mbit_per_s}
 
-    def heal_in_rank(self, target: RankTarget) -> None:
+    def heal(self, target: RankTarget) -> None:
         """Remove it."""
         target.set_link(None, 0)
 

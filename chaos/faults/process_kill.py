@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, ProcessTarget, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import ProcessTarget
 
 
 class ProcessKill(Fault):
@@ -18,9 +19,10 @@ class ProcessKill(Fault):
 
     where: ClassVar[Where] = Where.PROCESS
 
-    def act_on_process(self, target: ProcessTarget) -> None:
+    def act(self, target: ProcessTarget) -> Mapping[str, Any]:
         """Kill it."""
         target.signal(signal.SIGKILL)
+        return {"signal": "SIGKILL"}
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, ProcessTarget, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import ProcessTarget
 
 
 class ProcessStop(Fault):
@@ -19,11 +20,12 @@ class ProcessStop(Fault):
     where: ClassVar[Where] = Where.PROCESS
     may_last: ClassVar[bool] = True
 
-    def act_on_process(self, target: ProcessTarget) -> None:
+    def act(self, target: ProcessTarget) -> Mapping[str, Any]:
         """Stop it."""
         target.signal(signal.SIGSTOP)
+        return {"signal": "SIGSTOP"}
 
-    def heal_process(self, target: ProcessTarget) -> None:
+    def heal(self, target: ProcessTarget) -> None:
         """Let it go on; whoever fenced it meanwhile has killed it."""
         target.signal(signal.SIGCONT)
 

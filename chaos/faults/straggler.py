@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, RankTarget, Where
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import RankTarget
 
 
 class Straggler(Fault):
@@ -26,12 +27,12 @@ class Straggler(Fault):
 
     factor: float = Field(gt=1, le=100)
 
-    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Slow down."""
         target.set_slowdown(self.factor)
         return {"requested_factor": self.factor}
 
-    def heal_in_rank(self, target: RankTarget) -> None:
+    def heal(self, target: RankTarget) -> None:
         """Full speed again."""
         target.set_slowdown(1.0)
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, RankTarget, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import RankTarget
 
 _PHASES = {"gradient": "collective", "parameter": "forward", "loss": "forward"}
 
@@ -36,7 +37,7 @@ class TensorCorrupt(Fault):
         """Each surface exists at one point of a step only."""
         return _PHASES[self.surface]
 
-    def act_in_rank(self, target: RankTarget) -> Mapping[str, Any]:
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Change the values; returns where."""
         if self.surface == "loss":
             target.poison_loss(self._changed)

@@ -46,7 +46,7 @@ class _Lasting:
 
 
 class SimFaultAgent:
-    """Holds its rank at armed points, acts when told to, and implements ``chaos.fault.RankTarget``."""
+    """Holds its rank at armed points, acts when told to, and implements ``chaos.targets.RankTarget``."""
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
@@ -124,7 +124,7 @@ class SimFaultAgent:
         """End faults whose time is over."""
         for lasting in list(self._lasting):
             if step >= lasting.until_step or self._job.process.clock.now_ns >= lasting.until_ns:
-                lasting.fault.heal_in_rank(self)
+                lasting.fault.heal(self)
                 self._lasting.remove(lasting)
                 self.active = bool(self._armed or self._lasting)
                 self._job.send(
@@ -134,16 +134,16 @@ class SimFaultAgent:
     # ---- RankTarget
 
     def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         self._rate, self._latency_s = bytes_per_s or 0.0, latency_s
         self._free_at_ns = 0.0
 
     def set_slowdown(self, factor: float) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         self._slowdown = factor
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.fault.RankTarget."""
+        """See chaos.targets.RankTarget."""
         command = self._go or {}
 
         def changed(loss: SimLoss) -> SimLoss:
@@ -166,7 +166,7 @@ class SimFaultAgent:
         self.model = SimModel(self._job.state.parameters, attempt.part.gradient)
         before = self.model.surfaces()
         try:
-            done = dict(fault.act_in_rank(self))
+            done = dict(fault.act(self))
         except Exception as error:
             raise TrainingError(error) from error
         after = self.model.surfaces()

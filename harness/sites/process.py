@@ -1,0 +1,79 @@
+"""Processes, from outside: the ranks and spares that a fault names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chaos.fault import Fault
+from chaos.schedule import PlannedFault
+from harness.scene import Scene
+from harness.sites import Aim, Miss
+
+
+@dataclass(frozen=True)
+class ProcessHandle:
+    """One process; see chaos.targets.ProcessTarget."""
+
+    scene: Scene
+    process: str
+
+    def signal(self, signum: int) -> None:
+        """Send a signal."""
+        self.scene.signal(self.process, signum)
+
+    def signal_later(self, signum: int, delay_s: float) -> None:
+        """Send it later."""
+        self.scene.later(delay_s, partial(self.scene.signal, self.process, signum))
+
+    def state(self) -> str:
+        """The kernel's word on it."""
+        return self.scene.os_state(self.process)
+
+
+class ProcessSite:
+    """One occurrence for each process."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """The present holders of the ranks, then the spares."""
+        found: list[Aim | Miss] = []
+        for rank in planned.ranks:
+            process = self._scene.process_of(rank)
+            who: dict[str, Any] = {"process": process, "rank": rank}
+            found.append(self._aim(process, rank, who) if process else miss_rank(rank))
+        for index in planned.spares:
+            process = self._scene.spare(index)
+            who = {"process": process, "rank": None}
+            found.append(
+                self._aim(process, None, who)
+                if process
+                else Miss(who={"spare": index}, reason=f"no spare {index} waits")
+            )
+        return found
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Whether somebody holds each rank, and each spare waits."""
+        held = all(self._scene.process_of(rank) for rank in planned.ranks)
+        return held and all(self._scene.spare(index) for index in planned.spares)
+
+    def _aim(self, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
+        look = partial(stopped, self._scene, process)
+        return Aim(
+            target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look
+        )
+
+
+def miss_rank(rank: int) -> Miss:
+    """A rank that nobody holds."""
+    return Miss(who={"rank": rank}, reason=f"nobody holds rank {rank}")
+
+
+def stopped(scene: Scene, process: str) -> Mapping[str, Any] | None:
+    """The kernel's word that a process is stopped, if it is."""
+    state = scene.os_state(process)
+    return {"os_state": state} if state in ("T", "t") else None

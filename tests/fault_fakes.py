@@ -1,0 +1,198 @@
+"""What the contract test of faults needs: events of a small log, and a fake target for each place a fault acts in."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chaos.events import Event, Kind
+from chaos.fault import Occurrence, Where
+from recovery import checkpoints
+
+OCCURRENCE = Occurrence(
+    fault="f", number=0, process="w1", processes=("w1",), rank=1, checkpoint="step-00000050", step=20,
+    target={"process": "w1", "rank": 1}, time_ns=20_500,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultCase:
+    """How one fault kind is tried; one module of ``faultcases`` has one as ``CASE``.
+
+    ``required``: parameters without a default; ``variants``: parameters to try beside them; ``evidence``: a
+    log it landed in; ``elsewhere``: logs it did not (somebody else, another time, too little); ``raises``:
+    what its act raises in the rank; ``restores``: after the heal its target is as before (default: if it
+    lasts); ``target``: makes the target to act on, default the fake of its place.
+    """
+
+    evidence: Sequence[Event]
+    elsewhere: Sequence[Sequence[Event]]
+    required: Mapping[str, Any] = field(default_factory=dict)
+    variants: Sequence[Mapping[str, Any]] = ({},)
+    occurrence: Occurrence = OCCURRENCE
+    raises: str | None = None
+    restores: bool | None = None
+    target: Callable[[Path], Any] | None = None
+
+
+# ---- events
+
+
+def event(
+    what: Kind, actor: str, time_ns: int, /, *, step: int | None = None, seq: int = 0, **data: Any
+) -> Event:
+    """Any event."""
+    return Event(kind=what, actor=actor, seq=seq, time_ns=time_ns, generation=1, step=step, data=data)
+
+
+def commit(
+    step: int, *, collective_s: float = 0.001, compute_s: float = 0.01, data_s: float = 0.001
+) -> Event:
+    """Step n of the target committed at time n thousand."""
+    seconds = {
+        "data": data_s, "forward": compute_s, "backward": compute_s, "collective": collective_s, "optimizer": 0.001,
+    }  # fmt: skip
+    return event(
+        Kind.STEP_COMMITTED, "w1", step * 1000, step=step, rank=1, world=4, samples=16, loss=1.0, lr=0.1,
+        grad_norm=1.0, optimizer_step=step, scheduler_step=step, seconds=seconds, wire_bytes=1_000_000,
+    )  # fmt: skip
+
+
+def calm(**late: Any) -> list[Event]:
+    """A run in which nothing happened: forty steps, then everybody ends well. ``late``: of the steps after 20."""
+    steps = [commit(step, **(late if step > 20 else {})) for step in range(1, 41)]
+    injected = event(
+        Kind.FAULT_INJECTED, "orchestrator", 20_500, fault="f", kind="x", occurrence=0, target={}
+    )
+    ended = event(
+        Kind.PROCESS_EXITED, "orchestrator", 99_000, process="w1", pid=1, exit_code=0, signal=None,
+        expected=True, last_seq=9,
+    )  # fmt: skip
+    return [injected, *steps, ended]
+
+
+def exited(*, process: str = "w1", code: int | None = None, signum: int | None = None) -> Event:
+    """A process is reaped."""
+    return event(
+        Kind.PROCESS_EXITED, "orchestrator", 21_000, process=process, pid=1, exit_code=code, signal=signum,
+        expected=False, last_seq=1,
+    )  # fmt: skip
+
+
+def effect(number: int = 0, fault: str = "f", actor: str = "w1", **evidence: Any) -> Event:
+    """Something was seen of a fault."""
+    return event(Kind.FAULT_EFFECT, actor, 20_600, fault=fault, occurrence=number, evidence=evidence)
+
+
+def raised(actor: str = "w1", kind: str = "InjectedError", message: str = "x") -> Event:
+    """A rank's last words."""
+    return event(Kind.ERROR_RAISED, actor, 20_600, type=kind, message=message)
+
+
+# ---- targets: ``look()`` is everything a fault may change
+
+
+@dataclass
+class FakeProcess:
+    """A process that takes signals."""
+
+    signals: list[int] = field(default_factory=list)
+    later: list[tuple[int, float]] = field(default_factory=list)
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+    def signal_later(self, signum: int, delay_s: float) -> None:
+        self.later.append((signum, delay_s))
+
+    def state(self) -> str:
+        stopped = self.signals and self.signals[-1] == signal.SIGSTOP
+        return "X" if signal.SIGKILL in self.signals else "T" if stopped else "S"
+
+    def look(self) -> tuple[Any, ...]:
+        ends = [s for s in self.signals if s not in (signal.SIGSTOP, signal.SIGCONT)]
+        return (self.state(), tuple(ends), tuple(self.later))
+
+
+class FakeNode:
+    """A node with two processes."""
+
+    def __init__(self) -> None:
+        self.node = 1
+        self.processes = (FakeProcess(), FakeProcess())
+
+    def look(self) -> tuple[Any, ...]:
+        return tuple(process.look() for process in self.processes)
+
+
+class FakeRank:
+    """The training objects of a rank."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.model(torch.ones(1, 3)).sum().backward()
+        self.rank, self.step, self.seed = 1, 20, 5
+        self.link: tuple[float | None, float] = (None, 0)
+        self.slowdown = 1.0
+        self.loss: Callable[[Any], Any] | None = None
+
+    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+        self.link = (bytes_per_s, latency_s)
+
+    def set_slowdown(self, factor: float) -> None:
+        self.slowdown = factor
+
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        self.loss = change
+
+    def look(self) -> tuple[Any, ...]:
+        values = [p.detach().numpy().tobytes() for p in self.model.parameters()]
+        grads = [p.grad.numpy().tobytes() for p in self.model.parameters() if p.grad is not None]
+        loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
+        return (*values, *grads, self.link, self.slowdown, str(loss))
+
+
+class FakeCheckpoint:
+    """A real checkpoint of small files, and an older one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seed = 3
+        self.folder = folder
+        self.older: Path | None = self._put(folder, 25).path
+        self._checkpoint = self._put(folder, 50)
+        self.path = self._checkpoint.path
+
+    @staticmethod
+    def _put(folder: Path, step: int) -> checkpoints.Checkpoint:
+        staging = folder / ".staging"
+        staging.mkdir(parents=True)
+        (staging / "big.safetensors").write_bytes(bytes((step,)) * 1000)
+        (staging / "small.safetensors").write_bytes(b"x")
+        return checkpoints.commit(staging, folder, step, {})[0]
+
+    def verify(self) -> str | None:
+        try:
+            checkpoints.verify(self._checkpoint)
+        except checkpoints.CorruptCheckpoint as error:
+            return str(error)
+        return None
+
+    def look(self) -> tuple[Any, ...]:
+        return (self.verify(),)
+
+
+FAKES: dict[Where, Callable[[Path], Any]] = {
+    Where.PROCESS: lambda folder: FakeProcess(),
+    Where.NODE: lambda folder: FakeNode(),
+    Where.RANK: lambda folder: FakeRank(),
+    Where.CHECKPOINT: FakeCheckpoint,
+}
+"""One for each place; whoever adds a place adds its fake."""

@@ -1,0 +1,1 @@
+"""One module for each fault kind: how the contract test tries it."""

@@ -1,0 +1,9 @@
+"""How checkpoint-corrupt is tried."""
+
+from fault_fakes import FaultCase, effect
+
+CASE = FaultCase(
+    variants=[{"mode": mode} for mode in ("bitflip", "truncate", "missing", "stale")],
+    evidence=[effect(verifier="big.safetensors has SHA-256 1, not 2")],
+    elsewhere=[[effect(number=1, verifier="bad")], [effect(fault="g", verifier="bad")]],
+)

@@ -1,0 +1,9 @@
+"""How link-throttle is tried."""
+
+from fault_fakes import FaultCase, calm
+
+CASE = FaultCase(
+    required={"mbit_per_s": 20.0},
+    evidence=calm(collective_s=0.4),
+    elsewhere=[calm(collective_s=0.0012), calm(collective_s=0.4)[:22]],
+)

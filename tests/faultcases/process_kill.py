@@ -1,0 +1,8 @@
+"""How process-kill is tried."""
+
+from fault_fakes import FaultCase, exited
+
+CASE = FaultCase(
+    evidence=[exited(signum=9)],
+    elsewhere=[[exited(process="w2", signum=9)], [exited(signum=11)], [exited(code=1)]],
+)

@@ -1,0 +1,9 @@
+"""How straggler is tried."""
+
+from fault_fakes import FaultCase, calm
+
+CASE = FaultCase(
+    required={"factor": 3.0},
+    evidence=calm(compute_s=0.03),
+    elsewhere=[calm(compute_s=0.012), calm(compute_s=0.03)[:22]],
+)

@@ -1,36 +1,134 @@
-"""The undo ledger: what is about to be done and how to undo it, written before it is done."""
+"""The undo ledger: what is about to be done and how to undo it, written before it is done.
+
+One JSON line for each intention (``will``) and one for each end of it (``undone``, or ``failed`` when it could
+not be undone). Any process can read it later and finish what a killed harness could not: see ``harness.heal``.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from chaos.errors import InfrastructureError
+from harness.undo import AnyUndo, Undo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One intention. ``undo`` is None when this version cannot read it; ``about``: arm, fault and the like;
+    ``problem``: why the last attempt to undo it failed, empty before and after."""
+
+    id: str
+    undo: Undo | None
+    about: Mapping[str, Any]
+    problem: str = ""
 
 
 class Ledger:
-    """Appends records to one file."""
+    """Appends to the ledger of one run. Any number may be open on one file, in any number of processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, *, durable: bool = True, **record: Any) -> None:
-        """Append one record. ``durable``: also survive a crash of the host, which no process does but changed
-        files do.
+    def will(self, undo: Undo, **about: Any) -> str:
+        """Write down how to undo what is about to be done; returns the record's id. ``about``: for people.
 
-        Raises InfrastructureError when the disk refuses: then the fault must not act.
+        Raises InfrastructureError when the disk refuses: then the act must not happen. The line is in the kernel's
+        hands before the act, so that no kill of this process loses it; it is forced to the disk only where what it
+        undoes outlives a crash of the machine.
         """
-        line = json.dumps({"wall_ns": time.time_ns(), **record}, separators=(",", ":")) + "\n"
+        name = secrets.token_hex(6)
+        record = {"will": name, **about, "undo": undo.model_dump(mode="json")}
+        self._append(record, durable=undo.outlives_boot)
+        return name
+
+    def undone(self, record_id: str, how: str) -> None:
+        """Note that nothing of it is left. A full disk is no error: undoing it again later does no harm."""
+        self._note({"undone": record_id, "how": how})
+
+    def failed(self, record_id: str, why: str) -> None:
+        """Note that it could not be undone; a later heal tries again."""
+        self._note({"failed": record_id, "why": why})
+
+    def write(self, *, durable: bool = True, **record: Any) -> None:
+        """Append one record that says what happened and needs no undoing. Raises InfrastructureError."""
+        self._append(record, durable=durable)
+
+    def _note(self, record: Mapping[str, Any]) -> None:
         try:
-            with open(self._path, "a") as stream:
-                stream.write(line)
-                stream.flush()
+            self._append(record, durable=False)
+        except InfrastructureError:
+            pass
+
+    def _append(self, record: Mapping[str, Any], *, durable: bool) -> None:
+        line = json.dumps({"wall_ns": time.time_ns(), **record}, separators=(",", ":")).encode() + b"\n"
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                line = _after_torn(fd) + line
+                if os.write(fd, line) != len(line):
+                    raise OSError(28, "No space left on device")
                 if durable:
-                    os.fsync(stream.fileno())
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise InfrastructureError(
                 f"cannot write {self._path}: {error.strerror}", hint="free disk space"
             ) from error
+
+
+def read_open(path: Path) -> list[Entry]:
+    """What a ledger says is not undone yet, the oldest first; nothing when there is no ledger.
+
+    A torn line is skipped: its writer died, or was refused, before it acted.
+    """
+    entries: dict[str, Entry] = {}
+    for line in _lines(path):
+        if "will" in line:
+            about = {key: value for key, value in line.items() if key not in ("will", "undo", "wall_ns")}
+            entries[line["will"]] = Entry(id=line["will"], undo=_parse(line.get("undo")), about=about)
+        elif "undone" in line:
+            entries.pop(line["undone"], None)
+        elif line.get("failed") in entries:
+            old = entries[line["failed"]]
+            entries[old.id] = Entry(
+                id=old.id, undo=old.undo, about=old.about, problem=str(line.get("why", ""))
+            )
+    return list(entries.values())
+
+
+def _parse(record: object) -> Undo | None:
+    try:
+        found: Undo = TypeAdapter(AnyUndo).validate_python(record)
+    except ValidationError:
+        return None
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _after_torn(fd: int) -> bytes:
+    """A line break when the file ends in the middle of a line, so that ours is not lost with it."""
+    size = os.fstat(fd).st_size
+    return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""

@@ -1,39 +1,113 @@
-"""Small looks at the operating system: process states, sessions, ports, shared memory."""
+"""Looks at the operating system (whose processes live, ports, shared memory), and the one safe way to signal."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
+import signal
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-_PR_SET_CHILD_SUBREAPER = 36
+from recovery.processes import become_subreaper, in_sessions, readable, start_time, state
+
+__all__ = [
+    "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has", "in_sessions",
+    "is_same", "listens", "memory_bytes", "readable", "shared_memory_names", "signal_exactly", "since", "start_time",
+    "state",
+]  # fmt: skip
+
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
+_DEAD = "ZX"
+
+Ending = Literal["gone", "ended", "stays", "refused"]
 
 
-def become_subreaper() -> None:
-    """Have orphaned descendants become children of this process, so that it can wait for them."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def boot_id() -> str:
+    """Names the time since this machine started: process ids and start times mean nothing beyond it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
-def state(pid: int) -> str:
-    """The kernel's one-letter state of a process, X when there is none."""
+def memory_bytes(pid: int) -> int:
+    """Resident memory; 0 when the process is gone."""
     fields = _stat(pid)
-    return fields[0] if fields else "X"
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid it names one process for ever. 0: gone."""
+def is_same(pid: int, started: int) -> bool:
+    """Whether that very process still executes; a zombie does not."""
     fields = _stat(pid)
-    return int(fields[19]) if fields else 0
+    return bool(fields) and int(fields[19]) == started and fields[0] not in _DEAD
 
 
-def in_sessions(sessions: Collection[int]) -> list[int]:
-    """Living processes that belong to one of these sessions, whoever is their parent."""
-    return [pid for pid, fields in _all() if int(fields[3]) in sessions and fields[0] not in "ZX"]
+def end(pid: int, started: int, *, limit_s: float) -> Ending:
+    """SIGKILL one process and wait for its end; another one that got the same pid since is never touched.
+
+    The pidfd pins the process before its start time is looked at, so nothing can slip in between.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return "gone"
+    try:
+        if not is_same(pid, started):
+            return "gone"
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return "ended" if poll.poll(limit_s * 1000) else "stays"
+    except ProcessLookupError:
+        return "gone"
+    except PermissionError:
+        return "refused"
+    finally:
+        os.close(pidfd)
+
+
+def signal_exactly(pid: int, started: int, signum: int) -> bool:
+    """Signal one process if it is still that very one; says whether the signal was delivered."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_same(pid, started):
+            return False
+        signal.pidfd_send_signal(pidfd, signum)
+        return True
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(pidfd)
+
+
+def since(started: int) -> list[tuple[int, int]]:
+    """(pid, start time) of the living processes that started at that tick or later."""
+    rows = ((pid, int(fields[19]), fields[0]) for pid, fields in _all())
+    return [(pid, ticks) for pid, ticks, letter in rows if ticks >= started and letter not in _DEAD]
+
+
+def environment_has(pid: int, entry: str) -> bool:
+    """Whether a process was started with this ``NAME=value``; False when its environment may not be read."""
+    try:
+        return entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def ancestors(pid: int) -> set[int]:
+    """A process, its parent, and so on up to the first."""
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return found
 
 
 def shared_memory_names() -> set[str]:
@@ -43,6 +117,24 @@ def shared_memory_names() -> set[str]:
     return {path.name for path in _SHM.iterdir() if path.name.startswith(_SHM_PREFIXES)}
 
 
+def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
+    """Segments of this user made between two moments (Unix time) that no living process has open or mapped.
+
+    What another run or program uses is held by a process of its own, and so is never among them.
+    """
+    found = []
+    for name in sorted(shared_memory_names()):
+        path = _SHM / name
+        try:
+            info = path.stat()
+        except OSError:
+            continue
+        if info.st_uid == os.getuid() and since_ns <= info.st_ctime_ns <= until_ns:
+            found.append(path)
+    held = _held_files() if found else set()
+    return [path for path in found if str(path) not in held]
+
+
 def listens(port: int) -> bool:
     """Whether somebody accepts connections on a local port."""
     with socket.socket() as sock:
@@ -50,11 +142,19 @@ def listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def readable(fd: int) -> bool:
-    """Whether a read would return at once."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+def _held_files() -> set[str]:
+    """Shared memory that living processes have open or mapped, as far as this user may look."""
+    held = set()
+    for pid, _ in _all():
+        try:
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                if str(_SHM) in line:
+                    held.add(line.split(maxsplit=5)[-1])
+            for link in os.scandir(f"/proc/{pid}/fd"):
+                held.add(os.readlink(link.path))
+        except OSError:
+            continue
+    return held
 
 
 def _stat(pid: int) -> list[str]:

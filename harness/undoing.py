@@ -1,0 +1,82 @@
+"""What every undo record has in common, and what undoing came to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness import processes
+
+
+class Outcome(BaseModel):
+    """What an undo came to. ``ok``: nothing of it is left; ``did``: it had to do something; ``text``: for people."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ok: bool
+    did: bool
+    text: str
+
+
+def done(text: str) -> Outcome:
+    """It did something, and nothing is left."""
+    return Outcome(ok=True, did=True, text=text)
+
+
+def nothing(text: str) -> Outcome:
+    """There was nothing to do."""
+    return Outcome(ok=True, did=False, text=text)
+
+
+def failed(text: str) -> Outcome:
+    """Something is left."""
+    return Outcome(ok=False, did=False, text=text)
+
+
+class Undo(BaseModel):
+    """Base of the records. ``outlives_boot``: whether what it undoes is still there after the machine restarts;
+    only then must the record itself survive a crash of the machine. ``ends_processes``: those come first, since
+    what a process uses cannot be taken away under it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    outlives_boot: ClassVar[bool] = False
+    ends_processes: ClassVar[bool] = False
+    boot_id: str = Field(default_factory=processes.boot_id)
+
+    def undo(self) -> Outcome:
+        """Undo it; idempotent, bounded, and never an exception."""
+        if not self.outlives_boot and self.boot_id != processes.boot_id():
+            return nothing("gone with a restart of the machine (or made on another one)")
+        try:
+            return self._undo()
+        except OSError as error:
+            return failed(f"could not {self.intent()}: {error.strerror or error}")
+        except subprocess.TimeoutExpired:
+            return failed(f"could not {self.intent()}: tc does not answer")
+
+    @abstractmethod
+    def intent(self) -> str:
+        """What ``undo`` is about to do, for people, beginning with a verb."""
+
+    @abstractmethod
+    def _undo(self) -> Outcome: ...
+
+
+def mounts() -> list[tuple[str, str]]:
+    """(place, source) of everything mounted here, the newest last."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        found.append((_unescape(head.split()[4]), _unescape(tail.split()[1])))
+    return found
+
+
+def _unescape(text: str) -> str:
+    """Octal escapes of mountinfo: blanks and the like."""
+    return re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), text)

@@ -14,11 +14,15 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from chaos.fault import Need
 from chaos.scenario import Cell
 from harness.rundir import RunDirectory
 from harness.workload import DataInfo
+from recovery.local import Exited, Report, Said
 from recovery.marks import Mark
 from recovery.wire import Message
+
+__all__ = ["ArmSetup", "Cluster", "Exited", "Launcher", "Leftovers", "Report", "Said", "Session"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +41,6 @@ class ArmSetup:
     def checkpoints(self) -> Path:
         """Checkpoint directory of the arm."""
         return self.run.checkpoints(self.id)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """A process sent a message."""
-
-    process: str
-    message: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exited:
-    """A process is gone: exit code or signal, the other None. ``time_ns``: when it was noticed."""
-
-    process: str
-    exit_code: int | None
-    signal: int | None
-    time_ns: int
-
-    @property
-    def how(self) -> str:
-        """For people."""
-        return f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
-
-
-Report = Said | Exited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +100,19 @@ class Launcher(BaseModel):
     emulates: ClassVar[str] = ""
     """What is not real under this launcher, for every report; empty: nothing."""
 
+    offers: ClassVar[frozenset[Need]] = frozenset()
+    """What faults may need and this launcher can do, given the privileges."""
+
     @abstractmethod
     def session(self) -> AbstractContextManager[Session]:
         """Open the launcher for one run. Raises InfrastructureError."""
 
     def check(self, cell: Cell) -> None:
         """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what would work."""
+
+    def lacks(self, need: Need) -> str | None:
+        """Why something it offers cannot be done on this machine now; None when it can."""
+        return None
 
     def missing(self, cell: Cell) -> str | None:
         """What this launcher lacks for a cell, or None."""

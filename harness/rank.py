@@ -5,9 +5,7 @@ Started as ``python -m harness.rank`` (cold) or in a fork of the zygote (warm); 
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 import time
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict
 
 from chaos.events import EventWriter, Kind
+from recovery import processes
 from recovery.agent import Agent
 from recovery.marks import MarkPage
 from recovery.wire import Channel
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from recovery.job import JobConfig
 
 EXIT_ERROR = 1
-EXIT_ORPHANED = 70
-_PR_SET_PDEATHSIG = 1
 
 
 class RankConfig(BaseModel):
@@ -50,8 +47,8 @@ class RankConfig(BaseModel):
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
     """Be that rank; never returns."""
-    _die_with(config.parent)
-    _redirect_output(config.log)
+    processes.die_with(config.parent)
+    processes.redirect_output(config.log)
     writer = EventWriter(config.events, config.name, time.monotonic_ns)
     page = MarkPage(mark_fd)
     writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
@@ -89,22 +86,9 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
     train(job, trainable)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent goes, so that no exit of the harness leaves an orphan."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before the request was in place
-        os._exit(EXIT_ORPHANED)
-
-
-def _redirect_output(log: Path) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
+    """A fork of the zygote becomes the rank that ``config``, a RankConfig as JSON, describes."""
+    run(RankConfig.model_validate_json(config), control_fd, mark_fd)
 
 
 def main() -> NoReturn:

@@ -38,7 +38,7 @@ TORCH_AT_TOP = (
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
-    "harness.workloads", "harness.rank", "harness.zygote", "harness.launchers.local", "chaos.faults",
+    "harness.workloads", "harness.rank", "recovery.local", "chaos.faults",
 )  # fmt: skip
 
 PLOTS_AT_TOP = ("reports._plots", "reports._series", "reports._strips", "reports._svg", "reports._tables")

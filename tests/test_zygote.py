@@ -38,7 +38,7 @@ with Local().session() as session:
     pids = [cluster.spawn(name, "worker", "warm") for name in ("w0", "w1")]
     pids.append(cluster.spawn("w2", "worker", "cold"))
     until_ready(cluster, 3)
-    print(session._zygote.pid, *pids, flush=True)
+    print(session.zygote.process.pid, *pids, flush=True)
     sys.stdin.read()
 """
 
@@ -186,7 +186,7 @@ def test_many_ranks_come_and_go_without_leaving_descriptors(session: LocalSessio
 def test_a_zygote_that_never_came_up_is_said_in_words(tmp_path: Path) -> None:
     with Local().session() as session:
         assert isinstance(session, LocalSession)
-        session._zygote.kill()
+        session.zygote.process.kill()
         with pytest.raises(InfrastructureError, match="did not start"):
             session.cluster(make_setup(tmp_path))
 
@@ -195,8 +195,8 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
     with Local().session() as session:
         assert isinstance(session, LocalSession)
         cluster = session.cluster(make_setup(tmp_path))
-        session._zygote.kill()
-        session._zygote.wait(timeout=DEADLINE_S)
+        session.zygote.process.kill()
+        session.zygote.process.wait(timeout=DEADLINE_S)
         try:
             with pytest.raises(InfrastructureError, match="is gone"):
                 cluster.spawn("w0", "worker", "warm")

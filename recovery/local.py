@@ -1,0 +1,192 @@
+"""Processes of this machine under one supervisor: held by pidfd, each with a channel and a page of progress marks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from recovery import marks, processes
+from recovery.marks import Mark, MarkPage
+from recovery.wire import Channel, Message, WireError
+
+REAP_LIMIT_S = 10.0
+SEND_LIMIT_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A process sent a message."""
+
+    process: str
+    message: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exited:
+    """A process is gone: exit code or signal, the other None. ``time_ns``: when it was noticed."""
+
+    process: str
+    exit_code: int | None
+    signal: int | None
+    time_ns: int
+
+    @property
+    def how(self) -> str:
+        """For people: ``signal 9`` or ``exit code 1``."""
+        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
+
+
+Report = Said | Exited
+
+
+class _Child:
+    def __init__(self, name: str, pid: int, channel: Channel, page: MarkPage) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.channel: Channel | None = channel
+        self.page = page
+        self.gone = False
+
+
+class Children:
+    """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other process is hit.
+
+    The calling process must be a child subreaper (``recovery.processes.become_subreaper``).
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[str, _Child] = {}
+        self._poll = select.poll()
+        self._by_fd: dict[int, tuple[_Child, bool]] = {}
+
+    def spawn(self, name: str, start: Callable[[list[int]], int]) -> int:
+        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        mark_fd = marks.create()
+        try:
+            pid = start([theirs.fileno(), mark_fd])
+            child = _Child(name, pid, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
+        finally:
+            theirs.close()
+            os.close(mark_fd)
+        self._children[name] = child
+        for fd, is_exit in ((child.pidfd, True), (ours.fileno(), False)):
+            self._by_fd[fd] = (child, is_exit)
+            self._poll.register(fd, select.POLLIN)
+        return pid
+
+    def alive(self, name: str) -> bool:
+        """Whether its exit has not been reported yet."""
+        return not self._children[name].gone
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when the process is gone or reads nothing."""
+        child = self._children[name]
+        return child.channel is not None and child.channel.send(message)
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal through the pidfd; one already gone is no error."""
+        child = self._children[name]
+        if not child.gone:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signum)
+
+    def mark(self, name: str) -> Mark:
+        """The progress mark; readable after the process's death too."""
+        return self._children[name].page.read()
+
+    def os_state(self, name: str) -> str:
+        """The kernel's word on the process, X when gone."""
+        child = self._children[name]
+        return "X" if child.gone else processes.state(child.pid)
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""
+        reports: list[Report] = []
+        ready = self._poll.poll(max(0.0, timeout_s) * 1000)
+        for fd, _ in sorted(ready, key=lambda item: self._by_fd[item[0]][1]):
+            child, is_exit = self._by_fd[fd]
+            reports.extend(self._read(child))
+            if is_exit:
+                reports.append(self._reap(child))
+        return reports
+
+    def close(self) -> dict[int, str]:
+        """Kill and reap everything; returns what could not be removed: pid -> name (``?``: started by one of ours)."""
+        for child in self._children.values():
+            self.signal(child.name, signal.SIGKILL)
+        deadline = time.monotonic() + REAP_LIMIT_S
+        while any(not c.gone for c in self._children.values()) and time.monotonic() < deadline:
+            self.wait(0.1)
+        sessions = {child.pid for child in self._children.values()}
+        left = {pid: "?" for pid in processes.in_sessions(sessions)}
+        left |= {child.pid: child.name for child in self._children.values() if not child.gone}
+        for child in self._children.values():
+            child.page.close()
+            if child.channel:
+                child.channel.close()
+            os.close(child.pidfd)
+        return left
+
+    def _read(self, child: _Child) -> list[Report]:
+        """All messages there are; a channel that ended is closed."""
+        reports: list[Report] = []
+        channel = child.channel
+        while channel is not None:
+            try:
+                messages = channel.receive() if processes.readable(channel.fileno()) else []
+            except WireError:
+                # Not a message of ours: a rank that talks nonsense is not to be trusted with more.
+                self.signal(child.name, signal.SIGKILL)
+                messages = None
+            if messages is None:
+                self._forget(channel.fileno())
+                channel.close()
+                child.channel = None
+            if not messages:
+                break
+            reports.extend(Said(process=child.name, message=message) for message in messages)
+        return reports
+
+    def _reap(self, child: _Child) -> Exited:
+        result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        child.gone = True
+        self._forget(child.pidfd)
+        killed = result is not None and result.si_code != os.CLD_EXITED
+        status = result.si_status if result is not None else None
+        return Exited(
+            process=child.name, exit_code=None if killed else status, signal=status if killed else None,
+            time_ns=time.monotonic_ns(),
+        )  # fmt: skip
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._by_fd:
+            del self._by_fd[fd]
+            self._poll.unregister(fd)
+
+
+def start_store() -> tuple[Any, int]:
+    """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError."""
+    import torch.distributed as dist
+
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    except (RuntimeError, OSError) as error:
+        raise InfrastructureError(
+            f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1"
+        ) from error
+    return store, store.port
+
+
+def rank_environment() -> Mapping[str, str]:
+    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says otherwise."""
+    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}

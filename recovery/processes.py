@@ -1,0 +1,79 @@
+"""Small looks at the operating system: process states, sessions, descriptors; and how a child is tied to its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+EXIT_ORPHANED = 70
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants become children of this process, so that it can wait for them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent goes, so that no exit of a supervisor leaves an orphan."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before the request was in place
+        os._exit(EXIT_ORPHANED)
+
+
+def redirect_output(log: Path) -> None:
+    """Append standard output and error to a file from now on, and read nothing from standard input."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def state(pid: int) -> str:
+    """The kernel's one-letter state of a process, X when there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else "X"
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot: with the pid it names one process for ever. 0: gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def in_sessions(sessions: Collection[int]) -> list[int]:
+    """Living processes that belong to one of these sessions, whoever is their parent."""
+    return [pid for pid, fields in _all() if int(fields[3]) in sessions and fields[0] not in "ZX"]
+
+
+def readable(fd: int) -> bool:
+    """Whether a read would return at once."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the state on (the name before it may hold anything)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text[text.rfind(")") + 2 :].split()
+
+
+def _all() -> Iterator[tuple[int, list[str]]]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields:
+                yield int(name), fields

@@ -22,6 +22,7 @@ from chaos.scenario import Cell, ResolvedRun, SkippedCell
 from chaos.schedule import repeat_seed
 from harness import devices, judge
 from harness.launcher import ArmSetup, Launcher, Session
+from harness.needs import lacking, refuse_impossible
 from harness.orchestrator import Orchestrator, StopFlag, Watcher
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
@@ -45,6 +46,7 @@ def run_scenario(
     base_seed = cells[0].scenario.seed if seed is None else seed
     for cell in cells:
         _launcher(cell).check(cell)
+        refuse_impossible(cell, _launcher(cell))
     runnable, skipped = _split(cells)
     now = datetime.now(UTC)
     run = create_run(runs, loaded.name, base_seed, now)
@@ -79,7 +81,7 @@ def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
     """Cells this machine can run, and those it cannot with the reason."""
     runnable, skipped = [], []
     for cell in cells:
-        reason = _launcher(cell).missing(cell)
+        reason = _launcher(cell).missing(cell) or lacking(cell, _launcher(cell))
         if reason:
             skipped.append(SkippedCell(cell=cell.id, reason=reason))
         else:

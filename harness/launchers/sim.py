@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from chaos.fault import Need
 from harness.launcher import ArmSetup, Launcher
 from harness.sim.behaviour import Behaviour
 from harness.sim.cluster import SimCluster
@@ -23,6 +24,8 @@ class Sim(Launcher):
     """
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
+
+    offers: ClassVar[frozenset[Need]] = frozenset(Need)
 
     step_ms: float = Field(default=40.0, gt=0, le=600_000)
     jitter: float = Field(default=0.05, ge=0, lt=1)

@@ -1,0 +1,37 @@
+"""What the faults of a cell need of its launcher, and whether the launcher can do it here and now."""
+
+from __future__ import annotations
+
+from chaos import plugins
+from chaos.errors import ScenarioError
+from chaos.fault import Fault, Need
+from chaos.scenario import Cell
+from harness.launcher import Launcher
+
+
+def needs_of(cell: Cell) -> frozenset[Need]:
+    """Everything the cell's faults need. The control arm gets the same, so that the pair stays comparable."""
+    kinds = plugins.load("chaos.faults", Fault)
+    return frozenset(need for fault in cell.scenario.faults for need in kinds[fault.kind].needs)
+
+
+def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
+    """Raise ScenarioError when the launcher can never do what a fault needs."""
+    kinds = plugins.load("chaos.faults", Fault)
+    for fault in cell.scenario.faults:
+        wanting = sorted(kinds[fault.kind].needs - launcher.offers)
+        if wanting:
+            raise ScenarioError(
+                f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "
+                f"which launcher {cell.scenario.launcher.kind} does not offer",
+                hint="use another launcher, or leave the fault out; chaos list faults shows who can do what",
+            )
+
+
+def lacking(cell: Cell, launcher: Launcher) -> str | None:
+    """Why the launcher cannot do it on this machine now, such as a missing privilege; None when it can."""
+    for need in sorted(needs_of(cell)):
+        reason = launcher.lacks(need)
+        if reason:
+            return f"{need}: {reason}"
+    return None

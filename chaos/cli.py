@@ -328,5 +328,17 @@ def _entries(kind: str) -> list[Entry]:
             listing.Entry(name=name, summary=listing.first_sentence(checker))
             for name, checker in CHECKERS.items()
         ]
-    models = cast("dict[str, type[Any]]", getattr(build_catalogue(), kind))
+    catalogue = build_catalogue()
+    if kind == "faults":
+        offers = {
+            name: None if each.emulates else each.offers for name, each in _launchers(catalogue).items()
+        }
+        return [
+            listing.fault_entry(name, cast("Any", model), offers) for name, model in catalogue.faults.items()
+        ]
+    models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
     return [listing.model_entry(name, model) for name, model in models.items()]
+
+
+def _launchers(catalogue: Catalogue) -> dict[str, type[Any]]:
+    return cast("dict[str, type[Any]]", catalogue.launchers)

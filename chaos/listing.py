@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from chaos.errors import ScenarioError
+from chaos.fault import Fault, Need
 from chaos.source import read_document
 
 
@@ -27,11 +28,12 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Something that can be named."""
+    """Something that can be named. ``columns``: short facts shown between name and summary, by heading."""
 
     name: str
     summary: str
     parameters: tuple[Parameter, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def first_sentence(documented: object) -> str:
@@ -57,10 +59,28 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
     return Entry(name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters)
 
 
+def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, frozenset[Need] | None]) -> Entry:
+    """A fault kind, with its fidelity under each launcher.
+
+    ``launchers``: what each offers; None: it simulates everything.
+    """
+    columns = {"acts on": kind.where.value}
+    for launcher, offers in launchers.items():
+        if offers is None:
+            columns[launcher] = "simulated"
+        elif kind.needs - offers:
+            columns[launcher] = "-"
+        else:
+            columns[launcher] = kind.fidelity.value
+            if kind.on_cuda not in (None, kind.fidelity):
+                columns[launcher] += f" ({kind.on_cuda.value} on CUDA)"
+    return replace(model_entry(name, kind), columns=columns)
+
+
 def scenario_entries(directory: Path) -> list[Entry]:
     """The scenario files of a directory by path, with their descriptions; unreadable ones say so."""
     entries = []
-    for path in sorted(directory.glob("*.yaml")):
+    for path in sorted(directory.rglob("*.yaml")):
         try:
             description = str(read_document(path).tree.get("description", ""))
         except ScenarioError:
@@ -81,14 +101,22 @@ def as_text(found: Mapping[str, Sequence[Entry]], *, verbose: bool) -> str:
         if len(found) > 1:
             lines += [*([""] if lines else []), kind]
         indent = "  " if len(found) > 1 else ""
-        width = max((len(entry.name) for entry in entries), default=0)
         if not entries:
             lines.append(f"{indent}none here")
-        for entry in entries:
-            lines.append(f"{indent}{entry.name.ljust(width)}  {entry.summary}".rstrip())
+        rows = [[entry.name, *entry.columns.values(), entry.summary] for entry in entries]
+        heads = [["name", *entries[0].columns, "what it is"]] if entries and entries[0].columns else []
+        widths = [max(map(len, column)) for column in zip(*heads, *rows, strict=True)]
+        lines += [indent + _row(head, widths) for head in heads]
+        for entry, row in zip(entries, rows, strict=True):
+            lines.append(indent + _row(row, widths))
             if verbose:
                 lines += [f"{indent}    {_parameter(parameter)}".rstrip() for parameter in entry.parameters]
     return "\n".join(lines)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
+    return "  ".join([*padded, cells[-1]]).rstrip()
 
 
 def _parameter(parameter: Parameter) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.catalogue import Catalogue
 from chaos.events import Event
-from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
 
 
 class _Model(BaseModel):
@@ -17,6 +17,9 @@ class _Model(BaseModel):
 
 
 class _Fault(Fault):
+    def act(self, target: Any) -> Mapping[str, Any]:
+        return {}
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         return None
 
@@ -31,6 +34,8 @@ class Slow(_Fault):
     """Slows a rank down."""
 
     where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    on_cuda: ClassVar[Fidelity | None] = Fidelity.REAL
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("forward", "backward")
@@ -43,8 +48,22 @@ class Damage(_Fault):
     """Damages a checkpoint."""
 
     where: ClassVar[Where] = Where.CHECKPOINT
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
 
     mode: Literal["bitflip", "truncate"] = "bitflip"
+
+
+class Here(_Model):
+    """Runs ranks here."""
+
+    emulates: ClassVar[str] = ""
+    offers: ClassVar[frozenset[Need]] = frozenset()
+
+
+class Pretend(Here):
+    """Simulates."""
+
+    emulates: ClassVar[str] = "everything"
 
 
 class Restart(_Model):
@@ -74,7 +93,7 @@ class Gpt(_Model):
 CATALOGUE = Catalogue(
     faults={"process-kill": Kill, "straggler": Slow, "checkpoint-corrupt": Damage},
     strategies={"checkpoint-restart": Restart, "drop-replica": Restart, "hot-spare": Spare},
-    launchers={"local": _Model, "sim": _Model},
+    launchers={"local": Here, "sim": Pretend},
     workloads={"gpt": Gpt},
     metrics={"recovery_time": "s", "steps_lost": "steps", "goodput": "ratio", "samples_lost": "samples"},
     checkers=("fault-landed", "liveness", "membership"),

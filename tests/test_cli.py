@@ -136,9 +136,10 @@ def test_list(chaos: Invoke) -> None:
     code, out, _ = chaos("list", "faults")
     assert code == 0
     assert out.splitlines() == [
-        "process-kill        Kills",
-        "straggler           Slows a rank down",
-        "checkpoint-corrupt  Damages a checkpoint",
+        "name                acts on     local                    sim        what it is",
+        "process-kill        process     real                     simulated  Kills",
+        "straggler           rank        emulated (real on CUDA)  simulated  Slows a rank down",
+        "checkpoint-corrupt  checkpoint  -                        simulated  Damages a checkpoint",
     ]
     _, out, _ = chaos("list", "faults", "-v")
     assert "    factor: number, default 3" in out

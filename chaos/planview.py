@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from chaos.catalogue import Catalogue
 from chaos.load import LoadedScenario
 from chaos.scenario import Cell, Scenario
-from chaos.schedule import PlannedFault, plan, repeat_seed
+from chaos.schedule import PlannedFault, plan_scenario, repeat_seed
 
 # Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not say, as
 # seen at 4 ranks on 2 cores; good to a factor of two.
 _ARM_S = 5.0
 _INCIDENT_S = 1.0
 _STEP_S = 0.05
+_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,7 @@ def plan_cell(cell: Cell, catalogue: Catalogue, seed: int) -> CellPlan:
     repeats = []
     for repeat in range(scenario.repeat):
         own = repeat_seed(seed, repeat)
-        faults = plan(
-            scenario.faults, seed=own, ranks=scenario.workload.ranks, spares=spares,
-            phases_of=lambda kind: _phases(catalogue.faults, kind),
-        )  # fmt: skip
+        faults = plan_scenario(scenario, catalogue.faults, seed=own, spares=spares)
         repeats.append(RepeatPlan(repeat=repeat, seed=own, faults=faults))
     return CellPlan(cell=cell, spares=spares, repeats=tuple(repeats))
 
@@ -140,33 +137,53 @@ def headline(run: RunPlan) -> str:
 
 
 def target_text(fault: PlannedFault) -> str:
-    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``latest checkpoint``."""
+    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest checkpoint``."""
     if fault.checkpoint is not None:
         return (
             "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"
         )
     parts = []
-    for name, numbers in (("rank", fault.ranks), ("spare", fault.spares)):
+    people = () if fault.links else (("rank", fault.ranks), ("spare", fault.spares), ("node", fault.nodes))
+    for name, numbers in people:
         if numbers:
             parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}")
-    return " and ".join(parts)
+    if fault.links:
+        shown = [f"{source}→{other}" for source, other in fault.links]
+        parts.append(f"link{'s' if len(shown) > 1 else ''} {_some(shown)}")
+    return " and ".join(parts) or "the job"
 
 
 def when_text(fault: PlannedFault) -> str:
     """When a planned fault fires, for how long and how often."""
-    if fault.time_s is not None:
-        when = f"{fault.time_s:g} s after the first step starts"
+    if fault.times_s:
+        when = f"{_some([f'{time_s:g}' for time_s in fault.times_s])} s after the first step starts"
     elif fault.event is not None:
         when = f"{fault.event} number {fault.nth}"
     elif fault.ranks:
-        when = "; ".join(f"step {step}, {phase}" for step, phase in fault.points)
+        when = _some([f"step {step}, {phase}" for step, phase in fault.points], "; ")
     else:
-        when = "; ".join(f"step {step}" for step, _ in fault.points)
+        when = _some([f"step {step}" for step, _ in fault.points], "; ")
+    if fault.declined and (fault.event is None or fault.max_fires == 1):
+        when = "; ".join(part for part in (when if _fires(fault) else "", _declined(fault)) if part)
     if fault.duration_s is not None:
         when += f", for {fault.duration_s:g} s"
     if fault.duration_steps is not None:
         when += f", for {_count(fault.duration_steps, 'step')}"
     return when if fault.max_fires == 1 else f"{when}, up to {fault.max_fires} times"
+
+
+def _fires(fault: PlannedFault) -> bool:
+    return bool(fault.points or fault.times_s)
+
+
+def _declined(fault: PlannedFault) -> str:
+    return f"not at {_some(fault.declined)} (probability {fault.probability:g})"
+
+
+def _some(texts: Sequence[str], between: str = ", ") -> str:
+    """The first of many."""
+    more = len(texts) - _SHOWN
+    return between.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
@@ -196,10 +213,6 @@ def _yaml(value: Any) -> str:
     stream = io.StringIO()
     yaml.dump(value, stream)
     return stream.getvalue()
-
-
-def _phases(kinds: Mapping[str, type[BaseModel]], kind: str) -> tuple[str, ...]:
-    return tuple(getattr(kinds[kind], "phases", ()))
 
 
 def _arms_per_repeat(scenario: Scenario) -> int:

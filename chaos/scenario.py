@@ -6,52 +6,54 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
-Phase = Literal["data", "forward", "backward", "collective", "optimizer", "checkpoint", "any"]
-EventName = Literal["checkpoint_saving", "checkpoint_committed", "recovery_started", "regroup", "restore"]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=80)]
+from chaos.faultspec import (
+    PHASES,
+    CheckpointTarget,
+    CountTarget,
+    ExpectSpec,
+    FaultSpec,
+    MaxRetrigger,
+    Name,
+    PercentTarget,
+    StepsDuration,
+    Strict,
+    TargetSpec,
+    TraceSpec,
+    TriggerSpec,
+)
+from chaos.topology import Topology
+from chaos.workspec import CheckpointSpec, RegexProgress, WorkloadSpec
 
-
-class Strict(BaseModel):
-    """Base of every scenario model: unknown keys and later changes are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CheckpointSpec(Strict):
-    """Checkpoint every so many committed steps, keeping the newest few."""
-
-    every: int = Field(default=25, ge=1, description="steps between checkpoints")
-    keep: int = Field(default=3, ge=1, description="checkpoints kept; the last good one is never deleted")
-
-
-class WorkloadSpec(Strict):
-    """What is trained. ``kind`` names a built-in workload; ``params`` are its own parameters (``size`` for short)."""
-
-    kind: str
-    size: str | None = Field(default=None, description="shorthand for params.size")
-    params: dict[str, Any] = Field(default_factory=dict)
-    ranks: int = Field(default=4, ge=1)
-    steps: int = Field(default=100, ge=1)
-    global_batch: int = Field(default=16, ge=1, description="samples per step over all ranks")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    parallelism: Literal["ddp"] = "ddp"
-    checkpoint: CheckpointSpec = CheckpointSpec()
-
-    @model_validator(mode="after")
-    def _batch_covers_ranks(self) -> WorkloadSpec:
-        if self.global_batch < self.ranks:
-            raise ValueError(
-                f"global_batch {self.global_batch} cannot feed {self.ranks} ranks: "
-                f"use global_batch >= {self.ranks} or ranks <= {self.global_batch}"
-            )
-        if self.global_batch % self.ranks:
-            below = self.global_batch // self.ranks * self.ranks
-            raise ValueError(
-                f"global_batch {self.global_batch} does not divide over {self.ranks} ranks: "
-                f"use {below} or {below + self.ranks}"
-            )
-        return self
+__all__ = [
+    "PHASES",
+    "BlastRadius",
+    "Cell",
+    "CheckpointSpec",
+    "CheckpointTarget",
+    "CountTarget",
+    "ExpectSpec",
+    "FaultSpec",
+    "LauncherSpec",
+    "LeaveOut",
+    "Matrix",
+    "MaxRetrigger",
+    "PercentTarget",
+    "RecoverySpec",
+    "RegexProgress",
+    "Requires",
+    "ResolvedRun",
+    "Scenario",
+    "SkippedCell",
+    "SlaCheck",
+    "SteadyCheck",
+    "StepsDuration",
+    "StopCondition",
+    "Strict",
+    "TargetSpec",
+    "TraceSpec",
+    "TriggerSpec",
+    "WorkloadSpec",
+]  # fmt: skip
 
 
 class RecoverySpec(Strict):
@@ -73,85 +75,6 @@ class RecoverySpec(Strict):
         return value
 
 
-class CheckpointTarget(Strict):
-    """A checkpoint of a given step."""
-
-    step: int = Field(ge=1)
-
-
-class CountTarget(Strict):
-    """That many of the candidates."""
-
-    count: int = Field(ge=1)
-
-
-class TargetSpec(Strict):
-    """Who is hit. ``rank`` or ``replica`` name one; else ``role`` and ``select`` choose with the seed."""
-
-    role: Literal["worker", "spare", "any"] = "worker"
-    rank: int | None = Field(default=None, ge=0)
-    replica: int | None = Field(default=None, ge=0)
-    checkpoint: Literal["latest"] | CheckpointTarget | None = None
-    select: Literal["one", "all"] | CountTarget = "one"
-
-
-class TriggerSpec(Strict):
-    """When. Exactly one of ``step``, ``steps``, ``time`` (seconds after the first step starts) or ``event``.
-
-    ``step: 77`` means: while step 77 is being computed, that is when 76 steps are committed.
-    """
-
-    step: int | None = Field(default=None, ge=1)
-    steps: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
-    time: float | None = Field(default=None, ge=0, description="seconds, or a string such as 2.5s")
-    event: EventName | None = None
-    nth: int = Field(default=1, ge=1, description="which occurrence of the event")
-    phase: Phase | None = Field(default=None, description="default: data, the start of the step")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> TriggerSpec:
-        given = [n for n in ("step", "steps", "time", "event") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"needs exactly one of step, steps, time, event; has {', '.join(given) or 'none'}"
-            )
-        if self.phase and given[0] not in ("step", "steps"):
-            raise ValueError(f"phase goes with step or steps, not with {given[0]}")
-        return self
-
-
-class StepsDuration(Strict):
-    """A duration counted in steps of the target."""
-
-    steps: int = Field(ge=1)
-
-
-class MaxRetrigger(Strict):
-    """Fire again after a rollback, so many times in all."""
-
-    max: int = Field(ge=1)
-
-
-class ExpectSpec(Strict):
-    """What the fault should lead to; a different outcome fails the run."""
-
-    outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape"] | None = None
-    detected_by: Literal["exit", "hang", "error", "nonfinite"] | None = None
-
-
-class FaultSpec(Strict):
-    """One planned fault. ``params`` are the kind's own; ``duration`` bounds faults that last."""
-
-    id: Name
-    kind: str
-    params: dict[str, Any] = Field(default_factory=dict)
-    target: TargetSpec = TargetSpec()
-    at: TriggerSpec
-    duration: float | StepsDuration | None = Field(default=None, description="seconds (or 2s), or {steps: n}")
-    retrigger: Literal["once", "every_attempt"] | MaxRetrigger = "once"
-    expect: ExpectSpec = ExpectSpec()
-
-
 class SlaCheck(Strict):
     """One bound on a metric: ``"<aggregate> <op> <value><unit>"``; severity warn never fails a run."""
 
@@ -165,9 +88,37 @@ class SlaCheck(Strict):
 
 
 class StopCondition(Strict):
-    """Halt and heal when this holds: ``no_committed_step_for > 60s`` or ``wall_time > 300s``."""
+    """Halt and heal when this holds: ``no_committed_step_for > 60s``, ``wall_time > 300s``,
+    ``healthy_replicas < 2``, ``failures > 10`` or ``loss_nonfinite``.
+    """
 
     when: str
+
+
+class SteadyCheck(Strict):
+    """What must be so before the first fault, or the run is inconclusive: ``committed_steps >= 5 within 60s``,
+    ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
+    """
+
+    check: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, value: Any) -> Any:
+        return {"check": value} if isinstance(value, str) else value
+
+
+class BlastRadius(Strict):
+    """How much may be broken at once. A plan that cannot keep to it is an error; an occurrence that would break it
+    is not fired, and recorded as failed.
+
+    ``privileges``: the most a fault may need on this machine; without it, any.
+    """
+
+    max_concurrent_faults: int | None = Field(default=None, ge=1)
+    min_healthy_replicas: int | None = Field(default=None, ge=0)
+    protected_ranks: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    privileges: Literal["none", "net_admin", "root"] | None = None
 
 
 class Requires(Strict):
@@ -176,6 +127,12 @@ class Requires(Strict):
     cuda_devices: int = Field(default=0, ge=0)
     cores: int = Field(default=0, ge=0)
     memory_gib: float = Field(default=0, ge=0)
+    world_size: int = Field(default=0, ge=0, description="ranks that the launcher must have room for")
+    root: bool = False
+    net_admin: bool = Field(default=False, description="may change network devices and filters")
+    mount: bool = Field(default=False, description="may mount file systems")
+    cgroup: bool = Field(default=False, description="a writable control group")
+    docker: bool = Field(default=False, description="a Docker engine that answers")
 
 
 class Matrix(BaseModel):
@@ -188,15 +145,26 @@ class Matrix(BaseModel):
 
 
 class LauncherSpec(Strict):
-    """Where ranks run. In YAML a bare name or ``{kind: name, params: {...}}``."""
+    """Where ranks run. In YAML a bare name or ``{kind: name, nodes: 2, params: {...}}``.
+
+    Ranks divide over ``nodes`` in blocks, and nodes over racks (``chaos.topology``).
+    """
 
     kind: str = "local"
+    nodes: int = Field(default=1, ge=1, le=1000)
+    nodes_per_rack: int = Field(default=1, ge=1)
     params: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _bare_string(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+
+class LeaveOut(Strict):
+    """All invariants but these, which the verdict does then not rest on."""
+
+    leave_out: list[str] = Field(min_length=1)
 
 
 class Scenario(Strict):
@@ -206,6 +174,7 @@ class Scenario(Strict):
     name: Name
     description: str = ""
     tags: list[str] = Field(default_factory=list)
+    extends: str | None = Field(default=None, description="another scenario file that this one changes")
     vars: dict[str, Any] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0, lt=2**32)
     requires: Requires = Requires()
@@ -214,12 +183,20 @@ class Scenario(Strict):
     recovery: RecoverySpec
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
-    invariants: Literal["default"] | list[str] = "default"
+    invariants: Literal["default"] | list[str] | LeaveOut = "default"
     stop_conditions: list[StopCondition] = Field(default_factory=list)
+    steady_state: list[SteadyCheck] = Field(default_factory=list)
+    blast_radius: BlastRadius = BlastRadius()
     matrix: Matrix = Matrix()
     repeat: int = Field(default=1, ge=1, le=1000)
     baseline: Literal["paired", "none"] = "paired"
     order: Literal["interleaved-shuffled", "sequential"] = "interleaved-shuffled"
+
+    @property
+    def topology(self) -> Topology:
+        """Where its ranks are."""
+        place = self.launcher
+        return Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
 
     @model_validator(mode="after")
     def _unique_fault_ids(self) -> Scenario:
@@ -260,3 +237,6 @@ class ResolvedRun(Strict):
     cells: list[Cell]
     skipped: list[SkippedCell] = Field(default_factory=list)
     sla_lines: dict[str, list[int]] = Field(default_factory=dict)
+    lines: dict[str, int] = Field(
+        default_factory=dict, description="dotted key -> its line in the source file"
+    )

@@ -7,13 +7,16 @@ changes nothing for this one, and a plan is the same on every machine and Python
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from chaos.arrivals import arrival_times, draw, share
 from chaos.errors import ScenarioError
-from chaos.scenario import CountTarget, FaultSpec, MaxRetrigger, StepsDuration, TargetSpec
+from chaos.faultspec import FaultSpec, MaxRetrigger, StepsDuration
+from chaos.scenario import Scenario
+from chaos.targeting import Scope, TargetError, Traits, resolve, traits_of
+from chaos.topology import Topology
 
 Point = tuple[int, str]
 Fired = Mapping[tuple[str, Point], int]
@@ -21,7 +24,7 @@ Fired = Mapping[tuple[str, Point], int]
 STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")
 DEFAULT_PHASE = "data"
 NO_POINT: Point = (0, "")
-"""The point under which firings of faults triggered by time or event are counted."""
+"""The point under which firings by an event, or by the first of a fault's times, are counted."""
 NEXT_STEP = 0
 """In a point that a rank holds at: the next step, whatever its number."""
 EVERY_ATTEMPT_LIMIT = 1000
@@ -32,9 +35,12 @@ EVERY_ATTEMPT_LIMIT = 1000
 class PlannedFault:
     """One fault with everything decided.
 
-    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``checkpoint``: ``latest``, step, None.
-    ``points``: (step, phase) pairs for step triggers, else empty, and ``time_s`` or ``event`` with ``nth``
-    is set. ``max_fires``: firings per point (once = 1). ``seed``: the fault's own, below 2**32.
+    ``ranks``: worker ranks hit; ``spares``: indices of spares hit; ``nodes``; ``links``: directed (source rank,
+    destination rank); ``checkpoint``: ``latest``, step, None. ``points``: (step, phase) pairs for triggers in
+    steps, ``times_s`` for those in time, ``event`` with ``nth`` for those by event. ``max_fires``: firings per
+    point, time or event (once = 1). ``probability`` has been decided already for points, times and a single
+    event; ``declined`` names those that it ruled out. ``verify``: what the landed evidence must say.
+    ``seed``: the fault's own, below 2**32.
     """
 
     id: str
@@ -42,15 +48,34 @@ class PlannedFault:
     params: Mapping[str, Any]
     ranks: tuple[int, ...]
     spares: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
     checkpoint: Literal["latest"] | int | None
     points: tuple[Point, ...]
-    time_s: float | None
+    times_s: tuple[float, ...] = ()
     event: str | None
     nth: int
+    probability: float = 1.0
+    declined: tuple[str, ...] = ()
     duration_s: float | None
     duration_steps: int | None
     max_fires: int
+    verify: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     seed: int
+
+
+def plan_scenario(
+    scenario: Scenario, kinds: Mapping[str, type], *, seed: int, spares: int
+) -> tuple[PlannedFault, ...]:
+    """Decide all faults of one arm. ``kinds``: name -> fault class; ``spares``: spares there are.
+
+    Raises ScenarioError when a fault would have no target.
+    """
+    return plan(
+        scenario.faults, seed=seed, ranks=scenario.workload.ranks, spares=spares,
+        traits=lambda kind: traits_of(kinds[kind]), topology=scenario.topology,
+        protected=frozenset(scenario.blast_radius.protected_ranks),
+    )  # fmt: skip
 
 
 def plan(
@@ -59,13 +84,16 @@ def plan(
     seed: int,
     ranks: int,
     spares: int,
-    phases_of: Callable[[str], tuple[str, ...]],
+    traits: Callable[[str], Traits],
+    topology: Topology | None = None,
+    protected: frozenset[int] = frozenset(),
 ) -> tuple[PlannedFault, ...]:
-    """Decide every target and phase. ``phases_of``: fault kind -> phases it can act at (empty: all).
+    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``: ranks never chosen.
 
     Raises ScenarioError when a fault would have no target.
     """
-    return tuple(_plan_one(fault, seed, ranks, spares, phases_of(fault.kind)) for fault in faults)
+    scope = Scope(topology=topology or Topology(ranks=ranks), spares=spares, protected=protected)
+    return tuple(_plan_one(fault, seed, scope, traits(fault.kind)) for fault in faults)
 
 
 def repeat_seed(seed: int, repeat: int) -> int:
@@ -73,7 +101,7 @@ def repeat_seed(seed: int, repeat: int) -> int:
 
     Repeat 0: ``seed``.
     """
-    return seed if repeat == 0 else _draw(seed, "repeat", repeat) % 2**32
+    return seed if repeat == 0 else draw(seed, "repeat", repeat) % 2**32
 
 
 def armed(planned: Sequence[PlannedFault], rank: int, fired: Fired) -> tuple[PlannedFault, ...]:
@@ -99,17 +127,34 @@ def due_by_step(planned: Sequence[PlannedFault], committed: int, fired: Fired) -
 
 
 def due_by_time(planned: Sequence[PlannedFault], seconds: float, fired: Fired) -> tuple[PlannedFault, ...]:
-    """Time-triggered faults due ``seconds`` after the first step; firings count under ``NO_POINT``."""
-    return tuple(
-        f for f in planned if f.time_s is not None and f.time_s <= seconds and _may_fire(f, NO_POINT, fired)
-    )
+    """Faults by time that are due ``seconds`` after the first step starts, each with only its due points.
+
+    The point of time number n (from 0) is ``(n, "")``; firings count under it.
+    """
+    due = []
+    for fault in planned:
+        points = ((number, "") for number, time_s in enumerate(fault.times_s) if time_s <= seconds)
+        mine = tuple(point for point in points if _may_fire(fault, point, fired))
+        if mine:
+            due.append(dataclasses.replace(fault, points=mine))
+    return tuple(due)
 
 
 def due_by_event(
     planned: Sequence[PlannedFault], name: str, nth: int, fired: Fired
 ) -> tuple[PlannedFault, ...]:
-    """Faults due at the ``nth`` occurrence (from 1) of an event. Firings count under ``NO_POINT``."""
-    return tuple(f for f in planned if f.event == name and f.nth <= nth and _may_fire(f, NO_POINT, fired))
+    """Faults due at the ``nth`` occurrence (from 1) of an event. Firings count under ``NO_POINT``.
+
+    A fault fires at its own ``nth``; with ``retrigger`` also at those that follow, so many in all.
+    """
+    return tuple(
+        fault
+        for fault in planned
+        if fault.event == name
+        and fault.nth <= nth < fault.nth + fault.max_fires
+        and _may_fire(fault, NO_POINT, fired)
+        and _happens(fault.probability, fault.seed, "event", nth)
+    )
 
 
 def _left(fault: PlannedFault, fired: Fired) -> PlannedFault:
@@ -120,63 +165,40 @@ def _may_fire(fault: PlannedFault, point: Point, fired: Fired) -> bool:
     return fired.get((fault.id, point), 0) < fault.max_fires
 
 
-def _plan_one(fault: FaultSpec, seed: int, ranks: int, spares: int, phases: tuple[str, ...]) -> PlannedFault:
+def _happens(probability: float, *words: str | int) -> bool:
+    return probability >= 1 or share(*words, "chance") < probability
+
+
+def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> PlannedFault:
     at, checkpoint = fault.at, fault.target.checkpoint
-    hit_ranks: tuple[int, ...] = ()
-    hit_spares: tuple[int, ...] = ()
-    if checkpoint is None:
-        hit_ranks, hit_spares = _targets(fault, seed, ranks, spares)
-    steps = at.steps or ([at.step] if at.step is not None else [])
-    duration = fault.duration
+    if isinstance(at.trace, str):
+        raise ScenarioError(f"fault {fault.id!r}: trace {at.trace} has not been read")
+    try:
+        targets = resolve(fault, traits, scope, seed)
+    except TargetError as error:
+        raise _empty(fault, str(error)) from error
+    own = draw(seed, fault.id, "seed") % 2**32
+    chance = at.probability
+    steps, times = at.all_steps(), arrival_times(at, seed, fault.id)
+    event = at.event if not steps else None
+    declined = [f"step {step}" for step in steps if not _happens(chance, own, "step", step)]
+    declined += [f"{time:g} s" for n, time in enumerate(times) if not _happens(chance, own, "time", n)]
+    if event is not None and not _happens(chance, own, "event", at.nth):
+        declined.append(f"{event} number {at.nth}")
     return PlannedFault(
-        id=fault.id,
-        kind=fault.kind,
-        params=dict(fault.params),
-        ranks=hit_ranks,
-        spares=hit_spares,
+        id=fault.id, kind=fault.kind, params=dict(fault.params),
+        ranks=targets.ranks, spares=targets.spares, nodes=targets.nodes, links=targets.links,
         checkpoint=checkpoint if checkpoint is None or checkpoint == "latest" else checkpoint.step,
-        points=tuple((step, _phase(fault, step, seed, phases)) for step in sorted(set(steps))),
-        time_s=at.time,
-        event=at.event,
-        nth=at.nth,
-        duration_s=None if isinstance(duration, StepsDuration) else duration,
-        duration_steps=duration.steps if isinstance(duration, StepsDuration) else None,
-        max_fires=_max_fires(fault),
-        seed=_draw(seed, fault.id, "seed") % 2**32,
-    )
-
-
-def _targets(fault: FaultSpec, seed: int, ranks: int, spares: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The worker ranks and spare indices a fault hits."""
-    target = fault.target
-    named = target.rank if target.rank is not None else target.replica  # in ddp a replica is one rank
-    if named is not None:
-        if named >= ranks:
-            raise _empty(fault, f"there is no rank {named} among {ranks}")
-        return (named,), ()
-    candidates = _candidates(target, ranks, spares)
-    if not candidates:
-        raise _empty(fault, f"there is no {target.role} to select from")
-    count = (
-        {"one": 1, "all": len(candidates)}[target.select]
-        if isinstance(target.select, str)
-        else target.select.count
-    )
-    if isinstance(target.select, CountTarget) and count > len(candidates):
-        raise _empty(fault, f"cannot select {count} of {len(candidates)}")
-    # Ranked by digest: the first n of n + 1 selected are the same as the n selected.
-    ordered = sorted(candidates, key=lambda who: _draw(seed, fault.id, "target", *who))
-    chosen = sorted(ordered[:count], key=lambda who: who[1])
-    return tuple(n for role, n in chosen if role == "worker"), tuple(
-        n for role, n in chosen if role == "spare"
-    )
-
-
-def _candidates(target: TargetSpec, ranks: int, spares: int) -> list[tuple[str, int]]:
-    workers = [("worker", rank) for rank in range(ranks)] if target.role in ("worker", "any") else []
-    return workers + (
-        [("spare", index) for index in range(spares)] if target.role in ("spare", "any") else []
-    )
+        points=tuple(
+            (step, _phase(fault, step, seed, traits.phases))
+            for step in steps if _happens(chance, own, "step", step)
+        ),
+        times_s=tuple(time for n, time in enumerate(times) if _happens(chance, own, "time", n)),
+        event=event, nth=at.nth, probability=chance, declined=tuple(declined),
+        duration_s=None if isinstance(fault.duration, StepsDuration) else fault.duration,
+        duration_steps=fault.duration.steps if isinstance(fault.duration, StepsDuration) else None,
+        max_fires=_max_fires(fault), verify=dict(fault.verify), seed=own,
+    )  # fmt: skip
 
 
 def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> str:
@@ -186,19 +208,13 @@ def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> s
     if wanted != "any":
         return wanted
     choices = [phase for phase in STEP_PHASES if not phases or phase in phases] or list(phases)
-    return choices[_draw(seed, fault.id, "phase", step) % len(choices)]
+    return choices[draw(seed, fault.id, "phase", step) % len(choices)]
 
 
 def _max_fires(fault: FaultSpec) -> int:
     if isinstance(fault.retrigger, MaxRetrigger):
         return fault.retrigger.max
     return 1 if fault.retrigger == "once" else EVERY_ATTEMPT_LIMIT
-
-
-def _draw(*words: str | int) -> int:
-    """63 bits, the same for the same words on every machine."""
-    text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def _empty(fault: FaultSpec, reason: str) -> ScenarioError:

@@ -52,7 +52,7 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read a scenario file. Raises ScenarioError when there is no YAML mapping in it to speak of."""
-    document = parse(_read_text(path), str(path))
+    document = parse(read_text(path), str(path))
     if not isinstance(document.tree, dict):
         kinds = {type(None): "is empty", list: "holds a list"}
         what = kinds.get(type(document.tree), "holds a single value")
@@ -81,7 +81,8 @@ def parse(text: str, source: str) -> Document:
     return Document(tree=tree, keys=builder.keys, values=builder.values, problems=tuple(builder.problems))
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path, *, what: str = "scenario") -> str:
+    """The text of a regular UTF-8 file of at most ``MAX_BYTES``. Raises ScenarioError for anything else."""
     try:
         # Not blocking: opening a named pipe must not wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -93,10 +94,11 @@ def _read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ScenarioError(
-            f"{path}: cannot be read: {reason}", hint="'chaos list scenarios' shows those at hand"
+            f"{path}: cannot be read: {reason}",
+            hint="'chaos list scenarios' shows those at hand" if what == "scenario" else "",
         ) from error
     if len(raw) > MAX_BYTES:
-        raise ScenarioError(f"{path}: is larger than {MAX_BYTES // 1000} kB; is it a scenario?")
+        raise ScenarioError(f"{path}: is larger than {MAX_BYTES // 1000} kB; is it a {what}?")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

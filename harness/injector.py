@@ -81,10 +81,14 @@ class Injector:
         """Record what is planned, targets resolved."""
         for planned in self._plan.values():
             at = {
-                "points": [list(self._point(planned, point)) for point in planned.points], "time_s": planned.time_s,
-                "event": planned.event, "nth": planned.nth,
+                "points": [list(self._point(planned, point)) for point in planned.points],
+                "times_s": planned.times_s, "event": planned.event, "nth": planned.nth,
+                "probability": planned.probability, "declined": planned.declined,
             }  # fmt: skip
-            target = {"ranks": planned.ranks, "spares": planned.spares, "checkpoint": planned.checkpoint}
+            target = {
+                "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
+                "checkpoint": planned.checkpoint,
+            }  # fmt: skip
             self._scene.record(Kind.FAULT_PLANNED, fault=planned.id, kind=planned.kind, target=target, at=at)
 
     # ---- triggers
@@ -177,9 +181,11 @@ class Injector:
         now = self._scene.now_ns()
         if self._training_since_ns is not None:
             seconds = (now - self._training_since_ns) / 1e9
-            for planned in due_by_time(self._all, seconds, self._fired):
-                self._fire_once(planned, NO_POINT)
-            for planned in due_by_step(self._all, committed, self._fired):
+            due = (
+                *due_by_time(self._all, seconds, self._fired),
+                *due_by_step(self._all, committed, self._fired),
+            )
+            for planned in due:
                 for point in planned.points:
                     self._fire_once(planned, point)
         for fault, point in list(self._holding):

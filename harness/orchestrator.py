@@ -69,10 +69,9 @@ class Orchestrator:
         self.strategy = strategy
         plan: tuple[schedule.PlannedFault, ...] = ()
         if setup.arm == "faulted":
-            plan = schedule.plan(
-                setup.cell.scenario.faults, seed=setup.seed, ranks=spec.ranks, spares=strategy.spares_wanted,
-                phases_of=lambda kind: kinds[kind].phases,
-            )  # fmt: skip
+            plan = schedule.plan_scenario(
+                setup.cell.scenario, kinds, seed=setup.seed, spares=strategy.spares_wanted
+            )
         self.injector = Injector(self, plan, kinds)
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._last_commit = (0, 0)

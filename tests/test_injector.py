@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +15,24 @@ from chaos.events import Event, Kind, require_keys
 from chaos.fault import Fault
 from chaos.scenario import FaultSpec
 from chaos.schedule import plan
+from chaos.targeting import traits_of
 from harness.injector import Injector
+from harness.ledger import Ledger
 from harness.rundir import RunDirectory
 from recovery.wire import Extra, Message
 
 KINDS = plugins.load("chaos.faults", Fault)
 SECOND = 1_000_000_000
+
+
+class FakeLedger(Ledger):
+    """Adds its lines to the story."""
+
+    def __init__(self, story: list[tuple[str, Any]]) -> None:
+        self._story = story
+
+    def _append(self, record: Mapping[str, Any], *, durable: bool) -> None:
+        self._story.append(("ledger", record))
 
 
 class FakeScene:
@@ -35,6 +47,7 @@ class FakeScene:
         self.states: dict[str, str] = {}
         self.story: list[tuple[str, Any]] = []
         self.hear: Callable[[Event], None] = lambda event: None
+        self.ledger = FakeLedger(self.story)
 
     def now_ns(self) -> int:
         return self.now
@@ -67,9 +80,6 @@ class FakeScene:
     def spare(self, index: int) -> str | None:
         return "s4" if index == 0 else None
 
-    def ledger(self, **record: Any) -> None:
-        self.story.append(("ledger", record))
-
     def told(self, topic: str) -> list[dict[str, Any]]:
         return [data for what, data in self.story if what == topic]
 
@@ -81,7 +91,7 @@ class Rig:
         spec = FaultSpec.model_validate(
             {"id": "f", "kind": kind, "target": {"rank": 2}, "at": at} | more  # type: ignore[arg-type]
         )
-        planned = plan([spec], seed=1, ranks=4, spares=1, phases_of=lambda kind: KINDS[kind].phases)
+        planned = plan([spec], seed=1, ranks=4, spares=1, traits=lambda kind: traits_of(KINDS[kind]))
         self.scene = FakeScene(folder)
         self.injector = Injector(self.scene, planned, KINDS)
         self.scene.hear = self.injector.observe

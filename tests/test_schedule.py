@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from chaos.schedule import (
     plan,
     repeat_seed,
 )
+from chaos.targeting import Traits
 
 
 def spec(name: str = "f", **fields: Any) -> FaultSpec:
@@ -30,7 +33,7 @@ def spec(name: str = "f", **fields: Any) -> FaultSpec:
 def planned(
     *faults: FaultSpec, seed: int = 1, ranks: int = 4, spares: int = 0, phases: tuple[str, ...] = ()
 ) -> Any:
-    return plan(faults, seed=seed, ranks=ranks, spares=spares, phases_of=lambda _: phases)
+    return plan(faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: Traits(phases=phases))
 
 
 def one(fault: FaultSpec, **context: Any) -> PlannedFault:
@@ -153,3 +156,81 @@ def test_due_by_step_is_for_those_on_no_rank() -> None:
 def test_repeats_have_their_own_seeds() -> None:
     seeds = [repeat_seed(17, repeat) for repeat in range(100)]
     assert seeds[0] == 17 and len(set(seeds)) == 100 and all(0 <= s < 2**32 for s in seeds)
+
+
+# --- arrivals
+
+
+def test_poisson_arrivals_have_the_mean_asked_for() -> None:
+    times = one(spec(at={"mtbf": 30, "max": 5000})).times_s
+    gaps = [after - before for before, after in zip((0.0, *times), times, strict=False)]
+    assert len(times) == 5000 and list(times) == sorted(times)
+    assert statistics.fmean(gaps) == pytest.approx(30, rel=0.05)
+    assert statistics.pstdev(gaps) == pytest.approx(30, rel=0.07)  # exponential: as wide as its mean
+
+
+@pytest.mark.parametrize("shape", [0.7, 1.0, 3.0])
+def test_weibull_arrivals_have_mean_and_shape(shape: float) -> None:
+    times = one(spec(at={"weibull": {"mean": 10, "shape": shape}, "max": 8000})).times_s
+    gaps = [after - before for before, after in zip((0.0, *times), times, strict=False)]
+    first, second = math.gamma(1 + 1 / shape), math.gamma(1 + 2 / shape)
+    assert statistics.fmean(gaps) == pytest.approx(10, rel=0.07)
+    assert statistics.pstdev(gaps) == pytest.approx(10 * math.sqrt(second / first**2 - 1), rel=0.1)
+
+
+def test_arrivals_are_bounded_and_known() -> None:
+    assert len(one(spec(at={"mtbf": 0.001})).times_s) == 100
+    assert one(spec("soak", at={"mtbf": 30, "max": 3}), seed=17).times_s == KNOWN_ARRIVALS
+    assert one(spec("soak", at={"mtbf": 30, "max": 2}), seed=17).times_s == KNOWN_ARRIVALS[:2]
+
+
+KNOWN_ARRIVALS = (2.662711, 23.209131, 49.2688)
+
+
+def test_each_arrival_fires_once() -> None:
+    faults = planned(spec(at={"trace": {"file": "t", "times": [4, 1, 2]}}))
+    assert due_by_time(faults, 0.5, {}) == ()
+    (due,) = due_by_time(faults, 2.5, {})
+    assert due.points == ((0, ""), (1, ""))
+    (due,) = due_by_time(faults, 2.5, {("f", (0, "")): 1})
+    assert due.points == ((1, ""),)
+    assert due_by_time(faults, 3.0, {("f", (0, "")): 1, ("f", (1, "")): 1}) == ()
+
+
+def test_rows_of_steps_and_traces_of_steps() -> None:
+    row = one(spec(at={"from": 10, "until": 21, "every": 5, "phase": "backward"}))
+    assert row.points == ((10, "backward"), (15, "backward"), (20, "backward"))
+    trace = one(spec(at={"trace": {"file": "t", "steps": [9, 3, 3]}, "phase": "optimizer"}))
+    assert trace.points == ((3, "optimizer"), (9, "optimizer"))
+    assert one(spec(at={"event": "data", "nth": 7})).points == ((7, "data"),)
+
+
+def test_an_unread_trace_cannot_be_planned() -> None:
+    with pytest.raises(ScenarioError, match="has not been read"):
+        planned(spec(at={"trace": "x.csv"}))
+
+
+# --- probability
+
+
+def test_probability_is_decided_by_the_seed_and_recorded() -> None:
+    fault = one(spec(at={"from": 1, "until": 2000, "probability": 0.25}))
+    assert 420 < len(fault.points) < 580 and len(fault.points) + len(fault.declined) == 2000
+    assert f"step {fault.points[0][0]}" not in fault.declined
+    assert one(spec(at={"from": 1, "until": 2000, "probability": 0.25})) == fault
+    assert one(spec(at={"step": 5, "probability": 0})).declined == ("step 5",)
+    times = one(spec(at={"mtbf": 1, "probability": 0.5}))
+    assert 30 < len(times.times_s) < 70 and len(times.times_s) + len(times.declined) == 100
+
+
+def test_a_fault_by_event_that_is_declined_never_fires() -> None:
+    faults = planned(spec(at={"event": "regroup", "nth": 2, "probability": 0}))
+    assert faults[0].declined == ("regroup number 2",)
+    assert not any(due_by_event(faults, "regroup", nth, {}) for nth in range(1, 9))
+
+
+def test_a_retriggered_event_draws_each_time() -> None:
+    at = {"event": "checkpoint_committed", "probability": 0.5}
+    faults = planned(spec(at=at, retrigger={"max": 200}))
+    hits = [nth for nth in range(1, 400) if due_by_event(faults, "checkpoint_committed", nth, {})]
+    assert 70 < len(hits) < 130 and max(hits) <= 200

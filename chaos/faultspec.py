@@ -1,0 +1,223 @@
+"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See ``chaos.scenario``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
+Phase = Literal["data", "forward", "backward", "collective", "optimizer", "checkpoint", "any"]
+EventName = Literal[
+    "checkpoint_saving", "checkpoint_committed", "recovery_started", "regroup", "restore", "recovered", "data"
+]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=80)]
+Step = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+
+MAX_OCCURRENCES = 10_000
+"""A trigger that would fire more often than this is a slip of the pen."""
+DEFAULT_ARRIVALS = 100
+"""Arrivals of ``mtbf`` and ``weibull`` without ``max``: more than a run of an hour at one in 40 s."""
+
+
+class Strict(BaseModel):
+    """Base of every scenario model: unknown keys and later changes are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckpointTarget(Strict):
+    """A checkpoint of a given step."""
+
+    step: int = Field(ge=1)
+
+
+class CountTarget(Strict):
+    """That many of the candidates."""
+
+    count: int = Field(ge=1)
+
+
+class PercentTarget(Strict):
+    """That share of the candidates, rounded up."""
+
+    percent: float = Field(gt=0, le=100)
+
+
+class LinkTarget(Strict):
+    """The path from one rank to another; without ``dst``, to all others."""
+
+    src: int = Field(ge=0)
+    dst: int | None = Field(default=None, ge=0)
+
+
+class Exclusion(Strict):
+    """Who is never chosen."""
+
+    ranks: list[Index] = Field(default_factory=list)
+    nodes: list[Index] = Field(default_factory=list)
+
+
+class TargetSpec(Strict):
+    """Who is hit. ``rank``, ``replica`` or ``link`` name one; else ``role``, ``node`` and ``rack`` narrow the
+    candidates, and ``select`` chooses among them with the seed.
+
+    ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above it; both, and
+    ``percent``, are counted before ``exclude`` takes anybody out.
+    """
+
+    role: Literal["worker", "spare", "coordinator", "any"] = "worker"
+    rank: int | None = Field(default=None, ge=0)
+    replica: int | None = Field(default=None, ge=0)
+    node: int | None = Field(default=None, ge=0)
+    rack: int | None = Field(default=None, ge=0)
+    link: LinkTarget | None = None
+    checkpoint: Literal["latest"] | CheckpointTarget | None = None
+    select: Literal["one", "all", "minority", "majority"] | CountTarget | PercentTarget = "one"
+    exclude: Exclusion = Exclusion()
+
+
+class WeibullSpec(Strict):
+    """Gaps between arrivals with this mean (seconds) and shape; below 1 failures come in bursts."""
+
+    mean: float = Field(gt=0, description="seconds, or a string such as 30s")
+    shape: float = Field(gt=0.05, le=20)
+
+
+class TraceSpec(Strict):
+    """A trace that was read: its times in seconds after the first step starts, or its steps.
+
+    In YAML the name of a CSV or JSON file; the resolved scenario holds what was in it.
+    """
+
+    file: str
+    times: list[Annotated[float, Field(ge=0)]] = Field(default_factory=list, max_length=MAX_OCCURRENCES)
+    steps: list[Step] = Field(default_factory=list, max_length=MAX_OCCURRENCES)
+
+
+class TriggerSpec(Strict):
+    """When. Exactly one of ``step``, ``steps``, ``from`` with ``until``, ``time`` (seconds after the first step
+    starts), ``event``, ``mtbf``, ``weibull`` or ``trace``.
+
+    ``step: 77`` means: while step 77 is being computed, that is when 76 steps are committed. ``probability`` is
+    decided by the seed for each step, time or event of its own.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    step: Step | None = None
+    steps: list[Step] | None = Field(default=None, min_length=1, max_length=MAX_OCCURRENCES)
+    from_: Step | None = Field(default=None, alias="from", description="first of a row of steps")
+    until: Step | None = Field(default=None, description="last of a row of steps")
+    every: Step | None = Field(default=None, description="gap between the steps of a row; default 1")
+    time: float | None = Field(default=None, ge=0, description="seconds, or a string such as 2.5s")
+    mtbf: float | None = Field(
+        default=None,
+        gt=0,
+        description="mean seconds between random (Poisson) arrivals, or a string such as 30s",
+    )
+    weibull: WeibullSpec | None = None
+    trace: str | TraceSpec | None = Field(default=None, description="CSV or JSON file with times or steps")
+    event: EventName | None = None
+    nth: int = Field(default=1, ge=1, description="which occurrence of the event")
+    phase: Phase | None = Field(default=None, description="default: data, the start of the step")
+    probability: float = Field(default=1.0, ge=0, le=1)
+    max: int | None = Field(
+        default=None, ge=1, le=MAX_OCCURRENCES, description="most arrivals of mtbf or weibull; default 100"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TriggerSpec:
+        names = {
+            name: getattr(self, name)
+            for name in ("step", "steps", "time", "event", "mtbf", "weibull", "trace")
+        }
+        given = [name for name, value in {**names, "from": self.from_}.items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "needs exactly one of step, steps, from, time, event, mtbf, weibull, trace; "
+                f"has {', '.join(given) or 'none'}"
+            )
+        (chosen,) = given
+        in_steps = ("step", "steps", "from") + (("trace",) if not _has_times(self.trace) else ())
+        for name, fits in (
+            ("phase", in_steps), ("until", ("from",)), ("every", ("from",)), ("max", ("mtbf", "weibull")),
+        ):  # fmt: skip
+            if getattr(self, name) is not None and chosen not in fits:
+                raise ValueError(f"{name} goes with {_either(fits)}, not with {chosen}")
+        if self.nth != 1 and chosen != "event":
+            raise ValueError(f"nth goes with event, not with {chosen}")
+        self._row_fits()
+        return self
+
+    def _row_fits(self) -> None:
+        if self.from_ is None:
+            return
+        if self.until is None:
+            raise ValueError(
+                f"from needs until, the last step: {{from: {self.from_}, until: {self.from_ + 50}}}"
+            )
+        if self.until < self.from_:
+            raise ValueError(f"until must be at least {self.from_}, where from starts, not {self.until}")
+        count = (self.until - self.from_) // (self.every or 1) + 1
+        if count > MAX_OCCURRENCES:
+            raise ValueError(f"until {self.until} makes {count} steps, more than {MAX_OCCURRENCES}")
+
+    def all_steps(self) -> tuple[int, ...]:
+        """The steps named, in order; () for a trigger by time or event."""
+        if self.from_ is not None and self.until is not None:
+            return tuple(range(self.from_, self.until + 1, self.every or 1))
+        if isinstance(self.trace, TraceSpec):
+            return tuple(sorted(set(self.trace.steps)))
+        if self.event == "data":  # the nth batch is taken at the start of step n
+            return (self.nth,)
+        return tuple(sorted(set(self.steps or ([self.step] if self.step is not None else []))))
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _has_times(trace: str | TraceSpec | None) -> bool:
+    return isinstance(trace, TraceSpec) and bool(trace.times)
+
+
+class StepsDuration(Strict):
+    """A duration counted in steps of the target."""
+
+    steps: int = Field(ge=1)
+
+
+class MaxRetrigger(Strict):
+    """Fire again after a rollback, so many times in all."""
+
+    max: int = Field(ge=1)
+
+
+class ExpectSpec(Strict):
+    """What the fault should lead to; a different outcome fails the run.
+
+    ``blame: rank``: the failure must be laid on the rank that was hit; ``none``: nobody may be blamed.
+    """
+
+    outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None = None
+    detected_by: Literal["exit", "hang", "error", "nonfinite"] | None = None
+    blame: Literal["rank", "none"] | None = None
+
+
+class FaultSpec(Strict):
+    """One planned fault. ``params`` are the kind's own; ``duration`` bounds faults that last.
+
+    ``verify``: what the evidence that the fault landed must say, such as ``{measured_mbit_per_s: "< 30"}``.
+    """
+
+    id: Name
+    kind: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    target: TargetSpec = TargetSpec()
+    at: TriggerSpec
+    duration: float | StepsDuration | None = Field(default=None, description="seconds (or 2s), or {steps: n}")
+    retrigger: Literal["once", "every_attempt"] | MaxRetrigger = "once"
+    verify: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    expect: ExpectSpec = ExpectSpec()

@@ -1,0 +1,218 @@
+"""Whom a fault hits: candidates by role, node and rack, and a choice among them that the seed decides.
+
+Candidates are ranked by a digest of (seed, fault id, candidate), so the first n of n + 1 chosen are the n chosen,
+and no other fault changes the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.arrivals import draw
+from chaos.diagnostics import Loc
+from chaos.fault import Where
+from chaos.faultspec import CountTarget, FaultSpec, PercentTarget, TargetSpec
+from chaos.topology import Topology
+
+PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
+"""Places of which a job has one: their faults choose no rank, spare or node."""
+
+Who = tuple[str, int]
+"""``worker``, ``spare``, ``node`` or ``rack``, and its number."""
+
+
+class TargetError(ValueError):
+    """Nobody can be hit. ``part``: the key of the target that is to blame, below ``target``."""
+
+    def __init__(self, message: str, part: Loc = ()) -> None:
+        super().__init__(message)
+        self.part = part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Who is there. ``protected``: ranks that the blast radius keeps from harm."""
+
+    topology: Topology
+    spares: int = 0
+    protected: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What of a fault kind matters to its plan.
+
+    ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that takes racks;
+    ``separates``: a link fault that cuts the chosen ranks off from the others, not from each other.
+    """
+
+    where: Where | None = None
+    phases: tuple[str, ...] = ()
+    whole_racks: bool = False
+    separates: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What one fault hits: ranks, indices of spares, nodes, and directed links (source rank, destination rank)."""
+
+    ranks: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+
+
+def traits_of(kind: type) -> Traits:
+    """The traits of a fault class."""
+    return Traits(
+        where=getattr(kind, "where", None),
+        phases=tuple(getattr(kind, "phases", ())),
+        whole_racks=bool(getattr(kind, "whole_racks", False)),
+        separates=bool(getattr(kind, "separates", False)),
+    )
+
+
+def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Targets:
+    """Choose. Raises TargetError when there is nobody, or not enough."""
+    target, where = fault.target, traits.where
+    if target.checkpoint is not None or where in PLACELESS:
+        return Targets()
+    _check_place(target, scope.topology)
+    if where is Where.NODE or (where is Where.HEALTH and _names_place(target)):
+        return Targets(nodes=_nodes(fault, traits, scope, seed))
+    if target.link is not None:
+        return _link(target, scope)
+    chosen = _select(fault, _people(target, scope), _harmed(target, scope), seed, _role_word(target))
+    ranks = tuple(number for role, number in chosen if role == "worker")
+    spares = tuple(number for role, number in chosen if role == "spare")
+    links = _links(ranks, scope.topology.ranks, traits.separates) if where is Where.LINK else ()
+    if where is Where.LINK and not links:
+        raise TargetError("a link needs a rank on its other side", ("select",))
+    return Targets(ranks=ranks, spares=spares, links=links)
+
+
+def _names_place(target: TargetSpec) -> bool:
+    return target.rank is None and (target.node is not None or target.rack is not None)
+
+
+def _check_place(target: TargetSpec, topology: Topology) -> None:
+    for name, value, there in (
+        ("rank", target.rank, topology.ranks), ("replica", target.replica, topology.ranks),
+        ("node", target.node, topology.nodes), ("rack", target.rack, topology.racks),
+    ):  # fmt: skip
+        if value is not None and value >= there:
+            among = f"among {there}" + ("; set launcher.nodes" if name in ("node", "rack") else "")
+            # in ddp a replica is one rank
+            raise TargetError(f"there is no {'rank' if name == 'replica' else name} {value} {among}", (name,))
+
+
+def _people(target: TargetSpec, scope: Scope) -> list[Who]:
+    topology = scope.topology
+    named = target.rank if target.rank is not None else target.replica
+    if named is not None:
+        return [("worker", named)]
+    people: list[Who] = []
+    if target.role in ("worker", "any"):
+        people += [("worker", rank) for rank in range(topology.ranks)]
+    if target.role in ("spare", "any"):
+        people += [("spare", index) for index in range(scope.spares)]
+    return [who for who in people if _on(target, _node_of(who, topology), topology)]
+
+
+def _node_of(who: Who, topology: Topology) -> int:
+    return topology.node_of(who[1]) if who[0] == "worker" else topology.node_of_spare(who[1])
+
+
+def _on(target: TargetSpec, node: int, topology: Topology) -> bool:
+    return target.node in (None, node) and target.rack in (None, topology.rack_of(node))
+
+
+def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
+    """Who may not be chosen."""
+    topology = scope.topology
+    out: set[Who] = {("worker", rank) for rank in (*target.exclude.ranks, *scope.protected)}
+    for node in target.exclude.nodes:
+        out |= {("worker", rank) for rank in topology.ranks_on(node)}
+        out |= {("spare", i) for i in range(scope.spares) if topology.node_of_spare(i) == node}
+    return out
+
+
+def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[int, ...]:
+    target, topology = fault.target, scope.topology
+    named = target.rank if target.rank is not None else target.replica
+    nodes = [node for node in range(topology.nodes) if _on(target, node, topology)]
+    if named is not None:
+        nodes = [topology.node_of(named)]
+    kept = {*target.exclude.ranks, *scope.protected}
+    spared = {n for n in nodes if n in target.exclude.nodes or kept & set(topology.ranks_on(n))}
+    if not traits.whole_racks:
+        chosen = _select(fault, [("node", n) for n in nodes], {("node", n) for n in spared}, seed, "node")
+        return tuple(number for _, number in chosen)
+    racks = sorted({topology.rack_of(node) for node in nodes})
+    out = {("rack", topology.rack_of(node)) for node in spared}
+    chosen = _select(fault, [("rack", rack) for rack in racks], out, seed, "rack")
+    return tuple(node for _, rack in chosen for node in topology.nodes_in(rack))
+
+
+def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, word: str) -> list[Who]:
+    """The chosen of a group, in the group's order of numbers. ``out``: who is never chosen."""
+    if not group:
+        raise TargetError(f"there is no {word} to select from", ("role",))
+    free = [who for who in group if who not in out]
+    if not free:
+        raise TargetError(f"every {word} it could hit is excluded or protected", ("exclude",))
+    count = len(free) if fault.target.select == "all" else _wanted(fault.target, len(group), word)
+    if count > len(free):
+        also = f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
+        raise TargetError(f"cannot select {count} of {len(free)}{also}", ("select",))
+    ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))
+    return sorted(ordered[:count], key=lambda who: who[1])
+
+
+def _wanted(target: TargetSpec, size: int, word: str) -> int:
+    select = target.select
+    if isinstance(select, CountTarget):
+        return select.count
+    if isinstance(select, PercentTarget):
+        return max(1, math.ceil(round(select.percent / 100 * size, 9)))
+    if select == "majority":
+        return size // 2 + 1
+    if select == "minority":
+        if size < 3:
+            raise TargetError(
+                f"{size} {word}{'s' if size > 1 else ''} have no minority; it takes 3", ("select",)
+            )
+        return (size - 1) // 2
+    return 1
+
+
+def _link(target: TargetSpec, scope: Scope) -> Targets:
+    link, ranks = target.link, scope.topology.ranks
+    assert link is not None
+    for name, rank in (("src", link.src), ("dst", link.dst)):
+        if rank is not None and rank >= ranks:
+            raise TargetError(f"there is no rank {rank} among {ranks}", ("link", name))
+    if link.src == link.dst:
+        raise TargetError(f"a link from rank {link.src} to itself is none", ("link", "dst"))
+    others = [link.dst] if link.dst is not None else [r for r in range(ranks) if r != link.src]
+    if not others:
+        raise TargetError("a link needs a rank on its other side", ("link",))
+    return Targets(ranks=(link.src,), links=tuple((link.src, other) for other in others))
+
+
+def _links(chosen: Sequence[int], ranks: int, separates: bool) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (source, other)
+        for source in chosen
+        for other in range(ranks)
+        if other != source and not (separates and other in chosen)
+    )
+
+
+def _role_word(target: TargetSpec) -> str:
+    word = "rank or spare" if target.role == "any" else target.role
+    if target.node is not None:
+        return f"{word} on node {target.node}"
+    return f"{word} in rack {target.rack}" if target.rack is not None else word

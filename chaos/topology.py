@@ -1,0 +1,48 @@
+"""Which rank is on which node, and which node in which rack: a pure function of three numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Ranks over nodes in blocks, nodes over racks in blocks.
+
+    With 5 ranks on 2 nodes, ranks 0 to 2 are on node 0 and ranks 3 and 4 on node 1.
+    """
+
+    ranks: int
+    nodes: int = 1
+    nodes_per_rack: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on a full node."""
+        return max(1, math.ceil(self.ranks / self.nodes))
+
+    @property
+    def racks(self) -> int:
+        """Racks that hold at least one node."""
+        return math.ceil(self.nodes / self.nodes_per_rack)
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank; ranks beyond the last block (a job that grew) are on the last node."""
+        return min(rank // self.ranks_per_node, self.nodes - 1)
+
+    def node_of_spare(self, index: int) -> int:
+        """The node of a spare: the last one first, then backwards, so that a lost node rarely takes both."""
+        return self.nodes - 1 - index % self.nodes
+
+    def rack_of(self, node: int) -> int:
+        """The rack of a node."""
+        return node // self.nodes_per_rack
+
+    def ranks_on(self, node: int) -> tuple[int, ...]:
+        """The ranks on a node; a node that the ranks do not reach has none."""
+        return tuple(rank for rank in range(self.ranks) if self.node_of(rank) == node)
+
+    def nodes_in(self, rack: int) -> tuple[int, ...]:
+        """The nodes of a rack."""
+        return tuple(node for node in range(self.nodes) if self.rack_of(node) == rack)

@@ -51,8 +51,9 @@ class Agent:
         self._thread = threading.Thread(target=self._listen, name="recovery-agent", daemon=True)
 
     def start(self) -> None:
-        """Start listening."""
-        self._thread.start()
+        """Start listening, if it does not listen yet."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def entering(self, group: Abortable) -> None:
         """The training thread is about to use this group."""

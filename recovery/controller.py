@@ -27,7 +27,7 @@ from recovery.strategy import (
     describe,
 )  # fmt: skip
 from recovery.supervision import Hands, Stage, Timing
-from recovery.wire import Finished, Joined, Parked, PauseRequest, Ready
+from recovery.wire import Failed, Finished, Joined, Parked, PauseRequest, Ready
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
@@ -97,14 +97,14 @@ class Controller:
 
     # ---- inputs
 
-    def start(self) -> None:
-        """Start the first processes."""
+    def start(self, state: StateFrom = StateFrom.INITIAL) -> None:
+        """Start the first processes. CHECKPOINT: from the newest checkpoint that verifies, if there is one."""
         for _ in range(self.world):
             self._crew.spawn("worker", self.strategy.start_mode)
         for _ in range(self.strategy.spares_wanted):
             self._crew.spawn("spare", "warm")
         first = tuple(p.name for p in self._crew if p.role == "worker")
-        self._formation.want(Form(members=first, state=StateFrom.INITIAL, cause="start"), ())
+        self._formation.want(Form(members=first, state=state, cause="start"), ())
 
     def stop(self, outcome: str, reason: str) -> None:
         """End the job early; every process is killed."""
@@ -126,7 +126,10 @@ class Controller:
             case Parked():
                 self._on_parked(entry, message)
             case Finished():
-                self._on_finished(entry, message)
+                entry.finished, entry.step, entry.valid = True, message.step, True
+                self._end_if_finished()
+            case Failed():
+                entry.error = message.error
 
     def on_exit(self, process: str, how: str) -> None:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
@@ -137,7 +140,7 @@ class Controller:
         if self.stage is Stage.ENDING:
             self._finish_if_gone()
         else:
-            self._fail(entry, Cause.EXIT, how)
+            self._fail(entry, Cause.EXIT, f"{how}: {entry.error}" if entry.error else how)
 
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
@@ -367,10 +370,6 @@ class Controller:
             self._fail(self._crew[hang.process], Cause.HANG, hang.detail)
         else:
             self._suspect(hang.detail)
-
-    def _on_finished(self, entry: Process, message: Finished) -> None:
-        entry.finished, entry.step, entry.valid = True, message.step, True
-        self._end_if_finished()
 
     def _end_if_finished(self) -> None:
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):

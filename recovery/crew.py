@@ -16,7 +16,7 @@ from recovery.wire import Abort, Stop
 class Process:
     """One process. ``step``: last step it applied; ``valid``: state is whole; ``finished``: no step is left.
 
-    ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready.
+    ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready; ``error``: why it says it ends.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Process:
     finished: bool = False
     expected_exit: bool = False
     deadline_s: float = 0.0
+    error: str = ""
 
 
 class Crew:

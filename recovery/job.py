@@ -1,10 +1,9 @@
-"""What a training loop holds: a ``job``, made by the rank's entry point, and its steps.
+"""What a training loop holds: a ``job``, made by ``recovery.join`` or a rank's entry point, and its steps.
 
     job.attach(model, optimizer, scheduler, clip_norm=1.0)
     while job.running():
         with job.step() as step:
             inputs = load(step.samples)
-            step.phase("forward")
             loss = model(inputs)            # the sum of the losses of step.samples
             step.backward(loss)
             step.commit()
@@ -16,12 +15,10 @@ part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,6 +27,7 @@ from chaos.events import EventWriter, Kind
 from recovery import marks, order
 from recovery.agent import Agent
 from recovery.checkpoints import Checkpoint, prune
+from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.group import GenerationLost, Group
@@ -40,24 +38,7 @@ from recovery.mechanisms.transfer import copy_state
 from recovery.wire import Abort, CheckpointNote, Finished, Join, Parked, Ready, Stop
 from recovery.wire import Joined as JoinedMessage
 
-
-class JobConfig(BaseModel):
-    """What a rank must know. ``world``: full world size; ``samples``: size of the data set; ``batch``: see Strategy."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    process: str
-    world: int
-    steps: int
-    global_batch: int
-    samples: int
-    seed: int
-    batch: Literal["constant", "shrink"] = "constant"
-    backend: Literal["gloo", "nccl"] = "gloo"
-    checkpoint_dir: Path
-    checkpoint_every: int
-    checkpoint_keep: int
-    collective_timeout_s: float = 300.0
+__all__ = ["Job", "JobConfig"]
 
 
 class Job:
@@ -69,6 +50,10 @@ class Job:
         self.marks = page
         self.writer = writer
         self.probe: Probe | None = None
+        self.on_attach: Callable[[Job], None] | None = None
+        self.current: Step
+        self.over = False
+        self._in_step = False
         self.rank = -1
         self.world = 0
         self.generation = 0
@@ -77,6 +62,23 @@ class Job:
         self._fresh = True  # holds the initial state, which nothing else could bring back
         self._valid = False  # a fresh process holds nothing of the job until it has joined a generation
         self._pausing = False
+        self._announced = False
+        self._attached = False
+
+    @property
+    def seed(self) -> int:
+        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values, with it."""
+        return self.config.seed
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole job."""
+        return self.config.steps
+
+    @property
+    def device(self) -> str:
+        """Where this process is to train: ``cpu`` or ``cuda:<index>``."""
+        return self.config.device
 
     def attach(
         self,
@@ -86,16 +88,31 @@ class Job:
         *,
         clip_norm: float = 0.0,
     ) -> None:
-        """Register what training changes. ``clip_norm`` 0: no clipping."""
+        """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none.
+
+        Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type.
+        """
         self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
         self.reducer = GradientReducer(model, max_world=self.config.world, entering=self.marks.collective)
         self.reducer.check = self.check
         self.reducer.reached = self._in_backward
         self._clip_norm = clip_norm
+        self._attached = True
+        model.register_forward_pre_hook(self._in_forward)
+        if self.on_attach is not None:
+            self.on_attach(self)
 
     def ready(self) -> None:
-        """Tell the supervisor that this process is built and warm."""
-        self.agent.channel.send(Ready())
+        """Listen to the supervisor, and tell it that this process is built; ``running`` does it if nobody did."""
+        config = self.config
+        self.reducer.rehearse()
+        self.agent.start()
+        self._announced = True
+        self.agent.channel.send(
+            Ready(
+                steps=config.steps, samples=config.samples, global_batch=config.global_batch, seed=config.seed
+            )
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raise GenerationLost if the supervisor aborted this generation."""
@@ -103,7 +120,14 @@ class Job:
             raise GenerationLost("aborted by the supervisor")
 
     def running(self) -> bool:
-        """True when a step should be trained; waits for the supervisor where needed. False: end of the job."""
+        """True when a step should be trained; waits for the supervisor where needed. False: end of the job.
+
+        A spare waits here until it is needed. Raises RuntimeError before ``attach``.
+        """
+        if not self._attached:
+            raise RuntimeError("job.attach(model, optimizer) comes before job.running()")
+        if not self._announced:
+            self.ready()
         while True:
             if self._group is not None and self.state.step < self.config.steps:
                 return True
@@ -113,6 +137,7 @@ class Job:
             order = self.agent.orders.get()
             if isinstance(order, Stop):
                 self._leave()
+                self.over = True
                 return False
             if isinstance(order, Abort):
                 # An abort that arrives after this rank already left is answered by the park message it sent then.
@@ -128,6 +153,7 @@ class Job:
         self.marks.begin(self.generation, number)
         self.marks.enter(marks.DATA)
         step = self.current = Step(self, number, self._share(number))
+        self._in_step = True
         try:
             self._write(
                 Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples,
@@ -156,6 +182,8 @@ class Job:
                 what="loss or gradient",
             )
             self._park("nonfinite", blamed=list(error.blamed))
+        finally:
+            self._in_step = False
 
     def apply(self, step: Step, reduced: Reduced) -> None:
         """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``."""
@@ -177,9 +205,11 @@ class Job:
         self._pausing = reduced.pause
         if self.probe is not None:
             self.probe.committed(step.number)
-        if step.number % self.config.checkpoint_every == 0 or step.number == self.config.steps:
+        every = self.config.checkpoint_every
+        due = every > 0 and step.number % every == 0
+        if due or step.number == self.config.steps:
             self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
-        if step.number % self.config.checkpoint_every == 0:
+        if due and self.config.checkpoint_dir is not None:
             if self.rank == 0:
                 self._save(step.number)
             else:
@@ -189,6 +219,7 @@ class Job:
         """Write a checkpoint. A failed save is reported and never kills training."""
         self.marks.enter(marks.CHECKPOINT)
         directory = self.config.checkpoint_dir
+        assert directory is not None
         name = checkpointing.checkpoints.name_of(number)
         self._write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
         self.agent.channel.send(CheckpointNote(state="saving", checkpoint=name, step=number))
@@ -225,6 +256,11 @@ class Job:
         else:
             part = order.share(self.rank, self.world, config.global_batch)
         return ids[part.start : part.stop]
+
+    def _in_forward(self, *_: object) -> None:
+        """The model is called: the forward phase begins, if the loop has not said so itself."""
+        if self._in_step and self.current.in_data:
+            self.current.phase("forward")
 
     def _in_backward(self) -> None:
         if self.probe is not None and self.probe.active:
@@ -274,7 +310,8 @@ class Job:
         origin = "kept" if self.state.step else "initial"
         if order.restore and self.rank == 0:
             self._valid = False
-            found = checkpointing.restore_newest(self.state, self.config.checkpoint_dir, self._refused)
+            directory = self.config.checkpoint_dir
+            found = checkpointing.restore_newest(self.state, directory, self._refused) if directory else None
             if found is None and not self._fresh:
                 raise RuntimeError(
                     "no checkpoint verifies, and this process no longer holds the initial state"

@@ -62,9 +62,13 @@ class Extra(Message):
 
 
 class Ready(Message):
-    """From a rank: built and waiting for ``Join``."""
+    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on every rank."""
 
     type: Literal["ready"] = "ready"
+    steps: int = 0
+    samples: int = 0
+    global_batch: int = 0
+    seed: int = 0
 
 
 class Parked(Message):
@@ -97,6 +101,13 @@ class CheckpointNote(Message):
     step: int
 
 
+class Failed(Message):
+    """From a rank: it is about to end because of this error."""
+
+    type: Literal["failed"] = "failed"
+    error: str
+
+
 class Finished(Message):
     """From a rank: its last step is committed; it stays to help others until told to stop."""
 
@@ -105,10 +116,20 @@ class Finished(Message):
 
 
 ToRank = Join | Abort | PauseRequest | Stop | Extra
-FromRank = Ready | Parked | Joined | CheckpointNote | Finished | Extra
+FromRank = Ready | Parked | Joined | CheckpointNote | Failed | Finished | Extra
 _ANY: TypeAdapter[Any] = TypeAdapter(
     Annotated[
-        Join | Abort | PauseRequest | Stop | Extra | Ready | Parked | Joined | CheckpointNote | Finished,
+        Join
+        | Abort
+        | PauseRequest
+        | Stop
+        | Extra
+        | Ready
+        | Parked
+        | Joined
+        | CheckpointNote
+        | Failed
+        | Finished,
         Field(discriminator="type"),
     ]
 )

@@ -20,7 +20,7 @@ from recovery.agent import Agent
 from recovery.checkpoints import CorruptCheckpoint, newest_first, verify
 from recovery.job import Job, JobConfig
 from recovery.marks import MarkPage
-from recovery.wire import Abort, Channel, CheckpointNote, Finished, Join, Joined, Message, Parked, Stop
+from recovery.wire import Abort, Channel, CheckpointNote, Finished, Join, Joined, Message, Parked, Ready, Stop
 from recovery.wire import PauseRequest as Pause
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -73,9 +73,9 @@ class Rank:
         self.job.probe = self.probe
         self.error: BaseException | None = None
         self._heard: list[Any] = []
-        self.job.agent.start()
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
+        self.hear(Ready)
 
     def _train(self) -> None:
         try:

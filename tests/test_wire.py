@@ -31,6 +31,7 @@ MESSAGES = [
     wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),
     wire.Joined(generation=2, step=56, checkpoint=None),
     wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
+    wire.Failed(error="ValueError: no"),
     wire.Finished(step=100),
 ]  # fmt: skip
 

@@ -69,6 +69,7 @@ class GradientReducer:
     """
 
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
+        _check_types(model)
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         self._buckets = _make_buckets(parameters, 3 + max_world)
         self._entering = entering
@@ -186,6 +187,22 @@ class GradientReducer:
         if self.pace:
             self.pace(wire)
         bucket.work = self._joined().start_all_reduce(bucket.flat)
+
+
+def _check_types(model: nn.Module) -> None:
+    """One type for all gradients, wide enough for the counts in the tail. Raises TypeError."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise TypeError("the model has no parameter that requires a gradient: there is nothing to train")
+    first, device = trained[0][1].dtype, trained[0][1].device
+    for name, parameter in trained:
+        if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first:
+            raise TypeError(
+                f"parameter {name} is {parameter.dtype}: gradients are summed in float32 (or all in float64); "
+                "keep the parameters so, and use torch.autocast for the forward pass"
+            )
+        if parameter.device != device:
+            raise TypeError(f"parameter {name} is on {parameter.device}, others are on {device}")
 
 
 def _all_finite(flat: Tensor) -> bool:

@@ -51,6 +51,11 @@ class Step:
         self._reduced: Reduced | None = None
         self.seconds: dict[str, float] = {}
 
+    @property
+    def in_data(self) -> bool:
+        """Whether no other phase has begun yet."""
+        return self._phase == "data"
+
     def end_phase(self) -> None:
         """Close the account of the last phase."""
         self.seconds[self._phase] = time.perf_counter() - self._since

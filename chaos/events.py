@@ -34,6 +34,10 @@ class Kind(StrEnum):
     PROCESS_READY = "process_ready"
     PROCESS_EXITED = "process_exited"
     LEFTOVERS = "leftovers"
+    # orchestrator: a command watched from outside
+    COMMAND_STARTED = "command_started"
+    COMMAND_ENDED = "command_ended"
+    STEP_REPORTED = "step_reported"
     # orchestrator: faults
     FAULT_PLANNED = "fault_planned"
     FAULT_INJECTED = "fault_injected"
@@ -60,6 +64,7 @@ class Kind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_REFUSED = "checkpoint_refused"
     CHECKPOINT_DELETED = "checkpoint_deleted"
+    CHECKPOINT_KEPT = "checkpoint_kept"
     FAULT_EFFECT = "fault_effect"
     ERROR_RAISED = "error_raised"
 
@@ -84,6 +89,13 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
         # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
+        # attempt: from 1; argv: as started
+        Kind.COMMAND_STARTED: frozenset({"attempt", "pid", "argv"}),
+        # exit_code or signal is set, the other None; asked: we ended it
+        Kind.COMMAND_ENDED: frozenset({"attempt", "exit_code", "signal", "asked"}),
+        # what a command said of its progress. rank: None where it did not say; samples: of that rank alone;
+        # reported_ns: when it said so, by its own (the host's) clock; source: beacon|output
+        Kind.STEP_REPORTED: frozenset({"rank", "loss", "samples", "reported_ns", "source"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
@@ -131,6 +143,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.CHECKPOINT_FAILED: frozenset({"checkpoint", "error"}),
         Kind.CHECKPOINT_REFUSED: frozenset({"checkpoint", "reason"}),
         Kind.CHECKPOINT_DELETED: frozenset({"checkpoint"}),
+        # retention wanted it gone, and the disk refused; checkpoint: "" when not even the directory could be read
+        Kind.CHECKPOINT_KEPT: frozenset({"checkpoint", "error"}),
         # what a rank measured while a fault acts on it (bandwidth, digests, durations)
         Kind.FAULT_EFFECT: frozenset({"fault", "occurrence", "evidence"}),
         Kind.ERROR_RAISED: frozenset({"type", "message"}),

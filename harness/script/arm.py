@@ -1,0 +1,373 @@
+"""Plays one arm of a command: starts it, watches it, injects the planned faults, and writes down what happens.
+
+The counterpart of ``harness.orchestrator`` for a program that is not ours: nothing is asked of it and it is told
+nothing, so that its own recovery is what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chaos import schedule
+from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.fault import Fault
+from chaos.sla import parse_stop
+from harness.injector import Injector
+from harness.launcher import ArmSetup
+from harness.ledger import Ledger
+from harness.orchestrator import StopFlag, Watcher
+from harness.script import tree
+from harness.script.agents import Agents
+from harness.script.command import Command
+from harness.script.environment import prepare
+from harness.script.observer import Observer
+from harness.script.progress import BeaconReader, Lines, Progress, Reader, RegexReader
+from harness.script.ranks import Gone, Ranks
+from harness.script.words import Told, ending
+from harness.undo import KillSession
+from recovery.processes import become_subreaper
+from recovery.wire import Message
+
+TICK_S = 0.02
+SCAN_FORMING_S = 0.05  # between looks for ranks while some are missing
+SCAN_STEADY_S = 0.5
+PENDING_S = 3.0  # reports wait so long for all ranks to be found
+TERM_GRACE_S = 3.0  # from the request to end to the kill
+NS = 1e9
+
+
+class ScriptArm:
+    """One arm of a command. Implements ``harness.scene.Scene``."""
+
+    def __init__(
+        self, setup: ArmSetup, kinds: Mapping[str, type[Fault]], *, watcher: Watcher, stop: StopFlag
+    ) -> None:
+        become_subreaper()
+        self.setup = setup
+        self.ledger = Ledger(setup.run.ledger)
+        self.outcome, self.reason = "", ""
+        self._watcher, self._stop = watcher, stop
+        self._spec = spec = setup.cell.scenario.workload
+        self._prepared = prepare(setup)
+        self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, self.now_ns)
+        self._output, self._reports = Lines(self._prepared.output), Lines(self._prepared.reports)
+        self._reader: Reader = (
+            BeaconReader(self._reports)
+            if spec.progress == "beacon"
+            else RegexReader(self._output, spec.progress.regex)
+        )
+        self._ranks = Ranks()
+        self.observer = Observer(
+            self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline, source=self._reader.source
+        )  # fmt: skip
+        self._agents = Agents()
+        plan: tuple[schedule.PlannedFault, ...] = ()
+        if setup.arm == "faulted":
+            plan = schedule.plan_scenario(setup.cell.scenario, kinds, seed=setup.seed, spares=0)
+        self.injector = Injector(self, plan, kinds)
+        self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
+        self._command: Command | None = None
+        self._record_of_command = ""
+        self._attempt = 0
+        self._hints: dict[int, int] = {}
+        self._pending: list[Progress] = []
+        self._pending_ns = self._scan_ns = self._sign_ns = self._step_ns = 0
+        self._missing = True
+        self._generation = 0
+        self._asked = False
+        self._later: list[tuple[int, Callable[[], None]]] = []
+
+    def run(self) -> str:
+        """Play the arm to its end and return the outcome; nothing of it lives afterwards, however it ends."""
+        self._begin()
+        try:
+            self.injector.announce()
+            self._start_command()
+            while not self.outcome:
+                self._turn()
+        except BaseException as error:
+            if not self.outcome:
+                self.outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "broken"
+                self.reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end()
+        return self.outcome
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        gone = self._ranks.wait(TICK_S)
+        if self._command is not None:
+            self._command.look()
+        self._find_ranks()
+        self._take_progress()  # what was said before it died counts
+        for one in gone:
+            self._on_gone(one)
+        self.observer.tick(self.now_ns())
+        self._on_generation()
+        for process, message in self._agents.due(self.observer.committed, self.observer.resumed_after):
+            self.injector.on_said(process, self.observer.rank_of(process), message)
+        self.injector.tick(self.observer.committed)
+        self._do_what_is_due()
+        if self._command is not None and self._command.ended is not None and not self.outcome:
+            self._on_command_ended(self._command)
+        self._check_bounds()
+        self._watcher.on_progress(self.setup, self.observer.committed, self.now_ns())
+
+    def _take_progress(self) -> None:
+        if self._reader.source == "beacon":
+            for _ in self._output.read():  # its last lines are kept, for when it goes wrong
+                pass
+        for progress in self._reader.read():
+            if progress.pid is not None and progress.rank is not None:
+                self._hints[progress.pid] = progress.rank
+            if not self._pending:
+                self._pending_ns = self.now_ns()
+            self._pending.append(progress)
+        waited_s = (self.now_ns() - self._pending_ns) / NS
+        if self._pending and (not self._missing or waited_s > PENDING_S):
+            for progress in self._pending:
+                before = self.observer.reports
+                self.observer.on_progress(progress, self.now_ns())
+                self._on_generation()
+                if self.observer.reports > before and self.observer.first_of_generation:
+                    self.injector.on_training()
+            self._sign_ns = self._step_ns = self.now_ns()
+            self._pending = []
+
+    def _find_ranks(self) -> None:
+        now = self.now_ns()
+        every_s = SCAN_FORMING_S if self._missing or self.observer.failing else SCAN_STEADY_S
+        if self._command is None or (now - self._scan_ns) / NS < every_s:
+            return
+        self._scan_ns = now
+        found = tree.find_ranks(self._command.guard_pid, self._spec.ranks, self._hints)
+        members, new = self._ranks.hold(found)
+        for rank in new:
+            self._sign_ns = now
+            self.record(
+                Kind.PROCESS_SPAWNED, process=rank.name, pid=rank.found.pid, role="worker", mode="script",
+                rank=rank.found.rank,
+            )  # fmt: skip
+        strangers = set(members.values()) - set(self.observer.members.values())
+        expected = self._ranks.world or self._spec.ranks
+        self._missing = len(members) < expected if strangers or not self.observer.generation else False
+        if members and strangers and not self._missing:
+            self.observer.on_ranks(members, now)
+        elif not members and not self.observer.generation:
+            self._missing = True
+
+    def _on_generation(self) -> None:
+        """A new generation: its ranks hear of the faults that wait for them, as those of built-in workloads do."""
+        if self.observer.generation == self._generation:
+            return
+        self._generation = self.observer.generation
+        self._sign_ns = self.now_ns()
+        self._agents.forget()
+        for rank, process in self.observer.members.items():
+            self.injector.arm(process, rank)
+        if self._generation > 1:
+            self.injector.on_event("regroup")
+
+    def _on_gone(self, gone: Gone) -> None:
+        expected = self._asked or gone.exit_code == 0
+        self.record(
+            Kind.PROCESS_EXITED, process=gone.name, pid=gone.pid, exit_code=gone.exit_code, signal=gone.signal,
+            expected=expected, last_seq=None,
+        )  # fmt: skip
+        if not self._asked:
+            self.observer.on_exit(gone.name, gone.exit_code, gone.signal, self.now_ns())
+
+    def _start_command(self) -> None:
+        self._attempt += 1
+        todo = self._prepared
+        self._command = command = Command.start(
+            todo.argv, directory=todo.directory, env=todo.env, output=todo.output
+        )
+        self._sign_ns = self.now_ns()
+        if command.error:
+            self._finish("gave-up", f"the command could not be started: {command.error}")
+            return
+        undo = KillSession.of(command.guard_pid, "guard of the command")
+        self._record_of_command = self.ledger.will(undo, arm=self.setup.id, process="command")
+        self._ranks.register(command.fileno())
+        self._missing = True
+        self.record(
+            Kind.COMMAND_STARTED, attempt=self._attempt, pid=command.pid, argv=list(self._prepared.argv)
+        )
+
+    def _on_command_ended(self, command: Command) -> None:
+        """Everything it said is taken in before it is judged; then it is over, or started again."""
+        ended = command.ended
+        assert ended is not None
+        for gone in self._ranks.wait(0.0):
+            self._on_gone(gone)
+        self._missing = False
+        self._take_progress()
+        if not ended.well and not self.observer.finished:
+            self.observer.on_command_failed(ended.how, self.now_ns())
+        again = not ended.well and not self.observer.finished and self._attempt <= self._spec.restarts
+        self._close_command()
+        if not again:
+            self._finish(*ending(self._told(), ended))
+            return
+        self.record(
+            Kind.DECISION, actions=[{"start": "command"}],
+            reason=f"the command ended with {ended.how}: started again ({self._attempt} of {self._spec.restarts})",
+        )  # fmt: skip
+        self._start_command()
+
+    def _check_bounds(self) -> None:
+        if self.outcome:
+            return
+        now = self.now_ns()
+        if self._stop.signum:
+            self._finish("interrupted", signals.Signals(self._stop.signum).name)
+        for rule in self._rules:
+            since = self._step_ns if rule.name == "no_committed_step_for" else self._started_ns
+            if rule.name in ("no_committed_step_for", "wall_time") and (now - since) / NS > rule.limit_s:
+                self._finish("halted", f"{rule.name} > {rule.limit_s:g}s")
+        if (now - self._sign_ns) / NS > self._spec.progress_deadline:
+            self._finish(*ending(self._told(), None))
+
+    def _told(self) -> Told:
+        """What there is to say about an end."""
+        return Told(
+            spec=self._spec, reports=self.observer.reports, committed=self.observer.committed,
+            finished=self.observer.finished, ranks=self._generation and len(self.observer.members),
+            lines=self._output.count, last=tuple(self._output.last), refused=self._reader.refused,
+        )  # fmt: skip
+
+    def _finish(self, outcome: str, reason: str) -> None:
+        if not self.outcome:
+            self.outcome, self.reason = outcome, reason
+
+    def _do_what_is_due(self) -> None:
+        now = self.now_ns()
+        due = [action for when, action in self._later if when <= now]
+        self._later = [row for row in self._later if row[0] > now]
+        for action in due:
+            action()
+
+    # ---- beginning and end
+
+    def _begin(self) -> None:
+        scenario, spec = self.setup.cell.scenario, self._spec
+        self._started_ns = self._step_ns = self._sign_ns = self.now_ns()
+        self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+        self._write(
+            Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat,
+            seed=self.setup.seed, ranks=spec.ranks, spares=0, steps=spec.steps, global_batch=spec.global_batch,
+            strategy=scenario.recovery.strategy, order={"seed": 0, "samples": 0}, checkpoint_every=None,
+            data="", data_digest="", observed=True,
+        )  # fmt: skip
+
+    def _end(self) -> None:
+        """Ask it to end, kill what does not, heal, account."""
+        left = 0
+        try:
+            left = self._close_command()
+            self.injector.close()
+        finally:
+            self._output.close()
+            self._reports.close()
+            self._ranks.close()
+        processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
+        self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
+        self._write(
+            Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason,
+            committed_step=self.observer.committed,
+        )  # fmt: skip
+        self._writer.close()
+
+    def _close_command(self) -> int:
+        """End the command and all that came of it; returns how many processes could not be killed."""
+        command, self._command = self._command, None
+        if command is None:
+            return 0
+        if command.pid:
+            self._asked = command.ended is None
+            self._ask_to_end(command)
+            self._ranks.unregister(command.fileno())
+        left = command.close(self._prepared.mark)
+        self._reap_ranks()
+        self._asked = False
+        ended = command.ended
+        if ended is not None:
+            self.record(
+                Kind.COMMAND_ENDED, attempt=self._attempt, exit_code=ended.exit_code, signal=ended.signal,
+                asked=self.outcome not in ("", "completed") , killed=command.killed,
+            )  # fmt: skip
+        if self._record_of_command and not left:
+            self.ledger.undone(self._record_of_command, "ended")
+        self._record_of_command = ""
+        return left
+
+    def _ask_to_end(self, command: Command) -> None:
+        deadline = time.monotonic() + TERM_GRACE_S
+        if command.ended is None:
+            command.terminate()
+        while command.ended is None and time.monotonic() < deadline:
+            for gone in self._ranks.wait(TICK_S):
+                self._on_gone(gone)
+            command.look()
+
+    def _reap_ranks(self) -> None:
+        deadline = time.monotonic() + TERM_GRACE_S
+        while self._ranks.living() and time.monotonic() < deadline:
+            for gone in self._ranks.wait(TICK_S):
+                self._on_gone(gone)
+
+    # ---- Scene
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds."""
+        return time.monotonic_ns()
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write an event; injector and watcher hear of it."""
+        event = self._write(kind, step=step, generation=generation, **data)
+        self.injector.observe(event)
+        if kind is Kind.FAILURE_DETECTED:
+            self.injector.on_event("recovery_started")
+        return event
+
+    def _write(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        self._writer.generation = self.observer.generation if hasattr(self, "observer") else 0
+        event = self._writer.write(kind, step=step, generation=generation, **data)
+        self._watcher.on_event(self.setup, event)
+        return event
+
+    def send(self, process: str, message: Message) -> bool:
+        """For the ranks' agents, which a command does not have: the arm keeps their points for them."""
+        return self._agents.take(process, message)
+
+    def signal(self, process: str, signum: int) -> None:
+        """Through the held pidfd."""
+        self._ranks.signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on it."""
+        return self._ranks.state(process)
+
+    def process_of(self, rank: int) -> str | None:
+        """Who holds a rank, if it lives."""
+        return self.observer.process_of(rank)
+
+    def spare(self, index: int) -> str | None:
+        """A command has no spares that anybody could tell."""
+        return None
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later, if the arm still runs then."""
+        self._later.append((self.now_ns() + int(delay_s * NS), action))

@@ -1,0 +1,167 @@
+"""Holds a command for the harness: starts it, collects all its descendants, and kills them when told, or when the
+harness is gone.
+
+Runs as a process of its own (``python guard.py <control fd> <output fd> <program> ...``), with the standard library
+only. It is a child subreaper: whatever the command leaves behind, in whatever session, becomes a child of this
+process. On the control socket it says, one JSON line each: ``{"started": pid}`` or ``{"error": text}``,
+``{"ended": wait status}`` and ``{"left": n, "killed": n}``. It is told ``term`` (SIGTERM to the command's process
+group) and ``kill`` (all of it, at once); the end of the socket means ``kill``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KILL_LIMIT_S = 5.0
+REAP_EVERY_S = 0.2
+SETTLE_S = 0.01
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Guard:
+    """One command and all that comes of it."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pid = 0
+
+    def run(self, argv: list[str], output: int) -> None:
+        """Start the command, then serve until everything is killed."""
+        if not self._start(argv, output):
+            return
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        pidfd = os.pidfd_open(self._pid)
+        poll.register(pidfd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(REAP_EVERY_S * 1000)}
+            if pidfd in ready:
+                poll.unregister(pidfd)
+            self._reap()
+            if self._control.fileno() in ready:
+                orders = self._control.recv(64)
+                if b"t" in orders:
+                    self._terminate()
+                if b"k" in orders or not orders:
+                    self._kill_all()
+                    return
+
+    def _start(self, argv: list[str], output: int) -> bool:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            self._say({"error": getattr(error, "strerror", None) or str(error)})
+            return False
+        os.close(output)
+        child.returncode = 0  # reaped here, with everything else
+        self._pid = child.pid
+        self._say({"started": child.pid})
+        return True
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._say({"ended": status})
+
+    def _terminate(self) -> None:
+        try:
+            os.killpg(self._pid, signal.SIGTERM)
+            os.killpg(self._pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+    def _kill_all(self) -> None:
+        """Until nobody is left: a process may fork while it is looked for."""
+        deadline, killed = time.monotonic() + KILL_LIMIT_S, set()
+        while time.monotonic() < deadline:
+            self._reap()
+            found = descendants()
+            if not found:
+                break
+            for pid, started in found:
+                if kill(pid, started):
+                    killed.add((pid, started))
+            time.sleep(SETTLE_S)
+        self._reap()
+        self._say({"left": len(descendants()), "killed": len(killed)})
+
+    def _say(self, message: dict[str, object]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:  # nobody listens any more; what is to be done is the same
+            pass
+
+
+def stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and start time of a process, or None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return fields[0], int(fields[1]), int(fields[19])
+
+
+def descendants() -> list[tuple[int, int]]:
+    """(pid, start time) of all living descendants of this process."""
+    rows = {int(name): row for name in os.listdir("/proc") if name.isdigit() and (row := stat(int(name)))}
+    ours = {os.getpid()}
+    grown = True
+    while grown:
+        more = {pid for pid, (_, parent, _) in rows.items() if parent in ours} - ours
+        ours |= more
+        grown = bool(more)
+    return [(pid, rows[pid][2]) for pid in ours - {os.getpid()} if rows[pid][0] not in "ZX"]
+
+
+def kill(pid: int, started: int) -> bool:
+    """SIGKILL to exactly that process; False when it is gone already."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        row = stat(pid)
+        if row is None or row[2] != started:
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def main() -> None:
+    """Arguments: control socket, output file, command."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    # handled, not ignored: an ignored signal would stay ignored in the command
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    Guard(control).run(sys.argv[3:], int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What a command says of its progress: lines of the beacon's file, or its output read with a regular expression.
+
+Both come from a program that is not ours: lines are bounded, numbers are checked, nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from chaos.beacon import VERSION
+
+READ_LIMIT = 1 << 20  # bytes taken in one look
+LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
+KEPT_LINES = 12
+STEP_LIMIT = 10**12
+SAMPLES_LIMIT = 10**12
+PID_LIMIT = 1 << 31
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said."""
+
+    step: int
+    rank: int | None = None
+    pid: int | None = None
+    loss: float | None = None
+    samples: int | None = None
+    time_ns: int | None = None
+
+
+class Reader(Protocol):
+    """Where progress comes from."""
+
+    source: str
+    refused: int
+
+    def read(self) -> list[Progress]:
+        """What was said since the last look."""
+
+
+class Lines:
+    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._rest = b""
+        self._cut = False
+        self.count = 0
+        self.last: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def read(self) -> Iterator[str]:
+        """New lines, without their ends, each cut to ``LINE_LIMIT`` bytes."""
+        data = os.read(self._fd, READ_LIMIT)
+        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            if self._cut:  # the rest of a line whose beginning was too long
+                self._cut = False
+                continue
+            text = line[:LINE_LIMIT].decode(errors="replace")
+            if text.strip():
+                self.count += 1
+                self.last.append(text)
+                yield text
+        if len(rest) > LINE_LIMIT:
+            if not self._cut:
+                yield rest[:LINE_LIMIT].decode(errors="replace")
+            self._cut, rest = True, b""
+        self._rest = rest
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class BeaconReader:
+    """Reports of ``chaos.beacon``."""
+
+    source = "beacon"
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self.refused = 0
+
+    def read(self) -> list[Progress]:
+        """Every well-formed line; others are counted and forgotten."""
+        found = []
+        for line in self._lines.read():
+            progress = parse_beacon(line)
+            if progress is None:
+                self.refused += 1
+            else:
+                found.append(progress)
+        return found
+
+
+class RegexReader:
+    """Reports in the command's output."""
+
+    source = "output"
+
+    def __init__(self, lines: Lines, pattern: str) -> None:
+        self._lines = lines
+        self._pattern = re.compile(pattern)
+        self.refused = 0
+
+    def read(self) -> list[Progress]:
+        """Every line that matches and whose step is a number."""
+        found = []
+        for line in self._lines.read():
+            match = self._pattern.search(_ESCAPES.sub("", line))
+            progress = None if match is None else _from_groups(match.groupdict())
+            if progress is not None:
+                found.append(progress)
+            elif match is not None:
+                self.refused += 1
+        return found
+
+
+def parse_beacon(line: str) -> Progress | None:
+    """A line of the beacon, or None when it is not one: ``version time pid rank step loss samples``."""
+    words = line.split(" ")
+    if len(words) != 7 or words[0] != str(VERSION):
+        return None
+    time_ns, pid = _whole(words[1], 1 << 63), _whole(words[2], PID_LIMIT)
+    step = _whole(words[4], STEP_LIMIT)
+    if time_ns is None or pid is None or step is None:
+        return None
+    return Progress(
+        step=step, rank=_whole(words[3], 1 << 16), pid=pid, loss=_real(words[5]),
+        samples=_whole(words[6], SAMPLES_LIMIT), time_ns=time_ns,
+    )  # fmt: skip
+
+
+def _from_groups(groups: dict[str, str | None]) -> Progress | None:
+    step = _whole(groups.get("step"), STEP_LIMIT)
+    if step is None:
+        return None
+    return Progress(
+        step=step, rank=_whole(groups.get("rank"), 1 << 16), loss=_real(groups.get("loss")),
+        samples=_whole(groups.get("samples"), SAMPLES_LIMIT),
+    )  # fmt: skip
+
+
+def _whole(text: str | None, limit: int) -> int | None:
+    text = (text or "").strip().replace(",", "").replace("_", "")
+    if not text.isascii() or not text.isdigit() or len(text) > 19:
+        return None
+    value = int(text)
+    return value if value < limit else None
+
+
+def _real(text: str | None) -> float | None:
+    if text is None or len(text) > 40:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else math.nan

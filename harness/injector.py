@@ -46,6 +46,7 @@ class _Live:
     settled: bool = False
     healed: bool = False
     looked: bool = False
+    records: list[str] = field(default_factory=list)
 
 
 def _first_phase(fault: Fault) -> str:
@@ -307,10 +308,9 @@ class Injector:
             planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
         )  # fmt: skip
-        self._scene.ledger(
-            arm=self._scene.setup.id, fault=planned.id, occurrence=number, kind=planned.kind, target=dict(aim.who),
-            undo=type(fault).heal.__doc__ if outside else "ends with the process or the run",
-        )  # fmt: skip
+        about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
+        self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
+        live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
         self._live.append(live)
         self._scene.record(
             Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
@@ -360,7 +360,16 @@ class Injector:
 
     def _heal(self, live: _Live, how: str) -> None:
         if live.fault.where is not Where.RANK and live.aim is not None:
-            live.fault.heal(live.aim.target)
+            try:
+                live.fault.heal(live.aim.target)
+            except Exception as error:
+                # The records undo the same from outside; what even they cannot undo stays unhealed, and unsafe.
+                outcomes = [undo.undo() for undo in live.aim.undo]
+                if not outcomes or not all(outcome.ok for outcome in outcomes):
+                    return
+                how = f"{how}; by its undo record, since {type(error).__name__}: {error}"
+        for record in live.records:
+            self._scene.ledger.undone(record, how)
         self._healed(live, how)
 
     def _healed(self, live: _Live, how: str) -> None:

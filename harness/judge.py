@@ -1,5 +1,5 @@
-"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario and the event
-logs, no more.
+"""Re-derives everything ``results.json`` holds from a run directory: the resolved scenario, the event logs,
+and from the undo ledger what could not be undone; no more.
 
 Deterministic, and content with less than everything: arms that did not run, logs without an end and torn
 lines make verdicts inconclusive, never an exception.
@@ -26,6 +26,7 @@ from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.episodes import NEVER_FIRED
 from harness.launcher import Launcher
+from harness.ledger import read_open
 from harness.lineage import History, history_of
 from harness.measure import METRICS, ArmMeasures, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
@@ -68,7 +69,8 @@ def judge(run: RunDirectory) -> Results:
     outcomes = {name: (history.outcome, _end_reason(history)) for name, history in ended.items()}
     fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
     gate = gates.judge_run(
-        cells, slas, outcomes, _unsafe(arms), (sum(i.landed and i.healed for i in fired), len(fired)),
+        cells, slas, outcomes, [*_unsafe(arms), *_not_undone(run)],
+        (sum(i.landed and i.healed for i in fired), len(fired)),
         [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],
     )  # fmt: skip
     first = resolved.cells[0].scenario if resolved.cells else None
@@ -228,6 +230,11 @@ def _unsafe(arms: list[_Arm]) -> list[str]:
             if episode.injected and not episode.failed and episode.healed is None:
                 found.append(f"fault {episode.fault} of {arm.id}")
     return found
+
+
+def _not_undone(run: RunDirectory) -> list[str]:
+    """What a heal tried to undo and could not; what nobody has tried to undo yet, ``chaos heal`` is there for."""
+    return [entry.problem for entry in read_open(run.ledger) if entry.problem]
 
 
 def _fidelity(resolved: ResolvedRun) -> list[str]:

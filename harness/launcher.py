@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from chaos.fault import Need
 from chaos.scenario import Cell
 from harness.rundir import RunDirectory
+from harness.undoing import Undo
 from harness.workload import DataInfo
 from recovery.local import Exited, Report, Said
 from recovery.marks import Mark
@@ -65,6 +66,9 @@ class Cluster(Protocol):
 
     def spawn(self, name: str, role: str, mode: str) -> int:
         """Start a process and return its pid. Raises InfrastructureError."""
+
+    def undo(self, name: str, pid: int) -> Undo | None:
+        """The record by which anybody can get rid of a process it has spawned; None: there is no real one."""
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message; False when the process is gone."""

@@ -57,7 +57,8 @@ class Orchestrator:
         self._watcher = watcher
         self._stop = stop
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, cluster.now_ns)
-        self._ledger = Ledger(setup.run.ledger)
+        self.ledger = Ledger(setup.run.ledger)
+        self._undo: dict[str, str] = {}  # process -> its record in the ledger
         self._spawned = 0
         self._exited: set[str] = set()
         self._names: list[str] = []
@@ -169,6 +170,8 @@ class Orchestrator:
         finally:
             committed = self.controller.committed  # read from the marks, which end with the cluster
             leftovers = self.cluster.close()  # even when the disk no longer takes events
+            for process, record in self._undo.items() if not leftovers.processes else ():
+                self.ledger.undone(record, f"{process} and what it started ended with the arm")
         self._write(
             Kind.LEFTOVERS,
             processes=leftovers.processes,
@@ -209,7 +212,9 @@ class Orchestrator:
         pid = self.cluster.spawn(name, role, mode)
         self._names.append(name)
         self._pids[name] = pid
-        self._ledger.write(arm=self.setup.id, process=name, pid=pid, undo="kill", durable=False)
+        undo = self.cluster.undo(name, pid)
+        if undo is not None:
+            self._undo[name] = self.ledger.will(undo, arm=self.setup.id, process=name)
         self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode)
         return name
 
@@ -248,10 +253,6 @@ class Orchestrator:
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the arm still runs then."""
         self._later.append((self.now_ns() + int(delay_s * 1e9), action))
-
-    def ledger(self, **record: Any) -> None:
-        """Undo record."""
-        self._ledger.write(**record)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -13,7 +13,8 @@ from typing import Literal
 from recovery.processes import become_subreaper, in_sessions, readable, start_time, state
 
 __all__ = [
-    "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has", "in_sessions",
+    "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
+    "free_shared_memory", "in_sessions",
     "is_same", "listens", "memory_bytes", "readable", "shared_memory_names", "signal_exactly", "since", "start_time",
     "state",
 ]  # fmt: skip
@@ -133,6 +134,19 @@ def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
             found.append(path)
     held = _held_files() if found else set()
     return [path for path in found if str(path) not in held]
+
+
+def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[str]]:
+    """Remove what ``abandoned_shared_memory`` finds: (names removed, names that could not be)."""
+    freed, left = [], []
+    for path in abandoned_shared_memory(since_ns, until_ns):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            left.append(path.name)
+        else:
+            freed.append(path.name)
+    return freed, left
 
 
 def listens(port: int) -> bool:

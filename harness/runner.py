@@ -7,7 +7,6 @@ import random
 import shlex
 import shutil
 import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -15,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from chaos import plugins
-from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, InfrastructureError, ScenarioError
+from chaos.errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_TERMINATED, ChaosError, InfrastructureError
 from chaos.fault import Fault
 from chaos.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
 from chaos.schedule import repeat_seed
-from harness import devices, judge
+from harness import devices, heal, interrupts, judge
 from harness.launcher import ArmSetup, Launcher, Session
+from harness.ledger import Ledger
 from harness.needs import lacking, refuse_impossible
 from harness.orchestrator import Orchestrator, StopFlag, Watcher
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
+from harness.undo import RemoveTree
+from harness.script.arm import ScriptArm
+from harness.script.check import refuse_unstartable
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
 
@@ -39,33 +42,60 @@ def run_scenario(
 
     ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all);
     ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what
-    was measured so far judged. Raises InfrastructureError when the machine refuses, ScenarioError when the
-    data does.
+    was measured so far judged. What breaks while arms run ends the run; what was logged is judged. Raises
+    InfrastructureError when the machine refuses before that, ScenarioError when the data does.
     """
     cells = [_with_launcher(cell, launcher) for cell in loaded.cells if not only or cell.id in only]
     base_seed = cells[0].scenario.seed if seed is None else seed
     for cell in cells:
         _launcher(cell).check(cell)
         refuse_impossible(cell, _launcher(cell))
+        refuse_unstartable(cell, f"{loaded.path}:{loaded.lines.get('workload.command', 1)}")
     runnable, skipped = _split(cells)
     now = datetime.now(UTC)
     run = create_run(runs, loaded.name, base_seed, now)
     resolved = ResolvedRun(
         run_id=run.root.name, source=str(loaded.path), started=now.isoformat(timespec="seconds"),
         reproduce=_reproduce(argv, base_seed), seed=base_seed, cells=runnable, skipped=skipped,
-        sla_lines=loaded.sla_lines,
+        sla_lines=loaded.sla_lines, lines=loaded.lines,
     )  # fmt: skip
-    stop = StopFlag()
-    with _signals(stop):
-        data = _prepare_all(runnable, run)
-        _write_facts(run, resolved)
-        point_latest(run)
+    stop, problem = StopFlag(), None
+    with interrupts.noted(stop, run), heal.guarded(run):
+        data = _prepare(run, runnable, resolved)
         if runnable:
             with _watching(watcher, live, loaded, runnable) as shown:
-                _play(run, runnable, data, base_seed, shown, stop)
-    results = _or_interrupted(judge.judge(run), stop)
+                try:
+                    _play(run, runnable, data, base_seed, shown, stop)
+                except Exception as error:
+                    problem = error
+    results = _or_broken(_or_interrupted(judge.judge(run), stop), problem)
     judge.write_results(run, results)
+    if problem is not None and not isinstance(problem, ChaosError):
+        raise problem  # a defect of ours: it needs its traceback
     return results
+
+
+def _prepare(run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun) -> dict[str, DataInfo]:
+    """Data and facts. An error leaves no run directory behind, since nothing in it could be analysed."""
+    try:
+        data = _prepare_all(cells, run)
+        _write_facts(run, resolved)
+        point_latest(run)
+    except Exception:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
+    return data
+
+
+def _or_broken(results: Results, problem: Exception | None) -> Results:
+    """Say that the harness or the machine failed, and what to do; what was logged until then is judged all the same."""
+    if problem is None or results.verdict in ("unsafe", "interrupted"):
+        return results
+    what = " · ".join(str(problem).split("\n"))
+    reason = results.reason if results.verdict == "broken" else f"the harness or the machine failed: {what}"
+    hint = getattr(problem, "hint", "")
+    reason = reason if not hint or hint in reason else f"{reason}; {hint}"
+    return results.model_copy(update={"verdict": "broken", "exit_code": EXIT_HARNESS, "reason": reason})
 
 
 def _or_interrupted(results: Results, stop: StopFlag) -> Results:
@@ -104,6 +134,8 @@ def _play(
             if stop.signum:
                 return
             name = arm_id(cell.id, repeat, arm)
+            ledger = Ledger(run.ledger)
+            checkpoints = ledger.will(RemoveTree(path=run.checkpoints(name), inside=run.root), arm=name)
             run.make_arm(name)
             setup = ArmSetup(
                 id=name,
@@ -114,11 +146,14 @@ def _play(
                 run=run,
                 data=data[cell.id],
             )
-            spec = cell.scenario.recovery
-            strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
-            cluster = sessions[cell.scenario.launcher.model_dump_json()].cluster(setup)
-            Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
-            _discard_checkpoints(run, name)
+            if cell.scenario.workload.command is not None:
+                ScriptArm(setup, kinds, watcher=watcher, stop=stop).run()
+            else:
+                spec = cell.scenario.recovery
+                strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+                cluster = sessions[cell.scenario.launcher.model_dump_json()].cluster(setup)
+                Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
+            ledger.undone(checkpoints, _discard_checkpoints(run, name))
 
 
 def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
@@ -143,12 +178,15 @@ def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
 
 
 def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo]:
-    """Data of every cell's workload, made once each, by cell id. An error leaves no run directory behind."""
+    """Data of every cell's workload, made once each, by cell id."""
     made: dict[str, DataInfo] = {}
     by_cell = {}
     try:
         for cell in cells:
             spec = cell.scenario.workload
+            if spec.command is not None:
+                by_cell[cell.id] = DataInfo(path=run.root, samples=0, digest="", about="the command's own")
+                continue
             key = json.dumps([spec.kind, spec.params], sort_keys=True)
             if key not in made:
                 directory = run.root / "data" / str(len(made))
@@ -160,9 +198,6 @@ def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo
         raise InfrastructureError(
             f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
         ) from error
-    except ScenarioError:
-        shutil.rmtree(run.root, ignore_errors=True)
-        raise
     return by_cell
 
 
@@ -171,28 +206,12 @@ def _sessions(cells: Sequence[Cell]) -> Iterator[dict[str, Session]]:
     with ExitStack() as stack:
         opened: dict[str, Session] = {}
         for cell in cells:
+            if cell.scenario.workload.command is not None:
+                continue  # started and held by itself
             key = cell.scenario.launcher.model_dump_json()
             if key not in opened:
                 opened[key] = stack.enter_context(_launcher(cell).session())
         yield opened
-
-
-@contextmanager
-def _signals(stop: StopFlag) -> Iterator[None]:
-    """SIGINT and SIGTERM set the flag, so that the arm ends by healing; only the main thread may install handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def note(signum: int, _: object) -> None:
-        stop.signum = signum
-
-    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -241,6 +260,7 @@ def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
         ) from error
 
 
-def _discard_checkpoints(run: RunDirectory, arm: str) -> None:
+def _discard_checkpoints(run: RunDirectory, arm: str) -> str:
     """Checkpoints were means to an end; what they showed is in the log."""
     shutil.rmtree(run.checkpoints(arm), ignore_errors=True)
+    return "the arm is over"

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events import Event, Kind
 from harness.launcher import ArmSetup
+from harness.ledger import Ledger
 from recovery.wire import Message
 
 
@@ -14,6 +15,7 @@ class Scene(Protocol):
     """What the injector may see and do; the orchestrator of the arm."""
 
     setup: ArmSetup
+    ledger: Ledger
 
     def now_ns(self) -> int:
         """Clock of the arm."""
@@ -40,6 +42,3 @@ class Scene(Protocol):
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Have something done ``delay_s`` seconds from now, if the arm still runs then."""
-
-    def ledger(self, **record: Any) -> None:
-        """Write an undo record to the disk."""

@@ -295,10 +295,9 @@ class FreeShm(Undo):
         return "free shared memory"
 
     def _undo(self) -> Outcome:
-        freed = []
-        for path in processes.abandoned_shared_memory(self.since_ns, self._until_ns()):
-            path.unlink(missing_ok=True)
-            freed.append(path.name)
+        freed, left = processes.free_shared_memory(self.since_ns, self._until_ns())
+        if left:
+            return failed(f"could not free shared memory {', '.join(left)}")
         return (
             done(f"freed shared memory {', '.join(freed)}") if freed else nothing("no shared memory is left")
         )

@@ -15,6 +15,8 @@ from chaos.scenario import Cell
 from harness import processes
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.rank_setup import rank_config
+from harness.undo import KillSession
+from harness.undoing import Undo
 from recovery.forkserver import ForkServer, start_cold
 from recovery.local import Children, rank_environment, start_store
 from recovery.marks import Mark
@@ -89,7 +91,8 @@ class LocalCluster:
         self._setup = setup
         self._children = Children()
         self._devices: dict[str, str] = {}
-        self._shm_before = processes.shared_memory_names()
+        self._sessions: list[KillSession] = []
+        self._since_ns = time.time_ns()
         self._store, self.store_port = start_store()
 
     def identity(self) -> dict[str, Any]:
@@ -115,6 +118,11 @@ class LocalCluster:
         self._devices[name] = config.device
         return pid
 
+    def undo(self, name: str, pid: int) -> Undo | None:
+        """A rank leads a session of its own."""
+        self._sessions.append(KillSession.of(pid, name))
+        return self._sessions[-1]
+
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""
         return self._children.send(name, message)
@@ -136,10 +144,15 @@ class LocalCluster:
         return self._children.wait(timeout_s)
 
     def close(self) -> Leftovers:
-        """Kill and reap everything, close the store, and look for what is left."""
-        left = [{"pid": pid, "process": name} for pid, name in self._children.close().items()]
+        """Kill and reap everything, close the store, free shared memory, and look for what is left."""
+        alive = self._children.close()
+        for session in self._sessions if alive else ():
+            session.undo()  # what a rank has started and left behind
+        left = [
+            {"pid": p, "process": name} for p, name in alive.items() if processes.state(p) not in ("X", "Z")
+        ]
         self._store = None
-        memory = sorted(processes.shared_memory_names() - self._shm_before)
+        memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
         ports = [self.store_port] if processes.listens(self.store_port) else []
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 

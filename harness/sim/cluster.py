@@ -13,6 +13,7 @@ from harness.sim.group import Group
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
 from harness.sim.settings import MS, RankConfig, Timings
+from harness.undoing import Undo
 from recovery.marks import Mark
 from recovery.strategy import Strategy
 from recovery.wire import Message
@@ -61,6 +62,10 @@ class SimCluster:
         self._ranks[name] = rank
         process.start(rank.body(mode))
         return pid
+
+    def undo(self, name: str, pid: int) -> Undo | None:
+        """It exists in memory only."""
+        return None
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""

@@ -85,7 +85,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; rank: first rank or None
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
         Kind.PROCESS_READY: frozenset({"process"}),
-        # exit_code or signal is set, the other None; expected: we asked for it; last_seq: last event the process claims
+        # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when first, if we did); last_seq: last event the process claims
         Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
         # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
@@ -103,14 +103,14 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.FAULT_LANDED: frozenset({"fault", "occurrence", "witness", "evidence"}),
         Kind.FAULT_FAILED: frozenset({"fault", "occurrence", "reason"}),
         Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
-        # failure: running number; cause: exit|hang|error|nonfinite|start-timeout; process and rank blamed
+        # failure: running number; cause: exit|hang|error|nonfinite|start-timeout|notice; process and rank blamed
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
         Kind.DECISION: frozenset({"actions", "reason"}),
         # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process or None
-        # cause: start|failure|grow|refill
+        # cause: start|failure|grow|refill|notice
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step all members now hold (training goes on with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),

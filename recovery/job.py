@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from chaos.events import EventWriter, Kind
 from recovery import marks, order
 from recovery.agent import Agent
-from recovery.checkpoints import Checkpoint, prune
+from recovery.checkpoints import Checkpoint, Disk
 from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms import checkpoint as checkpointing
@@ -35,7 +36,8 @@ from recovery.mechanisms.reduce import GradientReducer, Reduced
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.step import NonFinite, Probe, Step
 from recovery.mechanisms.transfer import copy_state
-from recovery.wire import Abort, CheckpointNote, Finished, Join, Parked, Ready, Stop
+from recovery.saving import Saving
+from recovery.wire import Abort, Finished, Join, Parked, Ready, Stop
 from recovery.wire import Joined as JoinedMessage
 
 __all__ = ["Job", "JobConfig"]
@@ -50,6 +52,8 @@ class Job:
         self.marks = page
         self.writer = writer
         self.probe: Probe | None = None
+        self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
+        self._saving = Saving(write=self._write, send=agent.channel.send, clock_s=time.perf_counter)
         self.on_attach: Callable[[Job], None] | None = None
         self.current: Step
         self.over = False
@@ -209,7 +213,7 @@ class Job:
         due = every > 0 and step.number % every == 0
         if due or step.number == self.config.steps:
             self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
-        if due and self.config.checkpoint_dir is not None:
+        if (due or reduced.save) and self.config.checkpoint_dir is not None:
             if self.rank == 0:
                 self._save(step.number)
             else:
@@ -220,29 +224,13 @@ class Job:
         self.marks.enter(marks.CHECKPOINT)
         directory = self.config.checkpoint_dir
         assert directory is not None
-        name = checkpointing.checkpoints.name_of(number)
-        self._write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
-        self.agent.channel.send(CheckpointNote(state="saving", checkpoint=name, step=number))
+        since_s = self._saving.begin(number)
         self._in_checkpoint(number)
-        started = time.perf_counter()
-        try:
-            saved, size = checkpointing.save(self.state, directory, generation=self.generation)
-            seconds = time.perf_counter() - started
-            self._write(
-                Kind.CHECKPOINT_COMMITTED,
-                step=number,
-                checkpoint=saved.name,
-                bytes=size,
-                seconds=round(seconds, 6),
-            )
-            self.agent.channel.send(CheckpointNote(state="committed", checkpoint=name, step=number))
-            for old in prune(directory, self.config.checkpoint_keep):
-                self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
-        except (OSError, RuntimeError) as error:
-            self._write(
-                Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0]
-            )
-            self.agent.channel.send(CheckpointNote(state="failed", checkpoint=name, step=number))
+        if self._saving.attempt(number, lambda: self._put(directory), since_s=since_s, passes=(GenerationLost,)):
+            self._saving.prune(directory, self.config.checkpoint_keep, disk=self.disk)
+
+    def _put(self, directory: Path) -> tuple[Checkpoint, int]:
+        return checkpointing.save(self.state, directory, generation=self.generation, disk=self.disk)
 
     def _in_checkpoint(self, number: int) -> None:
         if self.probe is not None and self.probe.active:
@@ -274,7 +262,7 @@ class Job:
         self.marks.collective(0)
         self.marks.enter(marks.JOINING)
         self._pausing = False
-        self.agent.pause_wanted = False
+        self.agent.pause_wanted = self.agent.save_wanted = False
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,

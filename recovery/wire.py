@@ -6,6 +6,7 @@ Typed, JSON, one a line over a stream socket. Nothing is unpickled.
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -42,9 +43,10 @@ class Abort(Message):
 
 
 class PauseRequest(Message):
-    """To one rank: have the whole generation park after its next commit."""
+    """To one rank: have the whole generation park after its next commit; ``save``: and save a checkpoint before."""
 
     type: Literal["pause"] = "pause"
+    save: bool = False
 
 
 class Stop(Message):
@@ -93,12 +95,13 @@ class Joined(Message):
 
 
 class CheckpointNote(Message):
-    """From a rank: a checkpoint is being saved, or is committed."""
+    """From a rank: a checkpoint is being saved, is committed, or could not be saved (``error``)."""
 
     type: Literal["checkpoint"] = "checkpoint"
     state: Literal["saving", "committed", "failed"]
     checkpoint: str
     step: int
+    error: str = ""
 
 
 class Failed(Message):
@@ -106,6 +109,12 @@ class Failed(Message):
 
     type: Literal["failed"] = "failed"
     error: str
+
+
+class Notice(Message):
+    """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told otherwise."""
+
+    type: Literal["notice"] = "notice"
 
 
 class Finished(Message):
@@ -116,7 +125,7 @@ class Finished(Message):
 
 
 ToRank = Join | Abort | PauseRequest | Stop | Extra
-FromRank = Ready | Parked | Joined | CheckpointNote | Failed | Finished | Extra
+FromRank = Ready | Parked | Joined | CheckpointNote | Failed | Finished | Notice | Extra
 _ANY: TypeAdapter[Any] = TypeAdapter(
     Annotated[
         Join
@@ -129,7 +138,8 @@ _ANY: TypeAdapter[Any] = TypeAdapter(
         | Joined
         | CheckpointNote
         | Failed
-        | Finished,
+        | Finished
+        | Notice,
         Field(discriminator="type"),
     ]
 )
@@ -148,6 +158,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, *, send_limit_s: float | None = None) -> None:
         self.sock = sock
+        self._sending = threading.Lock()  # a notice is sent by a thread of its own
         if send_limit_s is not None:
             sock.settimeout(send_limit_s)
         self._buffer = b""
@@ -159,7 +170,8 @@ class Channel:
     def send(self, message: Message) -> bool:
         """Send one message; False when the other side is gone or reads nothing: it may have got a part."""
         try:
-            self.sock.sendall(message.model_dump_json().encode() + b"\n")
+            with self._sending:
+                self.sock.sendall(message.model_dump_json().encode() + b"\n")
         except OSError:
             return False
         return True

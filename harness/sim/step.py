@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, digest, learning_rate
 from harness.sim.tensors import SimLoss, finite
 from recovery import checkpoints, marks, order
-from recovery.wire import CheckpointNote
+from recovery.saving import Saving
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -128,7 +127,7 @@ class Attempt:
         if job.faults.active:
             yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
-        part = replace(self.part, pause=job.pause_wanted)
+        part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted)
         takes_ns = job.config.timings.phase_ns("collective")
         job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns)
         reduced: Reduced = yield None
@@ -152,39 +151,33 @@ class Attempt:
         due = number % job.config.checkpoint_every == 0
         if due or number == job.config.steps:
             job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
-        if due and job.rank == 0:
+        saves = due or reduced.save
+        if saves and job.rank == 0:
             yield from self._save()
-        elif due and job.faults.active:
+        elif saves and job.faults.active:
             yield from job.faults.at(number, "checkpoint")
 
     def _save(self) -> Sleeping:
         """Write a checkpoint: a small one, but a real one."""
         job, number = self._job, self.number
-        name = checkpoints.name_of(number)
         job.mark.enter(marks.CHECKPOINT)
-        job.write(Kind.CHECKPOINT_SAVING, step=number, checkpoint=name)
-        job.send(CheckpointNote(state="saving", checkpoint=name, step=number))
+        clock = job.process.clock
+        saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
+        since_s = saving.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
-        started = job.process.clock.now_ns
         yield job.about(job.config.timings.checkpoint_ms * MS)
-        try:
-            size = self._commit()
-            seconds = round((job.process.clock.now_ns - started) / 1e9, 6)
-            job.write(Kind.CHECKPOINT_COMMITTED, step=number, checkpoint=name, bytes=size, seconds=seconds)
-            job.send(CheckpointNote(state="committed", checkpoint=name, step=number))
-            for old in checkpoints.prune(job.config.checkpoint_dir, job.config.checkpoint_keep):
-                job.write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
-        except OSError as error:
-            job.write(Kind.CHECKPOINT_FAILED, step=number, checkpoint=name, error=str(error).splitlines()[0])
-            job.send(CheckpointNote(state="failed", checkpoint=name, step=number))
+        if saving.attempt(number, self._commit, since_s=since_s):
+            saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep)
 
-    def _commit(self) -> int:
+    def _commit(self) -> tuple[checkpoints.Checkpoint, int]:
         job = self._job
+        if job.state.bad:
+            raise RuntimeError("the state is not finite, so it is not saved")
         directory = job.config.checkpoint_dir
         staging = directory / f".staging-{job.process.name}"
-        shutil.rmtree(staging, ignore_errors=True)
+        checkpoints.sweep(directory)
         staging.mkdir(parents=True)
         (staging / DATA_FILE).write_bytes(job.state.data())
         facts = {"generation": job.generation, "scalars": job.state.scalars()}
-        return checkpoints.commit(staging, directory, self.number, facts)[1]
+        return checkpoints.commit(staging, directory, self.number, facts)

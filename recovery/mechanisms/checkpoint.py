@@ -7,36 +7,48 @@ in data-parallel training all hold the same state.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 from recovery import checkpoints
-from recovery.checkpoints import Checkpoint
+from recovery.checkpoints import Checkpoint, Disk
 from recovery.mechanisms.state import TrainState
 
 
-def save(state: TrainState, directory: Path, *, generation: int) -> tuple[Checkpoint, int]:
+def save(
+    state: TrainState, directory: Path, *, generation: int, disk: Disk | None = None
+) -> tuple[Checkpoint, int]:
     """Write and commit the state; returns the checkpoint and its size in bytes. Raises OSError or
-    RuntimeError when the disk refuses (torch reports a full disk as RuntimeError); nothing is committed
-    then.
+    RuntimeError when the disk refuses (torch reports a full disk as RuntimeError), RuntimeError for a state
+    that is not finite: restoring it would help nobody. Nothing is committed then.
     """
-    staging = directory / f".staging-{checkpoints.name_of(state.step)}-{os.getpid()}"
-    shutil.rmtree(staging, ignore_errors=True)
+    bad = state.not_finite()
+    if bad is not None:
+        raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
+    staging = checkpoints.staging_of(directory, state.step)
+    checkpoints.sweep(directory)
+    if disk is not None:
+        disk("mkdir", staging)
     staging.mkdir(parents=True)
     try:
         writer = dcp.HuggingFaceStorageWriter(path=str(staging))
+        if disk is not None:
+            writer.fs = _WatchedFiles(disk)
         with _ordinary_errors():
             dcp.save(_storable(state), storage_writer=writer, no_dist=True)
         return checkpoints.commit(
-            staging, directory, state.step, {"generation": generation, "scalars": state.scalars()}
+            staging, directory, state.step, {"generation": generation, "scalars": state.scalars()}, disk=disk
         )
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -63,6 +75,40 @@ def restore_newest(
                 live.copy_(tensors[name][0])
     state.load_scalars(manifest["scalars"])
     return checkpoint
+
+
+class _WatchedFiles(FileSystem):
+    """Files of a save that tells ``disk`` before each part of them is written."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """As the base does."""
+        with super().create_stream(path, mode) as stream:
+            yield cast(io.IOBase, _WatchedStream(stream, self._disk, Path(path)))
+
+
+class _WatchedStream:
+    """Writes in two parts, so that one can be there without the other."""
+
+    def __init__(self, stream: io.IOBase, disk: Disk, path: Path) -> None:
+        self._stream: Any = stream
+        self._disk = disk
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        """Both parts."""
+        middle = len(data) // 2
+        for part in (data[:middle], data[middle:]):
+            self._disk("write", self._path)
+            self._stream.write(part)
+            self._stream.flush()
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager

@@ -104,6 +104,15 @@ class TrainState:
         parts = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler, "rng": rng}
         return {name: part.hexdigest()[:16] for name, part in parts.items()}
 
+    def not_finite(self) -> str | None:
+        """The name of a tensor that holds a NaN or an infinity, or None."""
+        for name, tensor in self.tensors().items():
+            # A finite sum proves it; only an infinite or NaN sum needs the full look.
+            suspect = tensor.is_floating_point() and not torch.isfinite(tensor.sum())
+            if suspect and not torch.isfinite(tensor).all():
+                return name
+        return None
+
     def _scheduler_scalars(self) -> dict[str, Any]:
         if self.scheduler is None:
             return {}

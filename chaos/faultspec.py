@@ -202,7 +202,7 @@ class ExpectSpec(Strict):
     """
 
     outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None = None
-    detected_by: Literal["exit", "hang", "error", "nonfinite"] | None = None
+    detected_by: Literal["exit", "hang", "error", "nonfinite", "notice"] | None = None
     blame: Literal["rank", "none"] | None = None
 
 
@@ -219,5 +219,5 @@ class FaultSpec(Strict):
     at: TriggerSpec
     duration: float | StepsDuration | None = Field(default=None, description="seconds (or 2s), or {steps: n}")
     retrigger: Literal["once", "every_attempt"] | MaxRetrigger = "once"
-    verify: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    verify: dict[str, Any] = Field(default_factory=dict)
     expect: ExpectSpec = ExpectSpec()

@@ -21,7 +21,7 @@ from harness.ledger import Ledger
 from recovery.controller import Controller, Stage, Timing
 from recovery.marks import Mark
 from recovery.strategy import Strategy
-from recovery.wire import CheckpointNote, Extra, Join, Message
+from recovery.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0
@@ -62,6 +62,7 @@ class Orchestrator:
         self._spawned = 0
         self._exited: set[str] = set()
         self._names: list[str] = []
+        self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
         spec = setup.cell.scenario.workload
         self.controller = Controller(
@@ -128,7 +129,7 @@ class Orchestrator:
         self.record(
             Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
             signal=report.signal, expected=self.controller.exit_was_expected(report.process),
-            last_seq=self.cluster.mark(report.process).last_seq,
+            last_seq=self.cluster.mark(report.process).last_seq, asked_ns=self._asked_ns.get(report.process),
         )  # fmt: skip
         self.controller.on_exit(report.process, report.how)
 
@@ -188,7 +189,7 @@ class Orchestrator:
         """Wait until every process is reaped and its exit recorded, killing what does not end by itself."""
         for name in self._names:
             if name not in self._exited and not self.controller.done:
-                self.cluster.signal(name, signals.SIGKILL)
+                self.kill(name)
         deadline = self.now_ns() + int(DRAIN_LIMIT_S * 1e9)
         while len(self._exited) < len(self._names) and self.now_ns() < deadline:
             for report in self.cluster.wait(TICK_S):
@@ -222,10 +223,13 @@ class Orchestrator:
         """Send; a rank hears of the faults armed for it before it joins."""
         if isinstance(message, Join):
             self.injector.arm(process, message.rank)
+        if isinstance(message, Stop):
+            self._asked_ns.setdefault(process, self.now_ns())
         return self.cluster.send(process, message)
 
     def kill(self, process: str) -> None:
         """SIGKILL."""
+        self._asked_ns.setdefault(process, self.now_ns())
         self.cluster.signal(process, signals.SIGKILL)
 
     def signal(self, process: str, signum: int) -> None:

@@ -43,7 +43,7 @@ class Agent:
         self.channel = channel
         self._orphaned = orphaned
         self.orders: queue.SimpleQueue[Join | Abort | Stop] = queue.SimpleQueue()
-        self.pause_wanted = False
+        self.pause_wanted = self.save_wanted = False
         self.aborted_generation = 0
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
@@ -85,7 +85,7 @@ class Agent:
         elif isinstance(message, Join | Stop):
             self.orders.put(message)
         elif isinstance(message, PauseRequest):
-            self.pause_wanted = True
+            self.pause_wanted, self.save_wanted = True, message.save
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

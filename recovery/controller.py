@@ -6,8 +6,11 @@ itself. The same code supervises real processes and simulated ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chaos.events import Kind
 from recovery.crew import Crew, Process
+from recovery.deeds import carry_out
 from recovery.failures import FailureBook
 from recovery.formation import Formation
 from recovery.progress import ProgressWatch
@@ -17,17 +20,12 @@ from recovery.strategy import (
     Decision,
     Failure,
     Form,
-    GiveUp,
     Health,
-    Kill,
-    Pause,
-    Spawn,
     StateFrom,
     Strategy,
-    describe,
 )  # fmt: skip
 from recovery.supervision import Hands, Stage, Timing
-from recovery.wire import Failed, Finished, Joined, Parked, PauseRequest, Ready
+from recovery.wire import Failed, Finished, Joined, Notice, Parked, PauseRequest, Ready
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
@@ -130,6 +128,8 @@ class Controller:
                 self._end_if_finished()
             case Failed():
                 entry.error = message.error
+            case Notice():
+                self._on_notice(entry)
 
     def on_exit(self, process: str, how: str) -> None:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
@@ -176,7 +176,7 @@ class Controller:
     def _form(self) -> None:
         for entry in self._crew.where(Health.PARKED):
             if not self._formation.awaits(entry.name):
-                self._crew.kill(entry)  # fenced: it left the job and must not write to it again
+                self._crew.fence(entry)
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
         self._formation.begin()
@@ -190,6 +190,8 @@ class Controller:
         self._act(self.strategy.on_spare_lost(self._view()))  # some may have died, or been used, meanwhile
         if self.ready_spares and len(self.members) < self.world:
             self._act(self.strategy.on_ready(self._view()))
+        if any(member.noticed for member in self._crew.member_processes()):
+            self._act(self.strategy.on_notice(self._view()))
         self._end_if_finished()
 
     def _look_at_forming(self, now: float) -> None:
@@ -201,6 +203,21 @@ class Controller:
             self._suspect("the group did not form in time")
 
     # ---- failures
+
+    def _on_notice(self, entry: Process) -> None:
+        """A process will be ended soon. Whoever only waits goes at once; a member when the strategy has it leave."""
+        if entry.noticed or self.stage is Stage.ENDING:
+            return
+        entry.noticed = True
+        detail = "told by SIGTERM that it will be ended soon"
+        self._failures.history.append(self._declare(entry, Cause.NOTICE, self._crew.step_of(entry), detail))
+        if entry.name in self.members or self._formation.awaits(entry.name):
+            answer = self.strategy.on_notice
+        else:
+            self._crew.fence(entry)
+            answer = self.strategy.on_spare_lost
+        if self.stage is Stage.TRAINING:
+            self._act(answer(self._view()))
 
     def _fail(self, entry: Process, cause: Cause, detail: str) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
@@ -323,41 +340,19 @@ class Controller:
     # ---- decisions
 
     def _act(self, decision: Decision) -> None:
-        if not decision.actions:
-            return
-        actions = [describe(action) for action in decision.actions]
-        self.hands.record(Kind.DECISION, actions=actions, reason=decision.reason)
-        new: list[str] = []
-        form: Form | None = None
-        for action in decision.actions:
-            match action:
-                case Kill():
-                    self._crew.kill(self._crew[action.process])
-                case Spawn():
-                    new.append(self._crew.spawn(action.role, action.mode))
-                case Pause():
-                    self._pause()
-                case Form():
-                    form = action
-                    if not any(name.startswith("new-") for name in form.members):
-                        # Nobody to wait for: the group forms before replacements cost any time.
-                        self._take(form, new)
-                        form = None
-                case GiveUp():
-                    self.stop("gave-up", decision.reason)
-                    return
-        if form is not None:
-            self._take(form, new)
+        carry_out(decision, self, self._crew, self.hands)
 
-    def _take(self, form: Form, new: list[str]) -> None:
+    def take(self, form: Form, new: Sequence[str]) -> None:
+        """See recovery.deeds.Stages."""
         self._formation.want(form, new)
         self.stage = Stage.WAITING
         self._form_if_ready()
 
-    def _pause(self) -> None:
+    def pause(self, *, save: bool) -> None:
+        """See recovery.deeds.Stages."""
         if self.stage is Stage.TRAINING and not any(m.finished for m in self._crew.member_processes()):
             self.stage = Stage.PAUSING
-            self.hands.send(self.members[0], PauseRequest())
+            self.hands.send(self.members[0], PauseRequest(save=save))
 
     # ---- progress
 

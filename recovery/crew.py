@@ -16,7 +16,8 @@ from recovery.wire import Abort, Stop
 class Process:
     """One process. ``step``: last step it applied; ``valid``: state is whole; ``finished``: no step is left.
 
-    ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready; ``error``: why it says it ends.
+    ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready; ``error``: why it says it ends;
+    ``noticed``: it was told that it will be ended soon.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Process:
     expected_exit: bool = False
     deadline_s: float = 0.0
     error: str = ""
+    noticed: bool = False
 
 
 class Crew:
@@ -71,6 +73,14 @@ class Crew:
         if process.health is not Health.DEAD:
             process.health = Health.DEAD
             self._hands.kill(process.name)
+
+    def fence(self, process: Process) -> None:
+        """Let go of a process that must not write to the job again: killed, unless it is about to be ended anyway."""
+        if not process.noticed:
+            self.kill(process)
+            return
+        process.expected_exit, process.health = True, Health.DEAD
+        self._hands.send(process.name, Stop())
 
     def abort(self, generation: int) -> None:
         """Have every survivor leave the generation."""
@@ -125,6 +135,7 @@ class Crew:
                 step=p.step,
                 valid=p.valid,
                 rank=self.rank_of(p.name),
+                noticed=p.noticed,
             )
             for p in self
         )

@@ -9,6 +9,7 @@ from recovery.strategy import (
     Failure,
     Form,
     GiveUp,
+    Pause,
     ProcessView,
     Spawn,
     StateFrom,
@@ -118,18 +119,46 @@ def grow(view: ClusterView) -> Decision:
     return Decision(actions=(form,), reason=f"{', '.join(joining)} {verb} with a peer's state")
 
 
+def make_way(view: ClusterView) -> Decision:
+    """Answer a notice: park at the next step boundary, so that no step is lost when the noticed go.
+
+    When they are all members there are, a checkpoint keeps the state that nobody else will hold.
+    """
+    names = ", ".join(view.leaving)
+    everybody = len(view.leaving) == len(view.members)
+    return Decision(actions=(Pause(save=everybody),), reason=f"{names} will be ended soon")
+
+
+def relieve(view: ClusterView) -> Decision | None:
+    """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their places as far
+    as they go. None when nobody was noticed."""
+    leaving = view.leaving
+    if not leaving:
+        return None
+    ready = [p.name for p in view.ready]
+    place = dict(zip(leaving, ready, strict=False))
+    stay = [name for name in view.members if name not in leaving]
+    if not stay:
+        return restart(view, why=f"{', '.join(leaving)} will be ended soon, and nobody else holds the state")
+    members = [place.get(name, name) for name in view.members if name in place or name not in leaving]
+    more = ready[len(place) :][: view.world - len(members)]
+    form = Form(members=(*members, *more), state=StateFrom.PEER, cause="notice")
+    taken = f"{', '.join(place.values())} in place of" if place else "without"
+    return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline")
+
+
 def restart(view: ClusterView, *, why: str) -> Decision:
     """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
 
     Rank 0 goes to a process that has never trained: if no checkpoint verifies, the job begins anew with its
     state.
     """
-    step = view.failures[-1].step
+    step = view.failures[-1].step if view.failures else -1
     repeats = sum(1 for old in view.history if old.cause is Cause.NONFINITE and old.step == step)
     if repeats > MAX_NONFINITE_ROLLBACKS:
         return Decision(actions=(GiveUp(),), reason=f"step {step} is non-finite after every rollback")
     fresh = [p.name for p in (*view.ready, *view.starting)]
-    used = [p.name for p in view.survivors]
+    used = [p.name for p in view.survivors if not p.noticed]
     alive = [*fresh, *used][: view.world] if fresh else used[: view.world - 1]
     missing = view.world - len(alive)
     new = [f"new-{i}" for i in range(missing)]

@@ -31,13 +31,15 @@ class Cause(StrEnum):
     ERROR = "error"
     NONFINITE = "nonfinite"
     START_TIMEOUT = "start-timeout"
+    NOTICE = "notice"  # still there, but told that it will be ended soon
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
     """One process.
 
-    ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable.
+    ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable;
+    ``noticed``: it was told that it will be ended soon.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ProcessView:
     rank: int | None = None
     step: int = 0
     valid: bool = False
+    noticed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,11 @@ class ClusterView:
         return tuple(view for view in self.processes if view.health is Health.READY)
 
     @property
+    def leaving(self) -> tuple[str, ...]:
+        """Members that were told they will be ended soon, in rank order."""
+        return tuple(name for name in self.members if self.process(name).noticed)
+
+    @property
     def starting(self) -> tuple[ProcessView, ...]:
         """Processes on their way."""
         return tuple(view for view in self.processes if view.health is Health.STARTING)
@@ -141,7 +149,12 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Have the generation park after its next commit, to let somebody join."""
+    """Have the generation park after its next commit, to let somebody join or leave.
+
+    ``save``: have it save a checkpoint of that step before it parks.
+    """
+
+    save: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +176,7 @@ def describe(action: Action) -> str:
             refill = f", refilling {' '.join(action.refill)}" if action.refill else ""
             return f"form {' '.join(action.members)} with state from {action.state.value}{refill}"
         case Pause():
-            return "pause after the next commit"
+            return f"{'save a checkpoint and ' if action.save else ''}pause after the next commit"
         case _:
             return "give up"
 
@@ -221,6 +234,13 @@ class Strategy(BaseModel):
         nothing.
         """
         return Decision(actions=(), reason="the job does not depend on it")
+
+    def on_notice(self, view: ClusterView) -> Decision:
+        """Decide when a member was told that it will be ended soon (``view.leaving``), while the job trains.
+
+        It is a member like any other until then. Default: nothing; its end is a failure like any other.
+        """
+        return Decision(actions=(), reason="its end is awaited")
 
     def on_paused(self, view: ClusterView) -> Decision:
         """Decide when the generation parked because of an earlier ``Pause``.

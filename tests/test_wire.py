@@ -25,6 +25,7 @@ MESSAGES = [
     ),
     Abort(generation=2),
     wire.PauseRequest(),
+    wire.PauseRequest(save=True),
     wire.Stop(),
     Extra(topic="arm", payload={"points": [{"step": 1, "phase": "data"}], "x": None, "nan": "NaN"}),
     Ready(),
@@ -32,6 +33,7 @@ MESSAGES = [
     wire.Joined(generation=2, step=56, checkpoint=None),
     wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
     wire.Failed(error="ValueError: no"),
+    wire.Notice(),
     wire.Finished(step=100),
 ]  # fmt: skip
 

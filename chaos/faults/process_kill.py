@@ -6,15 +6,16 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events import Event, Kind
+from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
+from chaos.witness import exit_of
 
 
 class ProcessKill(Fault):
     """SIGKILL through the held pidfd: an out-of-memory kill, a lost host, a crashed runtime. Real.
 
-    Landed: the kernel reports the process ended by that signal.
+    Landed: the kernel reports the process ended by that signal, which its supervisor had not sent before.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -25,10 +26,8 @@ class ProcessKill(Fault):
         return {"signal": "SIGKILL"}
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit status."""
-        for event in events:
-            if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:
-                if event.data["signal"] != signal.SIGKILL:
-                    return None
-                return Landed(witness="kernel: wait status", evidence={"signal": event.data["signal"]})
-        return None
+        """The reaped exit status, if its supervisor had not asked for its end before."""
+        ended = exit_of(occurrence, events)
+        if ended is None or ended.data["signal"] != signal.SIGKILL:
+            return None
+        return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})

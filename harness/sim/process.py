@@ -60,7 +60,8 @@ class SimMark:
 
 
 class Process:
-    """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more."""
+    """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more,
+    ``on_term`` handles SIGTERM."""
 
     def __init__(self, *, name: str, role: str, pid: int, clock: Clock, seed: str) -> None:
         self.name = name
@@ -74,6 +75,7 @@ class Process:
         self.stopped = False
         self.reaped = False
         self.on_message: Callable[[Any], None] = lambda _: None
+        self.on_term: Callable[[], None] = lambda: None
         self.on_end: Callable[[int | None, int | None], None] = lambda code, signum: None
         self._body: Body | None = None
         self._deferred: list[Callable[[], None]] = []
@@ -96,13 +98,15 @@ class Process:
         return True
 
     def signal(self, signum: int) -> None:
-        """SIGSTOP, SIGCONT and SIGKILL; a process that is gone does not care."""
+        """SIGSTOP, SIGCONT, SIGKILL and SIGTERM, which it handles; a process that is gone does not care."""
         if not self.running:
             return
         if signum == signal.SIGKILL:
             self._end(None, signum)
         elif signum == signal.SIGSTOP:
             self.stopped = True
+        elif signum == signal.SIGTERM:
+            self._when_executing(self.on_term)
         elif signum == signal.SIGCONT and self.stopped:
             self.stopped = False
             deferred, self._deferred = self._deferred, []

@@ -16,7 +16,19 @@ from harness.sim.state import State
 from harness.sim.step import Attempt, NonFinite
 from recovery import marks
 from recovery.checkpoints import Checkpoint
-from recovery.wire import Abort, Extra, Finished, Join, Joined, Message, Parked, PauseRequest, Ready, Stop
+from recovery.wire import (
+    Abort,
+    Extra,
+    Finished,
+    Join,
+    Joined,
+    Message,
+    Notice,
+    Parked,
+    PauseRequest,
+    Ready,
+    Stop,
+)
 
 EXIT_ERROR = 1
 BOOT_MS = 2.0
@@ -43,7 +55,7 @@ class SimRank:
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
         self.attempt: Attempt | None = None
-        self.pause_wanted = False
+        self.pause_wanted = self.save_wanted = False
         self.pausing = False
         self.collectives = 0
         self._group_of = group_of
@@ -53,6 +65,7 @@ class SimRank:
         self._valid = False
         self._retired: Group | None = None
         process.on_message = self._on_message
+        process.on_term = lambda: self.send(Notice())
 
     # ---- the agent's side
 
@@ -67,7 +80,7 @@ class SimRank:
             case Join() | Stop():
                 self._order(message)
             case PauseRequest():
-                self.pause_wanted = True
+                self.pause_wanted, self.save_wanted = True, message.save
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
 
@@ -161,7 +174,7 @@ class SimRank:
         self.mark.begin(order.generation, self.state.step)
         self.mark.collective(0)
         self.mark.enter(marks.JOINING)
-        self.pausing = self.pause_wanted = False
+        self.pausing = self.pause_wanted = self.save_wanted = False
         self.collectives = 0
         group = self.group = self._group_of(order.generation, self.world)
         clock = self.process.clock

@@ -49,6 +49,7 @@ class Part:
     pause: bool
     gradient: bytes
     bad: bool
+    save: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,7 @@ class Reduced:
     pause: bool
     blamed: tuple[int, ...]
     gradient: bytes
+    save: bool = False
 
     @property
     def grad_norm(self) -> float:
@@ -74,6 +76,7 @@ def combine(parts: dict[int, Part]) -> Reduced:
         loss=sum(part.loss_sum for part in parts.values()) / max(1, samples),
         samples=samples,
         pause=any(part.pause for part in parts.values()),
+        save=any(part.save for part in parts.values()),
         blamed=tuple(rank for rank, part in parts.items() if part.bad),
         gradient=digest([part.gradient for part in parts.values()]),
     )

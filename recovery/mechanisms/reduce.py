@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recovery.mechanisms.group import Group
 
 BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
-_LOSS, _COUNT, _PAUSE, _FLAGS = range(4)
+_LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class Reduced:
     pause: bool
     blamed: tuple[int, ...]
     grad_norm: float
+    save: bool = False
 
     @property
     def finite(self) -> bool:
@@ -71,7 +72,7 @@ class GradientReducer:
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
         _check_types(model)
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
-        self._buckets = _make_buckets(parameters, 3 + max_world)
+        self._buckets = _make_buckets(parameters, _FLAGS + max_world)
         self._entering = entering
         self.pace: Callable[[int], None] | None = None
         self.reached: Callable[[], None] | None = None
@@ -117,7 +118,7 @@ class GradientReducer:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
 
-    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
         """Reduce what is left and wait. Raises GenerationLost. Gradients are means over all samples afterwards."""
         self._armed = False
         last = self._buckets[-1]
@@ -127,6 +128,7 @@ class GradientReducer:
         last.tail[_LOSS] = loss_sum
         last.tail[_COUNT] = count
         last.tail[_PAUSE] = float(pause)
+        last.tail[_SAVE] = float(save)
         last.tail[_FLAGS + rank] = float(bad)
         self._launch()
         group = self._joined()
@@ -144,7 +146,8 @@ class GradientReducer:
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         blamed = tuple(r for r, flag in enumerate(tail[_FLAGS : _FLAGS + self._world]) if flag)
         return Reduced(
-            loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm
+            loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm,
+            save=tail[_SAVE] > 0,
         )  # fmt: skip
 
     def clip(self, grad_norm: float, limit: float) -> None:

@@ -88,7 +88,8 @@ class Step:
         loss.backward()
         self.phase("collective")
         self._reduced = job.reducer.finish(
-            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted
+            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted,
+            save=job.agent.save_wanted,
         )
 
     def commit(self) -> None:

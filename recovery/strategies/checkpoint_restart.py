@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from recovery.strategy import ClusterView, Decision, Form, Health, Kill, Spawn, StateFrom, Strategy
+from recovery.strategy import (
+    ClusterView,
+    Decision,
+    Form,
+    Health,
+    Kill,
+    Pause,
+    Spawn,
+    StateFrom,
+    Strategy,
+)  # fmt: skip
 
 
 class CheckpointRestart(Strategy):
@@ -31,3 +41,12 @@ class CheckpointRestart(Strategy):
         return Decision(
             actions=(*kills, *spawns, form), reason=f"{self.restart} restart from the newest good checkpoint"
         )
+
+    def on_notice(self, view: ClusterView) -> Decision:
+        """Save a checkpoint at the next step boundary, and park there."""
+        reason = f"{', '.join(view.leaving)} will be ended soon: a checkpoint now loses no step"
+        return Decision(actions=(Pause(save=True),), reason=reason)
+
+    def on_paused(self, view: ClusterView) -> Decision:
+        """Restart from the checkpoint just saved."""
+        return self.on_failure(view) if view.leaving else super().on_paused(view)

@@ -44,6 +44,10 @@ class DropReplica(Strategy):
             return Decision(actions=(Pause(),), reason="a replacement is ready")
         return Decision(actions=(), reason="the world is full, or more replacements are on their way")
 
+    def on_notice(self, view: ClusterView) -> Decision:
+        """Park at the next step boundary."""
+        return fallback.make_way(view)
+
     def on_paused(self, view: ClusterView) -> Decision:
-        """Take in whoever is ready."""
-        return fallback.grow(view)
+        """Let go whoever was noticed, take in whoever is ready."""
+        return fallback.relieve(view) or fallback.grow(view)

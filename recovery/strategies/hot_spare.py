@@ -59,6 +59,10 @@ class HotSpare(Strategy):
             return Decision(actions=(Pause(),), reason="a process is ready to fill the world")
         return Decision(actions=(), reason="kept as spare")
 
+    def on_notice(self, view: ClusterView) -> Decision:
+        """Park at the next step boundary."""
+        return fallback.make_way(view)
+
     def on_paused(self, view: ClusterView) -> Decision:
-        """Fill the world."""
-        return fallback.grow(view)
+        """Replace whoever was noticed, or fill the world."""
+        return fallback.relieve(view) or fallback.grow(view)

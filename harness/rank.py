@@ -6,37 +6,29 @@ Started as ``python -m harness.rank`` (cold) or in a fork of the zygote (warm); 
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import time
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict
-
-from chaos.events import EventWriter, Kind
-from recovery import processes
+from chaos import plugins
+from chaos.events import EventWriter
+from harness.workload import Workload
 from recovery.agent import Agent
+from recovery.entry import Birth, live
+from recovery.joining import Place, Seat
 from recovery.marks import MarkPage
+from recovery.script import run_script
 from recovery.wire import Channel
 
 if TYPE_CHECKING:
-    from recovery.job import JobConfig
-
-EXIT_ERROR = 1
+    from recovery.job import Job
 
 
-class RankConfig(BaseModel):
-    """Everything a rank process is told at birth. ``parent``: pid that must be its parent; ``job``: a JobConfig."""
+class RankConfig(Birth):
+    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
     role: Literal["worker", "spare"]
-    parent: int
-    events: Path
-    log: Path
     workload: str
     workload_params: dict[str, Any]
     data: Path
@@ -47,43 +39,43 @@ class RankConfig(BaseModel):
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
     """Be that rank; never returns."""
-    processes.die_with(config.parent)
-    processes.redirect_output(config.log)
-    writer = EventWriter(config.events, config.name, time.monotonic_ns)
-    page = MarkPage(mark_fd)
-    writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
-    page.wrote(writer.last_seq)
-    code = 0
-    try:
-        _train(config, Channel(socket.socket(fileno=control_fd)), page, writer)
-        writer.close()
-    except Exception as error:
-        traceback.print_exc()
-        page.wrote(writer.write(Kind.ERROR_RAISED, type=type(error).__name__, message=str(error)[:500]).seq)
-        code = EXIT_ERROR
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: tearing torch down takes a tenth of a second in which the others would not know.
-    os._exit(code)
+    live(config, control_fd, mark_fd, partial(_train, config))
 
 
 def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-    from harness.rank_faults import FaultAgent
+    workload = plugins.load("harness.workloads", Workload)[config.workload](**config.workload_params)
+    program = workload.program()
+    if program is None:
+        _train_built(config, channel, page, writer)
+        return
+    import torch
+
+    torch.set_num_threads(config.threads)
+    seat = Seat(supervisor="the scenario", device=config.device, **config.job)
+    place = Place(seat=seat, channel=channel, page=page, writer=writer, on_attach=_admit_faults)
+    run_script(program.path, program.args, place)
+
+
+def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
     from harness.training import build, train, warm_up
     from recovery.job import Job, JobConfig
 
     job_config: JobConfig = JobConfig.model_validate(config.job)
-    agent = Agent(channel)
     trainable = build(config, job_config)
-    job = Job(job_config, agent, page, writer)
+    job = Job(job_config, Agent(channel), page, writer)
+    job.on_attach = _admit_faults
     job.attach(trainable.model, trainable.optimizer, trainable.scheduler, clip_norm=trainable.clip_norm)
+    warm_up(job, trainable)
+    train(job, trainable)
+
+
+def _admit_faults(job: Job) -> None:
+    """Let faults act in this rank from now on."""
+    from harness.rank_faults import FaultAgent
+
     faults = FaultAgent(job)
     job.probe = faults
-    agent.on_extra = faults.on_command
-    warm_up(job, trainable)
-    agent.start()
-    job.ready()
-    train(job, trainable)
+    job.agent.on_extra = faults.on_command
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:

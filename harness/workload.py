@@ -32,6 +32,14 @@ class DataInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Program:
+    """A Python program that trains by itself: file and arguments."""
+
+    path: Path
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """What a rank knows when it builds. ``device``: ``cpu`` or ``cuda:<index>``."""
 
@@ -78,6 +86,10 @@ class Workload(BaseModel):
     @abstractmethod
     def build(self, context: BuildContext) -> Trainable:
         """Build model, optimizer and scheduler, the same on every rank for the same seed."""
+
+    def program(self) -> Program | None:
+        """A script to run in each rank instead of ``build`` and the harness's own loop."""
+        return None
 
     def typical_step_s(self) -> float:
         """A rough step time on two cores with four ranks, for estimates shown before a run, seconds."""

@@ -1,0 +1,48 @@
+"""A training script of anybody's that takes part in recovery through ``recovery.join()``."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import Field
+
+from chaos.errors import ScenarioError
+from harness.workload import BuildContext, DataInfo, Program, Trainable, Workload
+
+
+class Script(Workload):
+    """Runs the Python program at ``path`` in every rank, with ``args``; the loop, the model and the data are its own.
+
+    What it says to ``recovery.join()`` about steps, global batch and seed must be what the scenario says.
+    """
+
+    path: str = Field(description="the script, from the directory the run is started in")
+    args: list[str] = Field(default_factory=list)
+
+    def prepare(self, directory: Path) -> DataInfo:
+        """Run the script as far as ``recovery.join()``, to learn how many samples it has."""
+        from recovery.joining import JoinError
+        from recovery.script import describe
+
+        path = Path(self.path).resolve()
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ScenarioError(
+                f"the script {self.path} cannot be read: {error.strerror}",
+                hint="correct workload.params.path",
+            ) from error
+        try:
+            facts = describe(path, self.args)
+        except JoinError as error:
+            raise ScenarioError(error.message, hint=error.hint) from error
+        return DataInfo(path=path, samples=facts.samples, digest=digest, about=f"script {self.path}")
+
+    def build(self, context: BuildContext) -> Trainable:
+        """The script builds its own. Raises TypeError."""
+        raise TypeError("a script builds its model itself")
+
+    def program(self) -> Program:
+        """The script."""
+        return Program(path=Path(self.path).resolve(), args=tuple(self.args))

@@ -1,0 +1,67 @@
+"""What a rank's process does first and last, whatever it trains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.events import EventWriter, Kind
+from recovery import processes
+from recovery.marks import MarkPage
+from recovery.notice import tell_on_sigterm
+from recovery.wire import Channel, Failed
+
+EXIT_ERROR = 1
+MESSAGE_LENGTH = 500
+
+
+class Birth(BaseModel):
+    """What every rank process is told at birth.
+
+    ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file for what it
+    prints, None: where its supervisor prints.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    parent: int
+    events: Path
+    log: Path | None
+
+
+def live(
+    birth: Birth, control_fd: int, mark_fd: int, train: Callable[[Channel, MarkPage, EventWriter], None]
+) -> NoReturn:
+    """Be that process: ``train``, write down an error if there is one, tell the supervisor, end."""
+    processes.die_with(birth.parent)
+    if birth.log is not None:
+        processes.redirect_output(birth.log)
+    writer = EventWriter(birth.events, birth.name, time.monotonic_ns)
+    page = MarkPage(mark_fd)
+    channel = Channel(socket.socket(fileno=control_fd))
+    tell_on_sigterm(channel)
+    writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+    page.wrote(writer.last_seq)
+    code = 0
+    try:
+        train(channel, page, writer)
+        writer.close()
+    except Exception as error:
+        traceback.print_exc()
+        message = str(error)[:MESSAGE_LENGTH]
+        page.wrote(writer.write(Kind.ERROR_RAISED, type=type(error).__name__, message=message).seq)
+        channel.send(Failed(error=f"{type(error).__name__}: {message.splitlines()[0] if message else ''}"))
+        code = EXIT_ERROR
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: tearing torch down takes a tenth of a second in which the others would not know.
+    os._exit(code)

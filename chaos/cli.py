@@ -36,6 +36,13 @@ _RUN = click.argument("run", type=click.Path(path_type=Path))
 _SET = click.option(
     "--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable."
 )
+_RUNS = click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where run directories lie.",
+)
 _FORMAT = click.option(
     "--format",
     "form",
@@ -63,13 +70,7 @@ def cli() -> None:
 
 @cli.command()
 @_SCENARIO
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories go.",
-)
+@_RUNS
 @_SEED
 @_REPEAT
 @_SET
@@ -92,6 +93,7 @@ def run(
     loaded = _load(scenario, choices)
     _warn(loaded, quiet)
     cells = _chosen(loaded, choices["only"])
+    _heal_before(runs)
     results = run_scenario(
         loaded, runs=runs, seed=choices["seed"], live=form == "text" and not quiet, argv=sys.argv[1:],
         launcher=choices["launcher"], only=tuple(cell.id for cell in cells),
@@ -191,6 +193,45 @@ def report(run: Path, quiet: bool) -> int:
 
 
 @cli.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--all", "every", is_flag=True, help="Every run below --runs, as without a RUN.")
+@_RUNS
+@_FORMAT
+@_QUIET
+def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
+    """Undo what runs whose harness was killed have left: processes, mounts, limits, shared memory, files.
+
+    A run whose harness is alive is not touched. Exit code 5: something could not be undone.
+    """
+    from harness import heal as healing
+
+    if run is not None and every:
+        raise click.UsageError("name a RUN or say --all, not both")
+    healed = healing.heal_all(runs) if run is None else healing.heal_named(run)
+    if form == "json":
+        click.echo(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
+    elif not healed and not quiet:
+        click.echo("nothing to heal")
+    for one in healed if form == "text" else ():
+        if not quiet or one.state == "left":
+            click.echo("\n".join(one.lines))
+    return healing.exit_code(healed)
+
+
+@cli.command()
+@_RUNS
+@_FORMAT
+def ps(runs: Path, form: str) -> int:
+    """List live runs with their processes, and what dead ones have left."""
+    from harness import ps as live
+
+    found = live.listing(runs)
+    rows = [one.model_dump(mode="json") for one in found]
+    click.echo(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
+    return errors.EXIT_PASS
+
+
+@cli.command()
 def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
     from chaos.schema import scenario_schema
@@ -273,6 +314,15 @@ def _chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
         if name not in known:
             raise errors.ScenarioError(f"--cell: {unknown('cell', name, known)}")
     return tuple(cell for cell in loaded.cells if not only or cell.id in only)
+
+
+def _heal_before(runs: Path) -> None:
+    """Undo what dead runs have left, before another one starts; says only what it did or could not do."""
+    from harness.heal import heal_all
+
+    for one in heal_all(runs):
+        if one.state in ("healed", "left"):
+            click.echo("\n".join(one.lines), err=True)
 
 
 def _warn(loaded: LoadedScenario, quiet: bool) -> None:

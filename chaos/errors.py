@@ -53,3 +53,9 @@ class LogError(ChaosError):
     """An event log cannot be read or written as promised."""
 
     exit_code = EXIT_HARNESS
+
+
+class NoRun(LogError):
+    """What was named is no run directory."""
+
+    exit_code = EXIT_USAGE

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import EXIT_PASS, EXIT_UNSAFE
+from chaos.errors import EXIT_PASS, EXIT_UNSAFE, NoRun
 from harness import live
 from harness.ledger import Entry, Ledger, read_open
 from harness.rundir import RunDirectory
@@ -96,9 +96,12 @@ def heal_all(runs: Path) -> list[Healed]:
     return [heal(run) for run in live.unfinished(runs)]
 
 
-def needs_healing(run: RunDirectory) -> bool:
-    """Whether a run is not over."""
-    return (run.root / live.FILE).exists() or bool(read_open(run.ledger))
+def heal_named(path: Path) -> list[Healed]:
+    """Heal the run at a path; the empty list: it is over. Raises NoRun when there is no run."""
+    run = RunDirectory(path.resolve())
+    if not any(file.exists() for file in (run.ledger, run.resolved, run.root / live.FILE)):
+        raise NoRun(f"{path} is not a run directory", hint="runs lie in runs/<scenario>/<time>-<seed>")
+    return [heal(run)] if (run.root / live.FILE).exists() or read_open(run.ledger) else []
 
 
 def exit_code(healed: list[Healed]) -> int:

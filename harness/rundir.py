@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML, YAMLError
 
-from chaos.errors import InfrastructureError, LogError
+from chaos.errors import InfrastructureError, LogError, NoRun
 from chaos.scenario import ResolvedRun
 
 
@@ -103,10 +103,10 @@ def point_latest(run: RunDirectory) -> None:
 
 
 def open_run(path: Path) -> RunDirectory:
-    """The run directory at a path; ``latest`` links are followed. Raises LogError when it is none."""
+    """The run directory at a path; ``latest`` links are followed. Raises NoRun when it is none."""
     run = RunDirectory(path.resolve())
     if not run.resolved.is_file():
-        raise LogError(
+        raise NoRun(
             f"{path} is not a run directory (no {run.resolved.name})",
             hint="runs lie in runs/<scenario>/<time>-<seed>",
         )

@@ -1,0 +1,221 @@
+"""Supervises one training script on this machine: ``recovery.controller`` over processes forked here, no harness."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
+from recovery import processes
+from recovery.controller import Controller, Timing
+from recovery.forkserver import ForkServer, start_cold
+from recovery.joining import Seat
+from recovery.local import Children, Exited, Said, rank_environment, start_store
+from recovery.marks import Mark
+from recovery.script import ScriptConfig
+from recovery.strategy import StateFrom, Strategy
+from recovery.wire import Message, Ready
+
+TICK_S = 0.02
+WARM_MODULES = (
+    "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.job",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What to run. ``logs``: directory for what ranks print, None: where this process prints; ``places``: devices to
+    deal out; ``checkpoint_*`` None: as the script says."""
+
+    script: Path
+    args: tuple[str, ...]
+    ranks: int
+    events: Path
+    logs: Path | None
+    places: tuple[str, ...]
+    backend: Literal["gloo", "nccl"]
+    checkpoint_dir: Path | None
+    checkpoint_every: int | None
+    checkpoint_keep: int | None
+
+
+class Supervisor:
+    """One job, from start to end. Implements ``recovery.supervision.Hands``.
+
+    ``heard``: called with each event this process writes; ``recovered``: with seconds and step when, after a failure,
+    the first step beyond all earlier ones is committed.
+    """
+
+    def __init__(
+        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, heard: Callable[[Event], None],
+        recovered: Callable[[float, int], None],
+    ) -> None:  # fmt: skip
+        self.strategy = strategy
+        self.interrupted_by = 0
+        self.late_failures: list[str] = []
+        self._spec = spec
+        self._heard = heard
+        self._recovered = recovered
+        processes.become_subreaper()
+        self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns)
+        self._children = Children()
+        self._pids: dict[str, int] = {}
+        self._devices: dict[str, str] = {}
+        self._described = False
+        self._failed_s: float | None = None
+        self._failed_step = 0
+        self._server = ForkServer("recovery.script:start", WARM_MODULES, rank_environment())
+        try:
+            self._store, port = start_store()
+            self.controller = Controller(
+                strategy, self, world=spec.ranks, steps=0, store_port=port, timing=timing
+            )  # fmt: skip
+        except BaseException:
+            self._server.close()
+            raise
+
+    def run(self) -> str:
+        """Run the job to its end and return the outcome: completed, gave-up, broken or interrupted.
+
+        It resumes from the newest checkpoint that verifies, if there is one. Every process is gone afterwards.
+        """
+        controller = self.controller
+        self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+        try:
+            self._server.await_ready()
+            controller.start(StateFrom.CHECKPOINT)
+            while not controller.done:
+                self._turn()
+        except BaseException as error:
+            controller.outcome = controller.outcome or "broken"
+            controller.reason = controller.reason or f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end()
+        return controller.outcome
+
+    def _turn(self) -> None:
+        for report in self._children.wait(TICK_S):
+            if isinstance(report, Said):
+                if isinstance(report.message, Ready):
+                    self._note_job(report.message)
+                self.controller.on_message(report.process, report.message)
+            else:
+                self._on_exit(report)
+        self.controller.tick()
+        if self.interrupted_by:
+            self.controller.stop("interrupted", signal.Signals(self.interrupted_by).name)
+        step = self.controller.committed
+        if self._failed_s is not None and step > self._failed_step:
+            self._recovered(self.now_s() - self._failed_s, step)
+            self._failed_s = None
+
+    def _note_job(self, ready: Ready) -> None:
+        """The first rank to be ready says what the job is."""
+        if self._described:
+            return
+        self._described = True
+        self.controller.steps = ready.steps
+        self._write(
+            Kind.RUN_STARTED, arm="job", cell=self._spec.script.name, repeat=0, seed=ready.seed,
+            ranks=self._spec.ranks, spares=self.strategy.spares_wanted, steps=ready.steps,
+            global_batch=ready.global_batch, strategy=type(self.strategy).__module__.rpartition(".")[2].replace("_", "-"),
+            order={"seed": ready.seed, "samples": ready.samples},
+        )  # fmt: skip
+
+    def _on_exit(self, report: Exited) -> None:
+        expected = self.controller.exit_was_expected(report.process)
+        if expected and report.exit_code:
+            self.late_failures.append(f"{report.process} ended with {report.how}")
+        self.record(
+            Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
+            signal=report.signal, expected=expected, last_seq=self.mark(report.process).last_seq,
+        )  # fmt: skip
+        self.controller.on_exit(report.process, report.how)
+
+    def _end(self) -> None:
+        committed = self.controller.committed
+        left = [{"pid": pid, "process": name} for pid, name in self._children.close().items()]
+        self._server.close()
+        self._store = None
+        self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
+        self._write(
+            Kind.RUN_FINISHED, outcome=self.controller.outcome, reason=self.controller.reason,
+            committed_step=committed,
+        )  # fmt: skip
+        self._writer.close()
+
+    # ---- Hands
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
+        name = f"{'s' if role == 'spare' else 'w'}{len(self._pids)}"
+        taken = [device for other, device in self._devices.items() if self._children.alive(other)]
+        places = self._spec.places
+        device = min(places, key=lambda place: (taken.count(place), places.index(place)))
+        config = self._config(name, device).model_dump_json().encode()
+
+        def start(fds: list[int]) -> int:
+            if mode == "warm":
+                return self._server.fork(config, fds)
+            return start_cold("recovery.script", config, fds, rank_environment())
+
+        self._pids[name] = self._children.spawn(name, start)
+        self._devices[name] = device
+        self.record(Kind.PROCESS_SPAWNED, process=name, pid=self._pids[name], role=role, mode=mode)
+        return name
+
+    def _config(self, name: str, device: str) -> ScriptConfig:
+        spec = self._spec
+        seat = Seat(
+            supervisor="recovery.run", process=name, world=spec.ranks, batch=self.strategy.batch_policy,
+            backend=spec.backend, device=device, restores=not self.strategy.keeps_survivors,
+            checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
+            checkpoint_keep=spec.checkpoint_keep,
+        )  # fmt: skip
+        return ScriptConfig(
+            name=name, parent=os.getpid(), events=spec.events, log=spec.logs / f"{name}.log" if spec.logs else None,
+            path=spec.script, args=list(spec.args), seat=seat,
+        )  # fmt: skip
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send to a process; False when it is gone."""
+        return self._children.send(process, message)
+
+    def kill(self, process: str) -> None:
+        """SIGKILL."""
+        self._children.signal(process, signal.SIGKILL)
+
+    def mark(self, process: str) -> Mark:
+        """Progress mark."""
+        return self._children.mark(process)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on a process."""
+        return self._children.os_state(process)
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write an event; notes when a failure began."""
+        if kind is Kind.FAILURE_DETECTED and self._failed_s is None and data["rank"] is not None:
+            self._failed_s, self._failed_step = self.now_s(), self.controller.committed
+        return self._write(kind, step=step, generation=generation, **data)
+
+    def _write(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        self._writer.generation = self.controller.generation
+        event = self._writer.write(kind, step=step, generation=generation, **data)
+        self._heard(event)
+        return event

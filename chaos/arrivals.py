@@ -6,12 +6,12 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.diagnostics import Placed, Span
+from chaos.diagnostics import Loc, Placed, Problem, Span
 from chaos.errors import ScenarioError
 from chaos.faultspec import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
 from chaos.sla import ClauseError, parse_duration
@@ -183,3 +183,36 @@ def _json_rows(text: str, source: str) -> Iterator[Row]:
 def _line(source: str, lines: list[str], number: int) -> Span:
     text = lines[number - 1] if 0 < number <= len(lines) else ""
     return Span(source=source, line=max(1, number), column=1, width=max(1, len(text)), text=text)
+
+
+def fill_traces(
+    tree: Mapping[str, Any], directory_of: Callable[[Loc], Path]
+) -> tuple[list[Problem], list[Placed]]:
+    """Put the contents of every trace file named in the faults of ``tree`` in place of its name.
+
+    ``directory_of``: where the file that a value was written in lies. What is wrong: in the scenario, in traces.
+    """
+    problems: list[Problem] = []
+    placed: list[Placed] = []
+    faults = tree.get("faults")
+    for index, fault in enumerate(faults if isinstance(faults, list) else ()):
+        at = fault.get("at") if isinstance(fault, dict) else None
+        name = at.get("trace") if isinstance(at, dict) else None
+        if not isinstance(at, dict) or not isinstance(name, str):
+            continue
+        loc: Loc = ("faults", index, "at", "trace")
+        try:
+            read = read_trace(directory_of(loc) / name)
+        except ScenarioError as error:
+            problems.append(Problem(loc=loc, message=_about_file(name, error)))
+            read = TraceRead()
+        placed += read.problems
+        # after an error one step stands in for the trace, so that nothing else complains of it
+        steps = read.steps or ([] if read.times and not read.problems else [1])
+        at["trace"] = {"file": name, "times": [] if read.problems else read.times, "steps": steps}
+    return problems, placed
+
+
+def _about_file(name: str, error: ScenarioError) -> str:
+    said = error.message.split("\n", 1)[0]
+    return f"trace {name}: {said.split(': ', 1)[-1]}"

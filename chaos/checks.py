@@ -12,11 +12,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from chaos import commandchecks
 from chaos.catalogue import Catalogue
 from chaos.diagnostics import Loc, Problem, unknown
 from chaos.explain import validate
-from chaos.faultchecks import check_fault
-from chaos.scenario import CheckpointTarget, FaultSpec, Scenario, WorkloadSpec
+from chaos.faultchecks import Setting, check_fault
+from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
+from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
 
 
@@ -28,7 +30,7 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
         loc: Loc = ("faults", index)
         if isinstance(fault, dict):
             problems += _seconds(fault, ("duration",), loc)
-            problems += _seconds(fault.get("at"), ("time",), (*loc, "at"))
+            problems += _trigger_seconds(fault.get("at"), (*loc, "at"))
             problems += _seconds(
                 fault.get("params"), _timed(catalogue.faults, fault.get("kind")), (*loc, "params")
             )
@@ -41,25 +43,45 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
         names = _timed(catalogue.strategies, recovery.get("strategy"))
         problems += _seconds(recovery, names, ("recovery",))
         problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
+    problems += _seconds(out.get("workload"), ("progress_deadline",), ("workload",))
     problems += _merge_size(out.get("workload"))
+    commandchecks.own_recovery(out)
     return out, problems
 
 
 def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     """Every catalogue check on one cell."""
-    problems = _workload(tree.get("workload"), catalogue)
+    problems = [*_workload(tree.get("workload"), catalogue), *commandchecks.check_keys(tree.get("workload"))]
     problems += _launcher(tree.get("launcher"), catalogue)
-    strategy, found = _strategy(tree.get("recovery"), catalogue)
-    problems += found
+    strategy = None
+    if commandchecks.is_command(tree):
+        problems += commandchecks.check_command(tree, catalogue.faults, tree.get("recovery"))
+    else:
+        strategy, found = _strategy(tree.get("recovery"), catalogue)
+        problems += found
     workload, _ = validate(WorkloadSpec, tree.get("workload"))
     faults = _items(tree.get("faults"))
+    setting = _setting(tree, catalogue, workload, strategy)
     for index, raw in enumerate(faults):
-        problems += check_fault(raw, ("faults", index), catalogue.faults, workload, strategy)
+        problems += check_fault(raw, ("faults", index), setting)
     problems += _repeated_ids(faults)
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))
     return problems
+
+
+def _setting(
+    tree: Mapping[str, Any], catalogue: Catalogue, workload: WorkloadSpec | None, strategy: BaseModel | None
+) -> Setting:
+    launcher, _ = validate(LauncherSpec, tree.get("launcher", {}))
+    limits, _ = validate(BlastRadius, tree.get("blast_radius", {}))
+    kind = catalogue.launchers.get(launcher.kind) if launcher else None
+    seed = tree.get("seed", 0)
+    return Setting(
+        kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, limits=limits,
+        offers=getattr(kind, "offers", None), seed=seed if isinstance(seed, int) else 0,
+    )  # fmt: skip
 
 
 def warnings(scenario: Scenario) -> Iterator[Problem]:
@@ -89,6 +111,13 @@ def _items(value: Any) -> list[Any]:
 def _timed(kinds: Mapping[str, type[BaseModel]], name: Any) -> tuple[str, ...]:
     model = kinds.get(name) if isinstance(name, str) else None
     return tuple(field for field in model.model_fields if field.endswith("_s")) if model else ()
+
+
+def _trigger_seconds(at: Any, loc: Loc) -> list[Problem]:
+    problems = _seconds(at, ("time", "mtbf"), loc)
+    if isinstance(at, dict):
+        problems += _seconds(at.get("weibull"), ("mean",), (*loc, "weibull"))
+    return problems
 
 
 def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
@@ -130,7 +159,7 @@ def _plugin(
 
 
 def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or raw.get("command") is not None:
         return []
     params = raw.get("params", {})
     locs: tuple[Loc, Loc] = (("workload", "kind"), ("workload", "params"))
@@ -176,6 +205,8 @@ def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:
 def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
     sla, metrics = tree.get("sla"), catalogue.metrics
     repeat = tree.get("repeat", 1)
+    if isinstance(repeat, int) and repeat < 1:
+        return  # its own error; how many values there would be says nothing
     arms = repeat if isinstance(repeat, int) else 1
     incidents = arms * max(1, _incidents(tree, catalogue))
     for metric, clauses in sla.items() if isinstance(sla, dict) else ():
@@ -213,14 +244,17 @@ def _incidents(tree: Mapping[str, Any], catalogue: Catalogue) -> int:
         spec, _ = validate(FaultSpec, fault)
         kind = catalogue.faults.get(spec.kind) if spec else None
         if not getattr(kind, "harmless", False):
-            count += len(spec.at.steps) if spec and spec.at.steps else 1
+            count += most_occurrences(spec.at) if spec else 1
     return count
 
 
 def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
+    base: Loc = ("invariants",)
+    if isinstance(raw, dict):
+        raw, base = raw.get("leave_out"), (*base, "leave_out")
     for index, name in enumerate(_items(raw)):
         if isinstance(name, str) and name not in checkers:
-            yield Problem(loc=("invariants", index), message=unknown("checker", name, checkers))
+            yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))
 
 
 def _stops(raw: Any) -> Iterator[Problem]:

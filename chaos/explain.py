@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from chaos.diagnostics import Loc, Problem, unknown
+from chaos.sla import nearest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -18,12 +19,27 @@ M = TypeVar("M", bound=BaseModel)
 _FORMS: Mapping[str, str] = MappingProxyType(
     {
         "duration": "seconds (2.5 or '2.5s') or {steps: n}",
-        "select": "one, all or {count: n}",
+        "select": "one, all, minority, majority, {count: n} or {percent: n}",
         "retrigger": "once, every_attempt or {max: n}",
         "checkpoint": "latest or {step: n}",
-        "invariants": "default or a list of checker names",
+        "trace": "the name of a CSV or JSON file",
+        "invariants": "default, a list of checker names, or {leave_out: [names]}",
+        "progress": "beacon or {regex: '...'}",
     }
 )
+# The models of such a field -> the key that tells that this one was meant.
+_TELLING: Mapping[str, str] = MappingProxyType(
+    {
+        "StepsDuration": "steps", "CountTarget": "count", "PercentTarget": "percent", "MaxRetrigger": "max",
+        "CheckpointTarget": "step", "TraceSpec": "file",
+    }
+)  # fmt: skip
+_UNIT_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "s": "s", "sec": "s", "second": "s", "seconds": "s", "ms": "ms", "milliseconds": "ms", "m": "m",
+        "min": "m", "minute": "m", "minutes": "m", "h": "h", "hour": "h", "hours": "h",
+    }
+)  # fmt: skip
 _NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false",
@@ -96,7 +112,8 @@ def _explain_one(error: Mapping[str, Any], model: type[BaseModel], tree: Any, ba
         place, chosen = form
         if not chosen:
             name = str(place[-1])
-            message = f"{name} needs {_FORMS[name]}, not {_show(at(tree, place))}"
+            value = at(tree, place)
+            message = f"{name} needs {_FORMS[name]}, not {_show(value)}{_instead(name, value)}"
             return Problem(loc=(*base, *place), message=message)
         if not _about_form(raw[len(place)], at(tree, place)):
             return None
@@ -163,13 +180,41 @@ def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
         value = at(tree, place)
         if not place or place[-1] != part or (isinstance(value, dict) and tag in value):
             continue
-        return place, isinstance(value, list if part == "invariants" else dict)
+        if isinstance(value, dict) and tag in _TELLING:
+            tags = [tag for tag in _TELLING if _offers(_FORMS[part], tag)]
+            near = any(nearest(str(key), [_TELLING[tag] for tag in tags]) for key in value)
+            return place, near
+        return place, isinstance(value, list | dict if part == "invariants" else dict)
     return None
 
 
 def _about_form(tag: str | int, value: Any) -> bool:
-    is_model = str(tag)[:1].isupper()
-    return is_model if isinstance(value, dict) else str(tag).startswith("list")
+    if not isinstance(value, dict):
+        return str(tag).startswith("list")
+    if tag not in _TELLING or len(value) != 1:
+        return str(tag)[:1].isupper()
+    # of several models, the one whose key is there, or nearly
+    (key,) = value
+    meant = nearest(str(key), sorted(set(_TELLING.values()))) or _TELLING[str(tag)]
+    rivals = {"count", "percent"}
+    return _TELLING[str(tag)] == meant or not {meant, _TELLING[str(tag)]} <= rivals
+
+
+def _offers(form: str, tag: str) -> bool:
+    return f"{{{_TELLING[tag]}:" in form
+
+
+def _instead(name: str, value: Any) -> str:
+    """What to write for what was probably meant, or ""."""
+    if name == "select" and isinstance(value, int) and not isinstance(value, bool):
+        return f"; write {{count: {value}}}"
+    if name == "select" and isinstance(value, str) and value.strip().endswith("%"):
+        return f"; write {{percent: {value.strip().removesuffix('%')}}}"
+    if name == "duration" and isinstance(value, dict) and len(value) == 1:
+        ((key, amount),) = value.items()
+        if str(key) in _UNIT_WORDS and isinstance(amount, int | float) and not isinstance(amount, bool):
+            return f"; write {amount:g}{_UNIT_WORDS[str(key)]}"
+    return ""
 
 
 def _owner(loc: Loc) -> str:
@@ -196,7 +241,7 @@ def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
         # an index, a key of a free mapping or the tag of a union stays with the models there are
         models = [found for one in fields for found in _models(one.annotation)] or models
-    return {name for m in models for name in m.model_fields}
+    return {field.alias or name for m in models for name, field in m.model_fields.items()}
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -1,44 +1,93 @@
-"""Whether one fault of a scenario can be what it says: kind, parameters, trigger, target, duration."""
+"""Whether one fault of a scenario can be what it says: kind, parameters, trigger, target, duration, limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
+from chaos import blast
 from chaos.diagnostics import Loc, Problem, unknown
 from chaos.explain import validate
 from chaos.fault import Where
-from chaos.scenario import CountTarget, FaultSpec, StepsDuration, TargetSpec, WorkloadSpec
+from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
+from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
+from chaos.schedule import plan
+from chaos.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
+from chaos.topology import Topology
+from chaos.verify import complaint
+
+_CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
+_ACTS_ON: Mapping[Where, str] = {
+    Where.CHECKPOINT: "checkpoints", Where.STORAGE: "the storage of the checkpoints", Where.STORE: "the job's store",
+    Where.COORDINATOR: "the coordinator",
+}  # fmt: skip
 
 
-def check_fault(
-    raw: Any,
-    loc: Loc,
-    kinds: Mapping[str, type[BaseModel]],
-    workload: WorkloadSpec | None,
-    strategy: BaseModel | None,
-) -> Iterator[Problem]:
-    """Everything wrong with one fault (its plain values) beyond what its model says.
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What surrounds the faults of a cell. None: it has errors of its own, and is not checked against."""
 
-    None: not known, not checked.
-    """
+    kinds: Mapping[str, type[BaseModel]]
+    workload: WorkloadSpec | None
+    strategy: BaseModel | None
+    launcher: LauncherSpec | None
+    offers: frozenset[Any] | None
+    limits: BlastRadius | None
+    seed: int = 0
+
+    @property
+    def spares(self) -> int:
+        """Spares that the strategy keeps."""
+        return int(getattr(self.strategy, "spares_wanted", 0))
+
+    @property
+    def scope(self) -> Scope | None:
+        """Who can be hit."""
+        if self.workload is None or self.strategy is None or self.launcher is None or self.limits is None:
+            return None
+        place = self.launcher
+        topology = Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
+        return Scope(topology=topology, spares=self.spares, protected=frozenset(self.limits.protected_ranks))
+
+
+def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
+    """Everything wrong with one fault (its plain values) beyond what its model says."""
     if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
         return
     name = raw["kind"]
-    if name not in kinds:
-        yield Problem(loc=(*loc, "kind"), message=unknown("fault kind", name, kinds))
+    if name not in setting.kinds:
+        yield Problem(loc=(*loc, "kind"), message=unknown("fault kind", name, setting.kinds))
         return
-    kind = kinds[name]
+    kind = setting.kinds[name]
     params = raw.get("params", {})
     if isinstance(params, dict):
         yield from validate(kind, params, (*loc, "params"))[1]
+    yield from _abilities(name, kind, loc, setting)
     spec, _ = validate(FaultSpec, raw)
     if spec is not None:
         yield from _duration(spec, kind, loc)
-        yield from _phase(spec, kind, loc, workload)
-        yield from _target(spec, kind, loc, workload, strategy)
+        yield from _phase(spec, kind, loc, setting.workload)
+        yield from _verify(spec, loc)
+        problems = [*_target_keys(spec, kind, loc, setting)]
+        yield from problems or _target(spec, traits_of(kind), loc, setting)
+
+
+def _abilities(name: str, kind: type[BaseModel], loc: Loc, setting: Setting) -> Iterator[Problem]:
+    """What the launcher must offer, and what the blast radius must allow."""
+    needs = frozenset(getattr(kind, "needs", ()))
+    if setting.offers is not None and setting.launcher is not None:
+        for need in sorted(needs - setting.offers):
+            message = f"{name} needs {need.value}, which launcher {setting.launcher.kind} does not offer"
+            yield Problem(loc=(*loc, "kind"), message=message)
+    if setting.limits is not None and not blast.may_need(setting.limits, needs):
+        message = (
+            f"{name} needs privilege {blast.privilege(needs)}, "
+            f"and blast_radius allows {setting.limits.privileges}"
+        )
+        yield Problem(loc=(*loc, "kind"), message=message)
 
 
 def _duration(spec: FaultSpec, kind: type[BaseModel], loc: Loc) -> Iterator[Problem]:
@@ -62,74 +111,98 @@ def _phase(
     if phase not in (None, "any") and phases and phase not in phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(phases)}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
-    steps = spec.at.steps or [spec.at.step or 0]
     every = workload.checkpoint.every if workload else 1
-    if phase == "checkpoint" and any(step % every for step in steps):
+    if phase == "checkpoint" and any(step % every for step in spec.at.all_steps()):
         message = f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of {every}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
 
 
-def _target(
-    spec: FaultSpec,
-    kind: type[BaseModel],
-    loc: Loc,
-    workload: WorkloadSpec | None,
-    strategy: BaseModel | None,
-) -> Iterator[Problem]:
+def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
+    for name, wanted in spec.verify.items():
+        if said := complaint(wanted):
+            yield Problem(loc=(*loc, "verify", name), message=said)
+
+
+def _target_keys(spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Setting) -> Iterator[Problem]:
+    """Keys of the target that the kind, or another key, rules out."""
     target, at = spec.target, (*loc, "target")
+    given = target.model_fields_set
     where = getattr(kind, "where", None)
-    if where == Where.CHECKPOINT:
-        if target.checkpoint is None:
+    if where in PLACELESS:
+        if where == Where.CHECKPOINT and target.checkpoint is None:
             yield Problem(loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}")
-        for name in ("role", "rank", "replica", "select"):
-            if name in target.model_fields_set:
-                message = f"{spec.kind} acts on checkpoints, so its target has no {name}"
+        for name in _CHOOSING:
+            if name in given and not (name == "role" and target.role == where.value):
+                message = f"{spec.kind} acts on {_ACTS_ON[where]}, so its target has no {name}"
                 yield Problem(loc=(*at, name), message=message, on_key=True)
-        return
-    if target.checkpoint is not None:
+    if where != Where.CHECKPOINT and target.checkpoint is not None:
         message = f"{spec.kind} does not act on checkpoints; target a rank, or a role"
         yield Problem(loc=(*at, "checkpoint"), message=message, on_key=True)
+    if where in PLACELESS:
+        return
+    if target.role == "coordinator":
+        message = f"{spec.kind} does not act on the coordinator; coordinator-kill does"
+        yield Problem(loc=(*at, "role"), message=message)
+    if target.link is not None and where != Where.LINK:
+        yield Problem(loc=(*at, "link"), message=f"{spec.kind} does not act on links", on_key=True)
     yield from _names_one(target, at)
-    if where == Where.RANK and target.role == "spare":
-        yield Problem(
-            loc=(*at, "role"), message=f"{spec.kind} acts inside a training rank, and a spare does not train"
-        )
-    spares = getattr(strategy, "spares_wanted", 0)
-    if target.role == "spare" and strategy is not None and not spares:
+    if where in (Where.RANK, Where.LINK) and target.role == "spare":
+        doing = "acts inside a training rank" if where == Where.RANK else "acts on links between ranks"
+        message = f"{spec.kind} {doing}, and a spare does not train"
+        yield Problem(loc=(*at, "role"), message=message)
+    if target.role == "spare" and setting.strategy is not None and not setting.spares:
         yield Problem(
             loc=(*at, "role"),
             message="the recovery strategy has no spares: target a worker, or use hot-spare",
         )
-    if workload is not None:
-        yield from _exists(target, at, workload.ranks, None if strategy is None else spares)
 
 
 def _names_one(target: TargetSpec, at: Loc) -> Iterator[Problem]:
-    if target.rank is not None and target.replica is not None:
-        yield Problem(loc=(*at, "replica"), message="give a rank or a replica, not both", on_key=True)
-    for name in ("rank", "replica"):
-        if getattr(target, name) is None:
-            continue
-        if "select" in target.model_fields_set:
-            yield Problem(
-                loc=(*at, "select"),
-                message=f"{name} names one target, so there is nothing to select",
-                on_key=True,
-            )
+    named = [name for name in ("rank", "replica", "link") if getattr(target, name) is not None]
+    for name in named[1:]:
+        message = f"give a {named[0]} or a {name}, not both"
+        yield Problem(loc=(*at, name), message=message, on_key=True)
+    for name in named[:1]:
+        for other in ("select", "node", "rack", "exclude"):
+            if other in target.model_fields_set:
+                what = "select" if other == "select" else f"narrow with {other}"
+                message = f"{name} names one target, so there is nothing to {what}"
+                yield Problem(loc=(*at, other), message=message, on_key=True)
         if target.role == "spare":
-            yield Problem(
-                loc=(*at, name), message=f"a spare has no {name}; use role: spare with select", on_key=True
-            )
+            message = f"a spare has no {name}; use role: spare with select"
+            yield Problem(loc=(*at, name), message=message, on_key=True)
 
 
-def _exists(target: TargetSpec, at: Loc, ranks: int, spares: int | None) -> Iterator[Problem]:
+def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iterator[Problem]:
+    """Whether there is somebody to hit, and whether the blast radius lets it."""
+    scope = setting.scope
+    if scope is None or isinstance(spec.at.trace, str):
+        return
+    at = (*loc, "target")
+    try:
+        resolve(spec, traits, scope, setting.seed)
+    except TargetError as error:
+        yield Problem(loc=(*at, *error.part), message=_in_words(spec.target, error, scope))
+        return
+    limits = setting.limits
+    if limits is None or scope is None:
+        return
+    (planned,) = plan(
+        [spec], seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, traits=lambda _: traits,
+        topology=scope.topology, protected=scope.protected,
+    )  # fmt: skip
+    hit = blast.ranks_hit(planned, traits.where, scope.topology)
+    healthy = blast.Damage(active=0, healthy=scope.topology.ranks)
+    disables = not getattr(setting.kinds[spec.kind], "harmless", False) and traits.where != Where.LINK
+    if reason := blast.refusal(limits, healthy, ranks=hit, disables=disables):
+        yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
+
+
+def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
+    """The error of a rank that is not there says which there are."""
+    ranks = scope.topology.ranks
     for name in ("rank", "replica"):
-        value = getattr(target, name)
-        if value is not None and value >= ranks:
-            message = f"there is no {name} {value}: with {ranks} ranks they go from 0 to {ranks - 1}"
-            yield Problem(loc=(*at, name), message=message)
-    if isinstance(target.select, CountTarget) and spares is not None:
-        there = {"worker": ranks, "spare": spares, "any": ranks + spares}[target.role]
-        if target.select.count > there > 0:
-            message = f"cannot select {target.select.count} of {there}"
-            yield Problem(loc=(*at, "select", "count"), message=message)
+        if error.part == (name,):
+            last = ranks - 1
+            return f"there is no {name} {getattr(target, name)}: with {ranks} ranks they go from 0 to {last}"
+    return str(error)

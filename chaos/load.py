@@ -6,15 +6,17 @@ Nothing is started here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chaos import overrides as settings
+from chaos.arrivals import fill_traces
 from chaos.catalogue import Catalogue
 from chaos.checks import check_cell, normalise, warnings
 from chaos.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
 from chaos.explain import validate
+from chaos.extends import extended
 from chaos.interpolate import Names, Resolved, interpolate
 from chaos.matrix import Combination, expand
 from chaos.scenario import Cell, Scenario
@@ -30,13 +32,15 @@ class LoadedScenario:
 
     ``cells`` in the order of the matrix; ``warnings`` are ready to print.
 
-    ``sla_lines``: metric -> line of each of its clauses in the file, in order.
+    ``sla_lines``: metric -> line of each of its clauses in the file, in order; ``lines``: of the workload's keys
+    (``workload.command``), for what is found out later.
     """
 
     path: Path
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
     sla_lines: dict[str, list[int]]
+    lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -46,13 +50,14 @@ class LoadedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """One cell on its way: its problems are relative to ``resolved``."""
+    """One cell on its way: its problems are relative to ``resolved``; ``placed``: those in other files."""
 
     combination: Combination
     resolved: Resolved
     tree: Mapping[str, Any]
     scenario: Scenario | None
     problems: tuple[Problem, ...]
+    placed: tuple[Placed, ...]
 
 
 def load(
@@ -64,10 +69,11 @@ def load(
 
     Raises ScenarioError with every error there is.
     """
-    original = read_document(path)
+    original = extended(read_document(path), path)
     document = settings.apply(original, overrides)
-    drafts, placed = _drafts(document, catalogue, env or {})
+    drafts, placed = _drafts(document, path, catalogue, env or {})
     placed += [p for draft in drafts for p in _place_all(document, draft.resolved, draft.problems)]
+    placed += [p for draft in drafts for p in draft.placed]
     placed += _differing(document, drafts)
     if document.problems:
         # what is wrong already at a place explains all that follows from it there
@@ -81,12 +87,13 @@ def load(
         path=path,
         cells=cells,
         warnings=_warnings(document, drafts),
-        sla_lines=_sla_lines(original, document, drafts),
+        sla_lines=_sla_lines(original, document, path, drafts),
+        lines=_workload_lines(original, document, path, drafts),
     )
 
 
 def _drafts(
-    document: Document, catalogue: Catalogue, env: Mapping[str, str]
+    document: Document, path: Path, catalogue: Catalogue, env: Mapping[str, str]
 ) -> tuple[list[_Draft], list[Placed]]:
     tree = document.tree
     matrix = interpolate(tree.get("matrix"), Names(matrix={}, vars={}, env=env), ("matrix",))
@@ -95,7 +102,7 @@ def _drafts(
     if not combinations:
         # Check the rest as far as it goes without a matrix.
         combinations = [Combination(id="", values=_first_values(matrix.tree))]
-    drafts = [_draft(tree, combination, catalogue, env) for combination in combinations]
+    drafts = [_draft(document, path, combination, catalogue, env) for combination in combinations]
     return drafts, placed
 
 
@@ -108,8 +115,9 @@ def _first_values(matrix: Any) -> dict[str, tuple[Any, Loc]]:
 
 
 def _draft(
-    tree: Mapping[str, Any], combination: Combination, catalogue: Catalogue, env: Mapping[str, str]
+    document: Document, path: Path, combination: Combination, catalogue: Catalogue, env: Mapping[str, str]
 ) -> _Draft:
+    tree = document.tree
     raw_vars = tree.get("vars")
     given = interpolate(raw_vars, Names(matrix=combination.values, vars={}, env=env), ("vars",))
     variables = {
@@ -121,6 +129,13 @@ def _draft(
     problems = [*given.problems, *resolved.problems]
     broken = {problem.loc for problem in problems}
     concrete, found = normalise(resolved.tree, catalogue)
+    problems += found
+
+    def directory_of(loc: Loc) -> Path:
+        source = document.locate(resolved.origin(loc)).source
+        return (path if source.startswith("--") else Path(source)).parent
+
+    found, placed = fill_traces(concrete, directory_of)
     problems += found
     scenario, found = validate(
         Scenario, {**concrete, "vars": given.tree} if raw_vars is not None else concrete
@@ -137,7 +152,8 @@ def _draft(
         used=given.used | resolved.used,
     )
     return _Draft(
-        combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems)
+        combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems),
+        placed=tuple(placed),
     )  # fmt: skip
 
 
@@ -187,16 +203,32 @@ def _warnings(document: Document, drafts: Sequence[_Draft]) -> tuple[str, ...]:
     return tuple(render(each, label="warning: ") for each in in_order(placed))
 
 
-def _sla_lines(original: Document, document: Document, drafts: Sequence[_Draft]) -> dict[str, list[int]]:
+def _sla_lines(
+    original: Document, document: Document, path: Path, drafts: Sequence[_Draft]
+) -> dict[str, list[int]]:
     lines: dict[str, list[int]] = {}
     for draft in drafts:
         for metric, clauses in (draft.tree.get("sla") or {}).items():
             places = [draft.resolved.origin(("sla", metric, index)) for index in range(len(clauses))]
-            lines.setdefault(metric, [_file_line(original, document, place) for place in places])
+            lines.setdefault(metric, [_file_line(original, document, path, place) for place in places])
     return lines
 
 
-def _file_line(original: Document, document: Document, loc: Loc) -> int:
-    """Line in the file; for a value set on the command line, of what it replaced or of what is around it."""
+def _workload_lines(
+    original: Document, document: Document, path: Path, drafts: Sequence[_Draft]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for draft in drafts:
+        for key in draft.tree.get("workload") or {}:
+            place = draft.resolved.origin(("workload", key))
+            found.setdefault(f"workload.{key}", _file_line(original, document, path, place))
+    return found
+
+
+def _file_line(original: Document, document: Document, path: Path, loc: Loc) -> int:
+    """Line in the file; for a value set on the command line, of what it replaced or of what is around it; for
+    one from a file that this one extends, of where it says so.
+    """
     span = document.locate(loc)
-    return span.line if span.source != settings.OPTION else original.locate(loc).line
+    span = original.locate(loc) if span.source.startswith("--") else span
+    return span.line if span.source == str(path) else original.locate(("extends",)).line

@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from chaos.arrivals import arrival_times, draw, share
 from chaos.errors import ScenarioError
-from chaos.faultspec import FaultSpec, MaxRetrigger, StepsDuration
+from chaos.faultspec import (
+    DEFAULT_ARRIVALS,
+    FaultSpec,
+    MaxRetrigger,
+    StepsDuration,
+    TraceSpec,
+    TriggerSpec,
+)
 from chaos.scenario import Scenario
 from chaos.targeting import Scope, TargetError, Traits, resolve, traits_of
 from chaos.topology import Topology
@@ -60,7 +67,7 @@ class PlannedFault:
     duration_s: float | None
     duration_steps: int | None
     max_fires: int
-    verify: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    verify: Mapping[str, Any] = field(default_factory=dict)
     seed: int
 
 
@@ -94,6 +101,14 @@ def plan(
     """
     scope = Scope(topology=topology or Topology(ranks=ranks), spares=spares, protected=protected)
     return tuple(_plan_one(fault, seed, scope, traits(fault.kind)) for fault in faults)
+
+
+def most_occurrences(at: TriggerSpec) -> int:
+    """How often a trigger fires at most, without retriggers."""
+    if at.mtbf is not None or at.weibull is not None:
+        return at.max or DEFAULT_ARRIVALS
+    times = at.trace.times if isinstance(at.trace, TraceSpec) else ()
+    return max(1, len(at.all_steps()), len(times))
 
 
 def repeat_seed(seed: int, repeat: int) -> int:

@@ -166,7 +166,9 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
     count = len(free) if fault.target.select == "all" else _wanted(fault.target, len(group), word)
     if count > len(free):
         also = f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
-        raise TargetError(f"cannot select {count} of {len(free)}{also}", ("select",))
+        part = {CountTarget: ("select", "count"), PercentTarget: ("select", "percent")}
+        where = part.get(type(fault.target.select), ("select",))
+        raise TargetError(f"cannot select {count} of {len(free)}{also}", where)
     ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))
     return sorted(ordered[:count], key=lambda who: who[1])
 

@@ -48,9 +48,28 @@ class Damage(_Fault):
     """Damages a checkpoint."""
 
     where: ClassVar[Where] = Where.CHECKPOINT
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
 
     mode: Literal["bitflip", "truncate"] = "bitflip"
+
+
+class Full(_Fault):
+    """Fills the disk."""
+
+    where: ClassVar[Where] = Where.STORAGE
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
+
+
+class Isolate(_Fault):
+    """Loses a node."""
+
+    where: ClassVar[Where] = Where.NODE
+
+
+class Cut(_Fault):
+    """Cuts links."""
+
+    where: ClassVar[Where] = Where.LINK
+    may_last: ClassVar[bool] = True
 
 
 class Here(_Model):
@@ -91,7 +110,14 @@ class Gpt(_Model):
 
 
 CATALOGUE = Catalogue(
-    faults={"process-kill": Kill, "straggler": Slow, "checkpoint-corrupt": Damage},
+    faults={
+        "process-kill": Kill,
+        "straggler": Slow,
+        "checkpoint-corrupt": Damage,
+        "disk-full": Full,
+        "node-kill": Isolate,
+        "partition": Cut,
+    },
     strategies={"checkpoint-restart": Restart, "drop-replica": Restart, "hot-spare": Spare},
     launchers={"local": Here, "sim": Pretend},
     workloads={"gpt": Gpt},

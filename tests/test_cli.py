@@ -139,7 +139,10 @@ def test_list(chaos: Invoke) -> None:
         "name                acts on     local                    sim        what it is",
         "process-kill        process     real                     simulated  Kills",
         "straggler           rank        emulated (real on CUDA)  simulated  Slows a rank down",
-        "checkpoint-corrupt  checkpoint  -                        simulated  Damages a checkpoint",
+        "checkpoint-corrupt  checkpoint  real                     simulated  Damages a checkpoint",
+        "disk-full           storage     -                        simulated  Fills the disk",
+        "node-kill           node        real                     simulated  Loses a node",
+        "partition           link        real                     simulated  Cuts links",
     ]
     _, out, _ = chaos("list", "faults", "-v")
     assert "    factor: number, default 3" in out

@@ -1,0 +1,133 @@
+"""Whether a scenario asks of a command only what can be done to a program from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from chaos.diagnostics import Loc, Problem
+from chaos.explain import validate
+from chaos.fault import Where
+from chaos.faultspec import FaultSpec, StepsDuration
+from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
+
+OWN = "own"
+"""The recovery of a command: its own."""
+FROM_OUTSIDE = (Where.PROCESS,)
+EVENTS = ("recovery_started", "regroup")
+CAUSES = ("exit", "hang")
+
+
+def is_command(tree: Mapping[str, Any]) -> bool:
+    """Whether a scenario's plain values give a command instead of a built-in workload."""
+    workload = tree.get("workload")
+    return isinstance(workload, dict) and workload.get("command") is not None
+
+
+def own_recovery(tree: dict[str, Any]) -> None:
+    """Fill in what a command's scenario need not say: that it recovers by itself."""
+    if is_command(tree):
+        tree.setdefault("recovery", OWN)
+
+
+def check_keys(workload: Any) -> Iterator[Problem]:
+    """Keys that go with the other sort of workload."""
+    if not isinstance(workload, dict):
+        return
+    if workload.get("command") is None:
+        for name in ONLY_COMMAND:
+            if name in workload:
+                message = f"{name} goes with a command, not with a built-in workload"
+                yield Problem(loc=("workload", name), message=message, on_key=True)
+        if isinstance(workload.get("checkpoint"), dict) and "directory" in workload["checkpoint"]:
+            message = (
+                "a built-in workload's checkpoints lie in the run directory; only a command has a directory"
+            )
+            yield Problem(loc=("workload", "checkpoint", "directory"), message=message, on_key=True)
+        return
+    if workload.get("kind", COMMAND) != COMMAND:
+        message = "give a kind (a built-in workload) or a command, not both"
+        yield Problem(loc=("workload", "kind"), message=message, on_key=True)
+    for name in ONLY_BUILT_IN:
+        if name in workload:
+            message = f"{name} is for built-in workloads: a command takes its own options"
+            yield Problem(loc=("workload", name), message=message, on_key=True)
+    for name in ("every", "keep") if isinstance(workload.get("checkpoint"), dict) else ():
+        if name in workload["checkpoint"]:
+            message = f"a command decides {name} itself; say only its checkpoint.directory"
+            yield Problem(loc=("workload", "checkpoint", name), message=message, on_key=True)
+    for name, why in (("ranks", "how many ranks it starts"), ("steps", "how many steps it trains")):
+        if name not in workload:
+            message = f"{name!r} is missing in workload: a command does not tell {why}"
+            yield Problem(loc=("workload", "command"), message=message, on_key=True)
+    yield from _regex(workload.get("progress"))
+
+
+def check_command(
+    tree: Mapping[str, Any], faults: Mapping[str, type[BaseModel]], recovery: Any
+) -> Iterator[Problem]:
+    """Everything else that does not go with a command: launcher, recovery, faults that need to be inside a rank."""
+    launcher = tree.get("launcher", "local")
+    kind = launcher.get("kind", "local") if isinstance(launcher, dict) else launcher
+    if kind != "local":
+        loc: Loc = ("launcher", "kind") if isinstance(launcher, dict) else ("launcher",)
+        why = "a simulation cannot run it" if kind == "sim" else f"{kind} cannot run it"
+        yield Problem(
+            loc=loc, message=f"a command runs on this machine, as it is: {why}; use launcher: local"
+        )
+    if recovery not in (OWN, {"strategy": OWN}, {"strategy": OWN, "params": {}}):
+        message = "a command recovers by itself: leave recovery out (or say own)"
+        yield Problem(loc=("recovery",), message=message, on_key=True)
+    for index, raw in enumerate(tree.get("faults") or ()):
+        spec, _ = validate(FaultSpec, raw)
+        model = faults.get(spec.kind) if spec else None
+        if spec is not None and model is not None:
+            yield from _fault(spec, model, ("faults", index), faults)
+
+
+def works_from_outside(model: type[BaseModel]) -> bool:
+    """Whether a fault kind can be played against a program that lets nobody in."""
+    return getattr(model, "where", None) in FROM_OUTSIDE and not getattr(model, "needs", ())
+
+
+def _fault(
+    spec: FaultSpec, model: type[BaseModel], loc: Loc, faults: Mapping[str, type[BaseModel]]
+) -> Iterator[Problem]:
+    if not works_from_outside(model):
+        able = ", ".join(sorted(name for name, other in faults.items() if works_from_outside(other)))
+        message = f"{spec.kind} cannot be done to a command from outside; what can: {able}"
+        yield Problem(loc=(*loc, "kind"), message=message)
+        return
+    if spec.at.phase is not None:
+        message = "the phases of a command's steps cannot be told from outside: leave phase out"
+        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+    if spec.at.event is not None and spec.at.event not in EVENTS:
+        message = f"{spec.at.event} of a command cannot be seen from outside; {' and '.join(EVENTS)} can"
+        yield Problem(loc=(*loc, "at", "event"), message=message)
+    if isinstance(spec.duration, StepsDuration):
+        yield Problem(
+            loc=(*loc, "duration"), message="a duration in steps needs an agent in the rank: give seconds"
+        )
+    if spec.target.role == "spare":
+        yield Problem(
+            loc=(*loc, "target", "role"), message="which process of a command is a spare cannot be told"
+        )
+    if spec.expect.detected_by not in (None, *CAUSES):
+        message = f"from outside a failure is seen as {' or '.join(CAUSES)}"
+        yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
+
+
+def _regex(progress: Any) -> Iterator[Problem]:
+    if not isinstance(progress, dict) or not isinstance(progress.get("regex"), str):
+        return
+    loc: Loc = ("workload", "progress", "regex")
+    try:
+        pattern = re.compile(progress["regex"])
+    except (re.error, OverflowError, RecursionError) as error:
+        yield Problem(loc=loc, message=f"this is no regular expression: {error}")
+        return
+    if "step" not in pattern.groupindex:
+        yield Problem(loc=loc, message="the expression needs a group named step: 'step (?P<step>[0-9]+)'")

@@ -78,8 +78,10 @@ def plan_run(
 def plan_cell(cell: Cell, catalogue: Catalogue, seed: int) -> CellPlan:
     """Plan every repeat of one cell."""
     scenario = cell.scenario
-    strategy = catalogue.strategies[scenario.recovery.strategy](**scenario.recovery.params)
-    spares = int(getattr(strategy, "spares_wanted", 0))
+    spares = 0  # none that could be told of a command
+    if scenario.workload.command is None:
+        strategy = catalogue.strategies[scenario.recovery.strategy](**scenario.recovery.params)
+        spares = int(getattr(strategy, "spares_wanted", 0))
     repeats = []
     for repeat in range(scenario.repeat):
         own = repeat_seed(seed, repeat)
@@ -128,10 +130,9 @@ def headline(run: RunPlan) -> str:
     work, spares = scenario.workload, max(cell.spares for cell in run.cells)
     who = f"{work.ranks} ranks" + (f" + {_count(spares, 'spare')}" if spares else "")
     arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
-    size = work.size or work.params.get("size", "")
     cells, repeats = _count(len(run.cells), "cell"), _count(scenario.repeat, "repeat")
     shape = f"{cells} x {repeats} x ({arms}) = {_count(run.arms, 'arm')}"
-    what = " ".join(part for part in (work.kind, str(size)) if part)
+    what = work.title
     takes = f"about {_minutes(run.estimate_s)} (an estimate)"
     return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · {takes}"
 
@@ -221,6 +222,9 @@ def _arms_per_repeat(scenario: Scenario) -> int:
 
 def _cell_estimate_s(scenario: Scenario, catalogue: Catalogue) -> float:
     work = scenario.workload
+    if work.command is not None:
+        arm_s = work.steps * _STEP_S + _ARM_S
+        return scenario.repeat * (_arms_per_repeat(scenario) * arm_s + len(scenario.faults) * _INCIDENT_S)
     params = work.params if work.size is None else {**work.params, "size": work.size}
     typical = getattr(catalogue.workloads[work.kind](**params), "typical_step_s", None)
     arm_s = work.steps * (typical() if callable(typical) else _STEP_S) + _ARM_S

@@ -38,13 +38,16 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     _choose(defs["LauncherSpec"], "kind", catalogue.launchers, defs)
     defs["RecoverySpec"] = _recovery(catalogue.strategies, defs)
     launcher = defs["LauncherSpec"]
+    _command(schema, defs["WorkloadSpec"])
     defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
     defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
     for holder, name in ((fault, "duration"), (defs["TriggerSpec"], "time")):
         holder["properties"][name]["anyOf"].append(_SECONDS)
     properties = schema["properties"]
     properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
-    properties["invariants"]["anyOf"] = [{"const": "default"}, _list_of(sorted(catalogue.checkers))]
+    properties["invariants"]["anyOf"] = [
+        {"const": "default"}, _list_of(sorted(catalogue.checkers)), _leave_out(sorted(catalogue.checkers)),
+    ]  # fmt: skip
     properties["matrix"] = _matrix()
     for name, definition in defs.items():
         if name != "Reference":
@@ -101,6 +104,21 @@ def _clause() -> Json:
 
 def _list_of(names: Iterable[str]) -> Json:
     return {"type": "array", "items": {"enum": list(names)}}
+
+
+def _command(schema: Json, workload: Json) -> None:
+    """A workload is a kind or a command; only the first needs a recovery."""
+    workload["properties"]["progress_deadline"] = {
+        **_texts(workload["properties"]["progress_deadline"]),
+        "anyOf": [_bare(workload["properties"]["progress_deadline"]), _SECONDS],
+    }
+    workload["oneOf"] = [{"required": ["kind"]}, {"required": ["command"]}]
+    schema["required"] = [name for name in schema["required"] if name != "recovery"]
+
+
+def _leave_out(names: Iterable[str]) -> Json:
+    inside = {"leave_out": {**_list_of(names), "minItems": 1}}
+    return {"type": "object", "required": ["leave_out"], "properties": inside, "additionalProperties": False}
 
 
 def _matrix() -> Json:

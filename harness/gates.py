@@ -135,7 +135,7 @@ def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
     """Causes before consequences: a fault that never fired or a torn log makes other checkers inconclusive
     as well.
     """
-    roots = ("fault-landed", "evidence-complete")
+    roots = ("progress", "fault-landed", "evidence-complete")
     return sorted(invariants.items(), key=lambda item: item[0] not in roots)
 
 

@@ -31,7 +31,7 @@ NS = 1e9
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the reference
-    sample order.
+    sample order; ``observed``: a command, seen from outside only.
     """
 
     arm: str
@@ -45,6 +45,7 @@ class RunInfo:
     strategy: str
     order_seed: int
     order_samples: int
+    observed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,10 @@ def history_of(log: Log) -> History:
         raise LogError(
             "the log has no run_started event", hint="the harness died before the arm began; run it again"
         )
+    if started.data.get("observed"):
+        from harness.observed import observed_history
+
+        return observed_history(log, _info(started.data))
     finished = log.first(Kind.RUN_FINISHED)
     end_ns = finished.time_ns if finished else max(event.time_ns for event in log.events)
     own, foreign = _split_commits(log, _members(log))
@@ -189,8 +194,9 @@ def _info(data: Mapping[str, Any]) -> RunInfo:
     names = ("arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy")
     order = data["order"]
     return RunInfo(
-        **{name: data[name] for name in names}, order_seed=order["seed"], order_samples=order["samples"]
-    )
+        **{name: data[name] for name in names}, order_seed=order["seed"], order_samples=order["samples"],
+        observed=bool(data.get("observed", False)),
+    )  # fmt: skip
 
 
 def _members(log: Log) -> dict[int, tuple[str, ...]]:
@@ -251,7 +257,7 @@ def _step_runs(
     for event in log.of(Kind.BATCH_TAKEN):
         taken[(event.generation, event.step or 0)].append(event)
     worked = [g for g in generations if g.resume_step is not None]
-    surviving = _owners(worked, done)
+    surviving = owners(worked, done)
     runs: list[StepRun] = []
     for position, generation in enumerate(worked):
         steps = sorted(step for number, step in done if number == generation.number)
@@ -277,7 +283,7 @@ def _step_runs(
     return tuple(runs)
 
 
-def _owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dict[int, int]:
+def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Step -> number of the generation whose run of it no later generation discarded."""
     steps: dict[int, list[int]] = defaultdict(list)
     for number, step in done:

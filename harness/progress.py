@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from chaos.events import Event, Kind
@@ -12,6 +13,15 @@ from chaos.scenario import Cell
 from harness.launcher import ArmSetup
 
 _LINES_EVERY_S = 5.0
+
+
+_AGAIN = MappingProxyType(
+    {
+        "restart": "the command's ranks were started again", "resumed": "steps are reported again",
+        "shrunk": "the others go on", "rollback": "it went back by itself",
+    }
+)  # fmt: skip
+"""Why a command's generation began."""
 
 
 class Quiet:
@@ -44,6 +54,8 @@ def describe(event: Event) -> str | None:
             origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
             ranks, step = len(data["members"]), data["resume_step"]
             return f"↻ generation {event.generation}: {ranks} ranks go on after step {step}{origin}"
+        case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
+            return f"↻ {_AGAIN[data['cause']]}: {len(data['members'])} ranks"
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None
@@ -64,7 +76,7 @@ def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
     console = Console(stderr=True, highlight=False)
     total = sum(cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells)
     spec = cells[0].scenario.workload
-    what = " ".join(word for word in (spec.kind, spec.params.get("size", "")) if word)
+    what = spec.title
     ranks = "rank" if spec.ranks == 1 else "ranks"
     arms = "arm" if total == 1 else "arms"
     console.print(f"[bold]{name}[/bold] · {what}, {spec.ranks} {ranks}, {spec.steps} steps · {total} {arms}")

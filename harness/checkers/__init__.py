@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from harness.checkers import commits, data, faults, loss, records, world
+from chaos.scenario import LeaveOut
+from harness.checkers import commits, data, faults, loss, observed, records, world
 from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.results import Finding
 
@@ -36,10 +37,12 @@ EXPECTATION = "expectation"
 __all__ = ["CHECKERS", "EXPECTATION", "Checker", "Evidence", "check", "check_all", "names_of"]
 
 
-def names_of(invariants: Literal["default"] | Sequence[str]) -> list[str]:
+def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
     """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name."""
     if invariants == "default":
         return list(CHECKERS)
+    if isinstance(invariants, LeaveOut):
+        return [name for name in CHECKERS if name not in invariants.leave_out]
     unknown_names = [name for name in invariants if name not in CHECKERS]
     if unknown_names:
         raise KeyError(", ".join(unknown_names))
@@ -59,9 +62,20 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
     return finding
 
 
+def _of_a_command(name: str, evidence: Evidence) -> Finding:
+    if name in observed.LACKING:
+        return observed.lacking(name)
+    return check(observed.loss_equality if name == "loss-equality" else CHECKERS[name], evidence)
+
+
 def check_all(evidence: Evidence) -> dict[str, Finding]:
     """Every checker the cell asks for, and whether the faults' expected outcomes came about."""
-    findings = {name: check(CHECKERS[name], evidence) for name in names_of(evidence.cell.scenario.invariants)}
+    names = names_of(evidence.cell.scenario.invariants)
+    if evidence.history.info.observed:
+        findings = {observed.PROGRESS: check(observed.progress, evidence)}
+        findings |= {name: _of_a_command(name, evidence) for name in names}
+    else:
+        findings = {name: check(CHECKERS[name], evidence) for name in names}
     expected = any(fault.expect.outcome for fault in evidence.cell.scenario.faults)
     if expected and not evidence.is_control:
         findings[EXPECTATION] = check(faults.expectations, evidence)

@@ -19,7 +19,7 @@ class Evidence:
 
     ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every control
     arm of the run with the same workload; ``exact``: strategy name -> whether it promises a bit-identical
-    result.
+    result; ``source``, ``lines``: the scenario file, and the lines of its workload's keys.
     """
 
     arm: str
@@ -28,6 +28,8 @@ class Evidence:
     control: Log | None = None
     controls: tuple[Log, ...] = ()
     exact: Mapping[str, bool] = field(default_factory=dict)
+    source: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def measures(self) -> ArmMeasures:
@@ -58,6 +60,11 @@ class Evidence:
     def shrinks_batch(self) -> bool:
         """Whether the scenario lets the dead ranks' samples go."""
         return self.cell.scenario.recovery.params.get("batch") == "shrink"
+
+    def place(self, key: str) -> str:
+        """``kill.yaml:9 (workload.command): `` for a message, or nothing where the line is not known."""
+        line = self.lines.get(key)
+        return f"{self.source.rsplit('/', 1)[-1]}:{line} ({key}): " if line else ""
 
     def fault(self, name: str) -> FaultSpec | None:
         """The scenario's fault of that id."""

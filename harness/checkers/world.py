@@ -162,6 +162,8 @@ def liveness(evidence: Evidence) -> Finding:
         return unknown(f"the arm was cut short at {done} ({history.outcome})")
     if stops and not evidence.is_control and history.outcome == "gave-up":
         return passed(f"the job stopped at {done}, as {stops[0]} is expected to make it")
+    if history.info.observed and not history.runs:
+        return unknown("no step of the command was seen")
     if history.outcome != "completed":
         return failed(f"the job did not finish: {history.outcome} at {done}")
     ideal, runs = evidence.measures.ideal, _healthy(evidence)

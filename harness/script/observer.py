@@ -30,6 +30,7 @@ STALL_MEDIANS = 20.0
 STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
+MOST_STEPS = 100  # times the steps announced; no count of steps
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
@@ -125,14 +126,14 @@ class Observer:
     def on_command_failed(self, how: str, now_ns: int) -> None:
         """The command itself ended with an error; a failure unless a rank's was seen."""
         if not self._cause:
-            self._fail("exit", "command", None, how, now_ns)
+            self._fail("exit", None, None, f"the command ended with {how}", now_ns)
 
     def on_progress(self, progress: Progress, now_ns: int) -> None:
         """A step was reported."""
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
-        if step < 1:
+        if not 1 <= step <= MOST_STEPS * self._steps:
             return
         self._turn_page(step, progress.rank, now_ns)
         started = self._last_ns

@@ -1,0 +1,41 @@
+"""Whether a command could be started here, asked before anything is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from chaos.errors import ScenarioError
+from chaos.scenario import Cell
+
+
+def refuse_unstartable(cell: Cell, place: str) -> None:
+    """Raise ScenarioError when the cell's command is not there. ``place``: of the command, ``file:line``.
+
+    The program is looked for as a shell would: in PATH (that of ``workload.env`` if it has one), or, with a slash in
+    it, below ``workload.directory``.
+    """
+    spec = cell.scenario.workload
+    if spec.command is None:
+        return
+    directory, program = Path(spec.directory).absolute(), spec.command[0]
+    if not directory.is_dir():
+        raise ScenarioError(
+            f"{place}: workload.directory {spec.directory!r} is no directory",
+            hint=f"it is looked for from where chaos was called: {Path.cwd()}",
+        )
+    if program.startswith("$"):
+        return
+    if "/" in program:
+        path = directory / program
+        found = path.is_file() and os.access(path, os.X_OK)
+        where = f"in {directory}" if not path.exists() else "as an executable file"
+    else:
+        found = shutil.which(program, path=spec.env.get("PATH", os.environ.get("PATH"))) is not None
+        where = "in PATH"
+    if not found:
+        raise ScenarioError(
+            f"{place}: workload.command: {program!r} is not found {where}",
+            hint="correct the program's name, set workload.directory, or activate its environment first",
+        )

@@ -1,0 +1,104 @@
+"""A training program that is not ours and uses nothing of ours: one process a rank by RANK, standard library only.
+
+``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when one fails (as torchrun
+does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a checkpoint
+there. What it can be told to do wrong is in the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def rank_main(args: argparse.Namespace) -> int:
+    """One rank: from the checkpoint on, each step once all ranks have done the one before."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    scratch, attempt = Path(args.scratch), os.environ.get("ATTEMPT", "0")
+    saved = scratch / "checkpoint.json"
+    start = json.loads(saved.read_text())["step"] if saved.exists() else 0
+    for step in range(start + 1, args.steps + 1):
+        time.sleep(args.step_s)
+        (scratch / f"{attempt}.{rank}").write_text(str(step))
+        if not wait_for_all(scratch, attempt, world, step, args.timeout_s):
+            print(f"rank {rank}: a peer did not come to step {step}", flush=True)
+            return 1
+        if args.beacon:
+            from chaos import beacon
+
+            beacon.step(step, loss=1.0 / step, samples=4)
+        elif rank == 0 and step % args.log_every == 0:
+            print(f"[default0]:step {step} loss {1.0 / step:.6f}", flush=True)
+        if rank == 0 and step % args.save_every == 0:
+            temporary = saved.with_suffix(".tmp")
+            temporary.write_text(json.dumps({"step": step}))
+            temporary.replace(saved)
+    return 0
+
+
+def wait_for_all(scratch: Path, attempt: str, world: int, step: int, timeout_s: float) -> bool:
+    """A barrier made of files."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        done = [scratch / f"{attempt}.{rank}" for rank in range(world)]
+        if all(path.exists() and int(path.read_text() or 0) >= step for path in done):
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def launch(args: argparse.Namespace, argv: list[str]) -> int:
+    """Start all ranks; when one fails kill the others and, while restarts are left, begin again."""
+    if args.daemon:
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+    if args.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for attempt in range(args.restarts + 1):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, *argv],
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(args.ranks), "ATTEMPT": str(attempt)},
+            )
+            for rank in range(args.ranks)
+        ]
+        while all(code is None or code == 0 for code in (r.poll() for r in ranks)):
+            if all(r.poll() == 0 for r in ranks):
+                if args.stubborn:
+                    time.sleep(600)
+                return 0
+            time.sleep(0.01)
+        for one in ranks:
+            one.kill()
+            one.wait()
+    return 1
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("launch", nargs="?")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--step-s", type=float, default=0.03)
+    parser.add_argument("--timeout-s", type=float, default=20.0)
+    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--scratch", default=os.environ.get("CHAOS_SCRATCH", "."))
+    parser.add_argument("--beacon", action="store_true")
+    parser.add_argument("--daemon", action="store_true", help="leave a process of another session behind")
+    parser.add_argument("--stubborn", action="store_true", help="do not end, not even when asked to")
+    args = parser.parse_args()
+    if args.launch:
+        return launch(args, [word for word in sys.argv[1:] if word != "launch"])
+    return rank_main(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -121,14 +121,16 @@ class Children:
         return reports
 
     def close(self) -> dict[int, str]:
-        """Kill and reap everything; returns what could not be removed: pid -> name (``?``: started by one of ours)."""
+        """Kill and reap everything, and what these processes started; returns what could not be removed.
+
+        That is: pid -> name, ``?`` for one that a process of ours started.
+        """
         for child in self._children.values():
             self.signal(child.name, signal.SIGKILL)
         deadline = time.monotonic() + REAP_LIMIT_S
         while any(not c.gone for c in self._children.values()) and time.monotonic() < deadline:
             self.wait(0.1)
-        sessions = {child.pid for child in self._children.values()}
-        left = {pid: "?" for pid in processes.in_sessions(sessions)}
+        left = dict.fromkeys(processes.end_sessions({child.pid for child in self._children.values()}), "?")
         left |= {child.pid: child.name for child in self._children.values() if not child.gone}
         for child in self._children.values():
             child.page.close()

@@ -6,10 +6,13 @@ import ctypes
 import os
 import select
 import signal
+import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 EXIT_ORPHANED = 70
+END_LIMIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -53,6 +56,37 @@ def start_time(pid: int) -> int:
 def in_sessions(sessions: Collection[int]) -> list[int]:
     """Living processes that belong to one of these sessions, whoever is their parent."""
     return [pid for pid, fields in _all() if int(fields[3]) in sessions and fields[0] not in "ZX"]
+
+
+def end_sessions(sessions: Collection[int]) -> list[int]:
+    """Kill every process of these sessions, such as the workers of a data loader; returns those that stay.
+
+    The caller started each session, and waited for its leader only if that has ended: the kernel gives the number
+    of a session to nobody else while it has members.
+    """
+    deadline = time.monotonic() + END_LIMIT_S
+    while (left := in_sessions(sessions)) and time.monotonic() < deadline:
+        for pid in left:
+            _kill_member(pid, sessions)
+    return left
+
+
+def _kill_member(pid: int, sessions: Collection[int]) -> None:
+    """Kill a process if it is still of one of these sessions; wait for its end, and reap it if it is our child."""
+    with suppress(ProcessLookupError, PermissionError):
+        fd = os.pidfd_open(pid)
+        try:
+            fields = _stat(pid)  # looked at only after the descriptor holds the process
+            if not fields or int(fields[3]) not in sessions:
+                return
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(END_LIMIT_S * 1000)
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+        finally:
+            os.close(fd)
 
 
 def readable(fd: int) -> bool:

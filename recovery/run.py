@@ -178,7 +178,8 @@ def _show(event: Event) -> None:
             ranks, step = len(data["members"]), data["resume_step"]
             _say(f"generation {event.generation}: {ranks} ranks train after step {step}{origin}")
         case Kind.FAILURE_DETECTED:
-            who = f"rank {data['rank']} ({data['process']})" if data["process"] else "no rank"
+            who = data["process"] or "no rank"
+            who = who if data["rank"] is None else f"rank {data['rank']} ({who})"
             _say(f"failure: {who}, {data['cause']}: {data['detail']}")
         case Kind.DECISION:
             _say(f"decision: {data['reason']}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
-from recovery import processes
+from recovery import processes, strategies
 from recovery.controller import Controller, Timing
 from recovery.forkserver import ForkServer, start_cold
 from recovery.joining import Seat
@@ -20,7 +20,7 @@ from recovery.local import Children, Exited, Said, rank_environment, start_store
 from recovery.marks import Mark
 from recovery.script import ScriptConfig
 from recovery.strategy import StateFrom, Strategy
-from recovery.wire import Message, Ready
+from recovery.wire import Failed, Message, Ready
 
 TICK_S = 0.02
 WARM_MODULES = (
@@ -67,6 +67,7 @@ class Supervisor:
         self._children = Children()
         self._pids: dict[str, int] = {}
         self._devices: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
@@ -105,6 +106,8 @@ class Supervisor:
             if isinstance(report, Said):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
+                elif isinstance(report.message, Failed):
+                    self._errors[report.process] = report.message.error
                 self.controller.on_message(report.process, report.message)
             else:
                 self._on_exit(report)
@@ -125,14 +128,14 @@ class Supervisor:
         self._write(
             Kind.RUN_STARTED, arm="job", cell=self._spec.script.name, repeat=0, seed=ready.seed,
             ranks=self._spec.ranks, spares=self.strategy.spares_wanted, steps=ready.steps,
-            global_batch=ready.global_batch, strategy=type(self.strategy).__module__.rpartition(".")[2].replace("_", "-"),
+            global_batch=ready.global_batch, strategy=strategies.name_of(self.strategy),
             order={"seed": ready.seed, "samples": ready.samples},
         )  # fmt: skip
 
     def _on_exit(self, report: Exited) -> None:
         expected = self.controller.exit_was_expected(report.process)
-        if expected and report.exit_code:
-            self.late_failures.append(f"{report.process} ended with {report.how}")
+        if expected and report.exit_code and self.controller.outcome == "completed":
+            self.late_failures.append(f"{report.process}: {self._errors.get(report.process, report.how)}")
         self.record(
             Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
             signal=report.signal, expected=expected, last_seq=self.mark(report.process).last_seq,

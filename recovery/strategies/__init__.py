@@ -27,3 +27,8 @@ def find(name: str) -> type[Strategy]:
         if issubclass(member, Strategy) and member.__module__ == module.__name__
     ]
     return classes[0]
+
+
+def name_of(strategy: Strategy) -> str:
+    """The name of a strategy's class."""
+    return type(strategy).__module__.rpartition(".")[2].replace("_", "-")

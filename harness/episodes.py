@@ -1,8 +1,10 @@
 """Faults paired with the failures they caused: the raw material of incidents, detection and outcomes.
 
-A failure belongs to an injection when it blames the injection's target and comes after it, before the next
-injection on the same target. What is left over is given to the newest injection still without a failure (the
-blame may be wrong; the ``detection`` checker says so), unless another injection lies between.
+A failure belongs to an injection when it blames one of the injection's targets and comes after it, before the
+next injection on the same target. An injection may explain several: all processes of a lost node, or a notice
+and the exit that follows when nobody heeds it; the first counts as its detection. What is left over is given to
+the newest injection still without a failure (the blame may be wrong; the ``detection`` checker says so), unless
+another injection lies between.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ INSTANT = ("tensor-", "checkpoint-", "process-kill", "exception")
 class Episode:
     """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
 
-    ``process`` and ``rank``: the true target at injection time, as far as it is a process.
+    ``process`` and ``rank``: the true target at injection time, as far as it is a process; ``processes``: all of
+    them, where it hit more than one; ``failure``: the first one it explains, ``others``: those after it.
     """
 
     fault: str
@@ -39,6 +42,8 @@ class Episode:
     failed: Event | None
     healed: Event | None
     failure: Event | None
+    processes: tuple[str, ...] = ()
+    others: tuple[Event, ...] = ()
 
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
@@ -76,6 +81,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 failed=marks[Kind.FAULT_FAILED].get(key),
                 healed=marks[Kind.FAULT_HEALED].get(key),
                 failure=None,
+                processes=_all_hit(event, process),
             )
         )
     fired = {episode.fault for episode in found}
@@ -85,7 +91,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
 
 def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
     """Failures declared that no episode explains."""
-    claimed = {id(episode.failure) for episode in episodes if episode.failure}
+    claimed = {id(f) for e in episodes for f in (e.failure, *e.others) if f}
     return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
 
 
@@ -108,6 +114,11 @@ def _who(history: History, event: Event) -> tuple[str | None, int | None]:
     return process, rank
 
 
+def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
+    several = tuple((event.data["target"] or {}).get("processes") or ())
+    return several or ((process,) if process is not None else ())
+
+
 def _never_fired(event: Event) -> Episode:
     return Episode(
         fault=event.data["fault"], kind=event.data["kind"], occurrence=NEVER_FIRED,
@@ -117,26 +128,33 @@ def _never_fired(event: Event) -> Episode:
 
 
 def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episode]:
-    paired: dict[int, Event] = {}
+    paired: dict[int, list[Event]] = {}
     left = list(failures)
     for direct in (True, False):
         for index, episode in enumerate(episodes):
             if index in paired or episode.injected is None:
                 continue
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
-            for failure in left:
-                due = start <= failure.time_ns < end
-                if due and (not direct or failure.data["process"] == episode.process):
-                    paired[index] = failure
-                    left.remove(failure)
-                    break
-    return [replace(episode, failure=paired.get(index)) for index, episode in enumerate(episodes)]
+            due = [failure for failure in left if start <= failure.time_ns < end]
+            hit = episode.processes or (None,)
+            found = [f for f in due if f.data["process"] in hit] if direct else due[:1]
+            if found:
+                paired[index] = found
+                left = [failure for failure in left if failure not in found]
+    return [
+        replace(episode, failure=paired[index][0], others=tuple(paired[index][1:]))
+        if index in paired
+        else episode
+        for index, episode in enumerate(episodes)
+    ]
 
 
 def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
     """Time of the next injection (on the same target) after episode ``index``."""
-    mine = episodes[index]
+    mine = set(episodes[index].processes)
     for other in episodes[index + 1 :]:
-        if other.injected and (not same_target or other.process == mine.process):
+        if other.injected and (
+            not same_target or mine & set(other.processes) or mine == set(other.processes)
+        ):
             return other.injected.time_ns
     return float("inf")

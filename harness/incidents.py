@@ -11,6 +11,7 @@ first new commit. They share their boundaries, so they sum exactly.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,6 +79,21 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
         decision=_decision(history, failure),
     )  # fmt: skip
+
+
+def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """The same incidents, with the steps of a rollback that answered several of them counted for the first alone.
+
+    Incidents that end with the same new step were answered together.
+    """
+    seen: set[int] = set()
+    counted = []
+    for incident in incidents:
+        shared = incident.first_new_step in seen
+        counted.append(incident.model_copy(update={"steps_lost": 0}) if shared else incident)
+        if incident.first_new_step is not None:
+            seen.add(incident.first_new_step)
+    return tuple(counted)
 
 
 def _evidence(episode: Episode) -> dict[str, object]:
@@ -176,10 +192,17 @@ def _outcome(
     if recovery.first_new is not None:
         world = history.worked[-1].world if history.worked else 0
         return "recovered" if world >= history.info.ranks else "degraded"
+    if history.outcome == "completed" and _only_told(episode) and recovery.restored is None:
+        return "masked"  # the job was over before the deadline
     if history.outcome == "completed":
         # the failure came so late that nothing new was left to commit
         return "recovered"
     return "fail-stop" if history.outcome == "gave-up" else "hang"
+
+
+def _only_told(episode: Episode) -> bool:
+    """Whether nothing was lost: a process said that it will be ended, and no failure followed."""
+    return episode.failure is not None and episode.failure.data["cause"] == "notice" and not episode.others
 
 
 def _undetected(episode: Episode, history: History, control: History | None) -> Outcome:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from chaos.events import Log
 from harness.episodes import Episode, episodes_of
-from harness.incidents import incident_of
+from harness.incidents import incident_of, lost_once
 from harness.lineage import NS, History, history_of
 from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
@@ -59,7 +59,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "incident",
             "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
         ),
-        "steps_lost": _lower("steps", "incident", "committed steps that were redone"),
+        "steps_lost": _lower("steps", "incident", "committed steps that were redone; those of one rollback count once"),
         "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
         "samples_duplicated": _lower(
             "samples", "arm", "samples the lineage holds more often than the order does"
@@ -123,7 +123,7 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     episodes = episodes_of(history)
     ideal = ideal_of(history, paired, episodes)
     split = partition(history, ideal, episodes)
-    incidents = tuple(incident_of(episode, history, paired) for episode in episodes)
+    incidents = lost_once([incident_of(episode, history, paired) for episode in episodes])
     step_time = _step_time(history)
     values = {name: list[float]() for name in METRICS}
     for episode, incident in zip(episodes, incidents, strict=True):
@@ -240,14 +240,9 @@ def _time_to_full_rate(
 def _add_arm(
     values: dict[str, list[float]], history: History, split: Partition, step_time: float | None
 ) -> None:
-    accounting = account(history)
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
-    # A job that ended early never used the rest; one cut short by its harness might have.
-    unused = (
-        0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
-    )
-    values["samples_lost"].append(float(accounting.lost + unused))
-    values["samples_duplicated"].append(float(accounting.duplicated))
+    if not history.info.observed:
+        _add_accounting(values, history)
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:
         values["step_time"].append(step_time)
@@ -255,3 +250,13 @@ def _add_arm(
         values["goodput"].append(split.goodput)
         values["ettr"].append(split.productive_s / split.wall_s)
         values["throughput"].append(samples / split.wall_s)
+
+
+def _add_accounting(values: dict[str, list[float]], history: History) -> None:
+    accounting = account(history)
+    # A job that ended early never used the rest; one cut short by its harness might have.
+    unused = (
+        0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
+    )
+    values["samples_lost"].append(float(accounting.lost + unused))
+    values["samples_duplicated"].append(float(accounting.duplicated))

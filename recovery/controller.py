@@ -331,6 +331,10 @@ class Controller:
 
     def _decide(self) -> None:
         self._failures.forget_suspicion()
+        loop = self._failures.loop(self.timing.max_deaths)
+        if loop:
+            self.stop("gave-up", loop)
+            return
         if self._failures.may_try(self._progress.high_water):
             self._act(self.strategy.on_failure(self._view()))
             return

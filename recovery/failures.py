@@ -21,6 +21,7 @@ class FailureBook:
         self._declared = 0
         self._attempts = 0
         self._attempts_since = -1
+        self._falls: dict[int, tuple[int, int]] = {}  # rank -> step it died at last, how often in a row
 
     def declare(
         self, process: Process | None, cause: Cause, *, step: int, detail: str, generation: int
@@ -34,6 +35,9 @@ class FailureBook:
             time_s=self._hands.now_s(),
         )
         self._declared += 1
+        if failure.rank is not None and cause in (Cause.EXIT, Cause.HANG):
+            last, times = self._falls.get(failure.rank, (step, 0))
+            self._falls[failure.rank] = (step, times + 1 if last == step else 1)
         self._hands.record(
             Kind.FAILURE_DETECTED,
             step=step,
@@ -65,3 +69,14 @@ class FailureBook:
         self._attempts = self._attempts + 1 if self._attempts_since == committed else 1
         self._attempts_since = committed
         return self._attempts <= self._max_attempts
+
+    def loop(self, limit: int) -> str:
+        """What to say when a rank has died ``limit`` times in a row at one step, whoever held it; else empty."""
+        for failure in self.current:
+            step, times = self._falls.get(failure.rank, (0, 0)) if failure.rank is not None else (0, 0)
+            if times >= limit:
+                return (
+                    f"rank {failure.rank} died {times} times in a row at step {step}: another process in its "
+                    "place does not help"
+                )
+        return ""

@@ -54,7 +54,9 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Bounds of every wait, seconds. ``max_attempts``: decisions in a row without one new committed step."""
+    """Bounds of every wait, seconds. ``max_attempts``: decisions in a row without one new committed step;
+    ``max_deaths``: of one rank in a row at one step, whoever holds it.
+    """
 
     start_timeout_s: float = 120.0
     join_timeout_s: float = 60.0
@@ -64,4 +66,5 @@ class Timing:
     end_timeout_s: float = 5.0
     kill_timeout_s: float = 10.0
     max_attempts: int = 10
+    max_deaths: int = 4
     hang: HangLimits = field(default_factory=HangLimits)

@@ -77,11 +77,13 @@ def calm(**late: Any) -> list[Event]:
     return [injected, *steps, ended]
 
 
-def exited(*, process: str = "w1", code: int | None = None, signum: int | None = None) -> Event:
-    """A process is reaped."""
+def exited(
+    *, process: str = "w1", code: int | None = None, signum: int | None = None, asked_ns: int | None = None
+) -> Event:
+    """A process is reaped. ``asked_ns``: when its supervisor first asked for its end, if it did."""
     return event(
         Kind.PROCESS_EXITED, "orchestrator", 21_000, process=process, pid=1, exit_code=code, signal=signum,
-        expected=False, last_seq=1,
+        expected=asked_ns is not None, last_seq=1, asked_ns=asked_ns,
     )  # fmt: skip
 
 

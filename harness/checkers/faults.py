@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from chaos.events import Event, Kind
 from chaos.scenario import FaultSpec
@@ -71,9 +72,13 @@ def detection(evidence: Evidence) -> Finding:
         alarms = [f"false alarm: {_describe(event)}" for event in failures]
         return verdict_of(alarms, "no failure was declared in the control arm")
     problems: list[str] = []
-    claimed: dict[int, Episode] = {id(e.failure): e for e in evidence.measures.episodes if e.failure}
+    claimed: dict[int, Episode] = {
+        id(failure): e for e in evidence.measures.episodes for failure in (e.failure, *e.others) if failure
+    }
     for event in failures:
         episode = claimed.get(id(event))
+        if episode is None and _follows(evidence, event, claimed):
+            continue
         if episode is None:
             problems.append(f"a failure that no fault explains: {_describe(event)}")
         else:
@@ -90,6 +95,17 @@ def detection(evidence: Evidence) -> Finding:
     return verdict_of(problems, some([_describe(event) for event in failures]))
 
 
+def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
+    """Whether a command's failure came after one that a fault explains, in the same generation: launchers kill the
+    peers of a rank that died, and from outside nobody can tell that from a second blow.
+    """
+    failures = evidence.log.of(Kind.FAILURE_DETECTED)
+    return evidence.history.info.observed and any(
+        id(other) in claimed and other.generation == event.generation and other.time_ns <= event.time_ns
+        for other in failures
+    )
+
+
 def _describe(event: Event) -> str:
     return f"{event.data['process']} (rank {event.data['rank']}), cause {event.data['cause']}"
 
@@ -98,14 +114,16 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     problems = []
     generation = evidence.history.generation_at(event.time_ns)
     members = generation.members if generation else ()
-    rank = members.index(episode.process) if episode.process in members else None
-    if episode.process is not None and event.data["process"] != episode.process:
-        problems.append(f"{episode.fault} hit {episode.process}, but the blame fell on {_describe(event)}")
+    hit = event.data["process"] if event.data["process"] in episode.processes else episode.process
+    rank = members.index(hit) if hit in members else None
+    unblamed = evidence.history.info.observed and event.data["process"] is None
+    if hit is not None and event.data["process"] != hit and not unblamed:
+        problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
     elif rank is not None and event.data["rank"] not in (None, rank):
         problems.append(f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}")
     fault = evidence.fault(episode.fault)
     due = fault.expect.detected_by if fault else None
-    if due and event.data["cause"] != due:
+    if due and event is episode.failure and event.data["cause"] != due:
         problems.append(f"{episode.fault} was detected as {event.data['cause']}, expected {due}")
     return problems
 

@@ -1,0 +1,219 @@
+"""A rank is told that it will be ended soon: the controller and every strategy, and a job that makes no progress."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import judged
+from simulate import Played, cell_of, evidence, play
+from test_controller import KEEPING, Rig
+
+from chaos.events import Event, Kind
+from recovery.controller import Stage
+from recovery.strategies.checkpoint_restart import CheckpointRestart
+from recovery.strategies.drop_replica import DropReplica
+from recovery.strategies.hot_spare import HotSpare
+from recovery.strategies.none import NoRecovery
+from recovery.strategy import Strategy
+from recovery.wire import Channel, Message, Notice, PauseRequest, Stop
+
+ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
+TERM = {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
+
+
+def tell(rig: Rig, *names: str) -> None:
+    """The processes say that SIGTERM came."""
+    for name in names:
+        rig.control.on_message(name, Notice())
+
+
+# ---- the controller
+
+
+@pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
+def test_a_noticed_member_leaves_at_the_next_step_boundary(strategy: Strategy) -> None:
+    rig = Rig(strategy)
+    rig.train(steps=56)
+    tell(rig, "w1", "w1")
+    assert rig.causes() == [("w1", "notice")], "once, however often it is told"
+    assert (rig.stage, rig.got(PauseRequest)) == (Stage.PAUSING, ["w0"])
+    rig.park("w0", "w1", "w2", "w3", step=57, why="pause")
+    spare = isinstance(strategy, HotSpare)
+    assert rig.members == (("w0", "s4", "w2", "w3") if spare else ("w0", "w2", "w3"))
+    assert (rig.got(Stop), rig.hands.killed) == (["w1"], []), "it may end by itself"
+    rig.die("w1", how="exit code 0")
+    assert rig.causes() == [("w1", "notice")]
+    rig.join(*rig.members, step=57)
+    assert rig.stage is Stage.TRAINING
+    assert rig.names()[-1] == ("s5" if spare else "w4"), "what is missing is started anew"
+
+
+def test_a_restart_follows_a_last_checkpoint() -> None:
+    rig = Rig(CheckpointRestart())
+    rig.train(steps=56)
+    tell(rig, "w1")
+    assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)] == [True]
+    rig.park("w0", "w1", "w2", "w3", step=57, why="pause")
+    assert sorted(rig.hands.killed) == ["w0", "w1", "w2", "w3"]
+    rig.ready("w4", "w5", "w6", "w7")
+    assert rig.joins()["w4"].restore
+
+
+def test_without_recovery_a_notice_changes_nothing() -> None:
+    rig = Rig(NoRecovery())
+    rig.train(steps=56)
+    tell(rig, "w1")
+    assert (rig.stage, rig.got(PauseRequest)) == (Stage.TRAINING, [])
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=56)
+    assert rig.control.outcome == "gave-up"
+
+
+def test_a_noticed_spare_goes_at_once_and_is_replaced() -> None:
+    rig = Rig(HotSpare())
+    rig.train(steps=10)
+    tell(rig, "s4")
+    assert (rig.got(Stop), rig.names("spare"), rig.stage) == (["s4"], ["s4", "s5"], Stage.TRAINING)
+    assert rig.control.ready_spares == ()
+
+
+@pytest.mark.parametrize("strategy", [DropReplica(), HotSpare()], ids=lambda s: type(s).__name__)
+def test_a_deadline_that_comes_first_is_an_ordinary_exit(strategy: Strategy) -> None:
+    rig = Rig(strategy)
+    rig.train(steps=56)
+    tell(rig, "w1")
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=56)
+    assert rig.causes() == [("w1", "notice"), ("w1", "exit")]
+    assert "w1" not in rig.members and rig.stage is Stage.FORMING
+
+
+def test_when_all_must_go_a_checkpoint_keeps_the_state() -> None:
+    rig = Rig(HotSpare(spares=2), world=2)
+    rig.train(steps=56)
+    tell(rig, "w0", "w1")
+    rig.park("w0", "w1", step=57, why="pause")
+    assert rig.members == ("s2", "s3")
+    rig = Rig(HotSpare(spares=1), world=1)
+    rig.train(steps=56)
+    tell(rig, "w0")
+    assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)] == [True]
+    rig.park("w0", step=57, why="pause")
+    assert rig.members == ("s1",)
+    assert rig.joins()["s1"].restore
+
+
+def test_a_notice_in_the_middle_of_a_recovery_is_answered_after_it() -> None:
+    rig = Rig(HotSpare(spares=2))
+    rig.train(steps=56)
+    rig.die("w1")
+    tell(rig, "w2")
+    rig.park("w0", "w2", "w3", step=56)
+    rig.join(*rig.members, step=56)
+    assert rig.stage is Stage.PAUSING
+    rig.park(*rig.members, step=57, why="pause")
+    assert "w2" not in rig.members
+
+
+def test_a_rank_that_dies_again_and_again_at_one_step_ends_the_job_with_a_clear_word() -> None:
+    rig = Rig(HotSpare(spares=9))
+    rig.train(steps=36)
+    for _ in range(4):
+        victim = rig.members[2]
+        rig.at(*rig.members, step=37, committed=36)
+        rig.die(victim)
+        if rig.stage is Stage.STOPPING:
+            rig.park(*(name for name in rig.members if name != victim), step=36)
+            rig.join(*rig.members, step=36)
+    assert rig.control.outcome == "gave-up"
+    assert rig.control.reason.startswith("rank 2 died 4 times in a row at step 37: ")
+
+
+def test_deaths_at_other_steps_are_no_loop() -> None:
+    rig = Rig(HotSpare(spares=9))
+    rig.train(steps=36)
+    for step in (37, 38, 37, 38, 39):
+        victim = rig.members[2]
+        rig.at(*rig.members, step=step, committed=step - 1)
+        rig.die(victim)
+        rig.park(*(name for name in rig.members if name != victim), step=step - 1)
+        rig.join(*rig.members, step=step - 1)
+    assert rig.control.outcome == ""
+
+
+# ---- the rank
+
+
+def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None:
+    """In a process of its own, whose main thread never comes back to Python's own loop in time."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            from recovery.notice import tell_on_sigterm
+
+            tell_on_sigterm(Channel(theirs))
+            os.write(theirs.fileno(), b'{"type":"ready"}\n')
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)  # minutes in C, without the interpreter's lock
+        finally:
+            os._exit(1)
+    try:
+        ours.settimeout(20)
+        channel, got = Channel(ours), list[Message]()
+        got += channel.receive() or []
+        os.kill(pid, signal.SIGTERM)
+        got += channel.receive() or []
+        assert [type(m).__name__ for m in got] == ["Ready", "Notice"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        ours.close()
+        theirs.close()
+
+
+# ---- whole arms
+
+
+def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, dict[str, str]]:
+    """A faulted arm, and what its checkers say that did not pass."""
+    cell = cell_of(recovery, [fault], **more)
+    faulted = play(cell, root, seed=3)
+    control = play(cell, root, seed=3, arm="control")
+    findings = judged(evidence(faulted, control))
+    return faulted, {name: f.witness for name, f in findings.items() if f.verdict != "pass"}
+
+
+def of(played: Played, kind: Kind) -> list[Event]:
+    """Events of a kind."""
+    return list(played.log.of(kind))
+
+
+@pytest.mark.parametrize("recovery", ALL)
+def test_a_heeded_notice_costs_no_step(recovery: str, memory: Path) -> None:
+    expect = {"outcome": "recovered", "detected_by": "notice"}
+    faulted, problems = arm(recovery, memory, {**TERM, "params": {"grace_s": 5}, "expect": expect})
+    assert (faulted.outcome, problems) == ("completed", {})
+    (incident,) = evidence(faulted, faulted).measures.incidents
+    assert (incident.steps_lost, incident.detected_by, incident.blamed_rank) == (0, "notice", 2)
+    assert incident.recovery_time is not None and incident.recovery_time < 1
+    assert of(faulted, Kind.GENERATION_STARTED)[1].time_ns < of(faulted, Kind.FAULT_INJECTED)[0].time_ns + 5e9
+    assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["notice"]
+
+
+@pytest.mark.parametrize("recovery", ALL)
+def test_a_deadline_too_short_to_react_is_a_kill(recovery: str, memory: Path) -> None:
+    faulted, problems = arm(recovery, memory, {**TERM, "params": {"grace_s": 0.001}})
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["notice", "exit"]
+
+
+def test_a_job_that_ends_before_the_deadline_lost_nothing(memory: Path) -> None:
+    fault = {**TERM, "params": {"grace_s": 60}, "expect": {"outcome": "masked"}}
+    faulted, problems = arm("none", memory, fault)
+    assert (faulted.outcome, problems) == ("completed", {})

@@ -125,15 +125,10 @@ def join(
         raise JoinError(
             "recovery.join() was called twice", hint="a process is one rank of one job: keep the first"
         )
-    seat = place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1)
-    directory = Path(checkpoint_dir) if checkpoint_dir is not None else None
-    config = _settle(
-        facts,
-        seat,
-        directory=seat.checkpoint_dir or directory,
-        every=_first(seat.checkpoint_every, checkpoint_every, EVERY),
-        keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
-    )
+    config = settle(
+        place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1), facts,
+        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, checkpoint_keep=checkpoint_keep,
+    )  # fmt: skip
     # One rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
@@ -149,14 +144,23 @@ def join(
     return job
 
 
-def _settle(facts: Facts, seat: Seat, *, directory: Path | None, every: int, keep: int) -> JobConfig:
+def settle(
+    seat: Seat, facts: Facts, *, checkpoint_dir: str | Path | None, checkpoint_every: int | None,
+    checkpoint_keep: int | None,
+) -> JobConfig:  # fmt: skip
+    """What a process is to do, by what its supervisor (``seat``) and its script say. Raises JoinError."""
+    directory = (
+        Path(checkpoint_dir) if seat.checkpoint_dir is None and checkpoint_dir else seat.checkpoint_dir
+    )
     seed = 0 if facts.seed is None and seat.seed is None else _agree("seed", facts.seed, seat.seed, seat)
     config = JobConfig(
         process=seat.process, world=seat.world, batch=seat.batch, backend=seat.backend, device=seat.device,
         samples=_agree("samples", facts.samples, seat.samples, seat),
         steps=_agree("steps", facts.steps, seat.steps, seat),
         global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
-        seed=seed, checkpoint_dir=directory, checkpoint_every=every, checkpoint_keep=keep,
+        seed=seed, checkpoint_dir=directory,
+        checkpoint_every=_first(seat.checkpoint_every, checkpoint_every, EVERY),
+        checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
     )  # fmt: skip
     for name in ("samples", "steps", "global_batch", "checkpoint_every", "checkpoint_keep"):
         if getattr(config, name) < 1:

@@ -151,8 +151,9 @@ def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tup
 
 
 def _exactness(evidence: Evidence) -> str:
-    """How the arm's result compares with its control's; a job that did not finish has no result."""
-    if evidence.history.outcome != "completed":
+    """How the arm's result compares with its control's; a job that did not finish has no result, and a
+    command does not show its own."""
+    if evidence.history.outcome != "completed" or evidence.history.info.observed:
         return "not compared"
     try:
         return compare(evidence)[0]
@@ -168,6 +169,8 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     planned = len(_planned(cell))
     landed = invariants.get("fault-landed")
     missing = landed.witness if landed and landed.verdict == "inconclusive" else ""
+    seen = invariants.get("progress")
+    missing = seen.witness if seen and seen.verdict == "inconclusive" else missing
     if not faulted:
         missing = f"{len(mine)} of {planned} arms ran"
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing)

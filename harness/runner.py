@@ -26,9 +26,9 @@ from harness.needs import lacking, refuse_impossible
 from harness.orchestrator import Orchestrator, StopFlag, Watcher
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
-from harness.undo import RemoveTree
 from harness.script.arm import ScriptArm
 from harness.script.check import refuse_unstartable
+from harness.undo import RemoveTree
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
 
@@ -129,10 +129,13 @@ def _play(
 ) -> None:
     """Every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load("chaos.faults", Fault)
+    blind: set[str] = set()
     with _sessions(cells) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
             if stop.signum:
                 return
+            if cell.id in blind:
+                continue  # nothing was seen of its command, and nothing will be
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
             checkpoints = ledger.will(RemoveTree(path=run.checkpoints(name), inside=run.root), arm=name)
@@ -147,7 +150,9 @@ def _play(
                 data=data[cell.id],
             )
             if cell.scenario.workload.command is not None:
-                ScriptArm(setup, kinds, watcher=watcher, stop=stop).run()
+                script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
+                script.run()
+                blind |= {cell.id} if not script.observer.reports else set()
             else:
                 spec = cell.scenario.recovery
                 strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)

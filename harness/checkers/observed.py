@@ -39,7 +39,8 @@ def progress(evidence: Evidence) -> Finding:
     reports = list(history.log.of(Kind.STEP_REPORTED))
     end = history.finished.data["reason"] if history.finished else "the harness did not get to the end"
     if not reports:
-        return unknown(f"{evidence.place('workload.command')}{end}")
+        key = "workload.progress" if "workload.progress.regex matched" in end else "workload.command"
+        return unknown(f"{evidence.place(key)}{end}")
     found = len(history.generations[0].members) if history.generations else 0
     if found != history.info.ranks:
         return unknown(

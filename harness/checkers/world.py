@@ -165,7 +165,8 @@ def liveness(evidence: Evidence) -> Finding:
     if history.info.observed and not history.runs:
         return unknown("no step of the command was seen")
     if history.outcome != "completed":
-        return failed(f"the job did not finish: {history.outcome} at {done}")
+        why = f": {history.finished.data['reason']}" if history.info.observed and history.finished else ""
+        return failed(f"the job did not finish: {history.outcome} at {done}{why}")
     ideal, runs = evidence.measures.ideal, _healthy(evidence)
     if ideal is None:
         return unknown("no healthy step to compare the rate with")

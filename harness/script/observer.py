@@ -112,8 +112,8 @@ class Observer:
         if process not in self.members.values():
             return
         self._lost.add(process)
-        if exit_code == 0 or self.finished:
-            return
+        if exit_code == 0 or self.finished or not self.reports:
+            return  # before the first step there is nothing that could recover
         same_blow = (
             self._cause == "exit" and signum in KILLED and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
         )
@@ -125,7 +125,7 @@ class Observer:
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
         """The command itself ended with an error; a failure unless a rank's was seen."""
-        if not self._cause:
+        if not self._cause and self.reports:
             self._fail("exit", None, None, f"the command ended with {how}", now_ns)
 
     def on_progress(self, progress: Progress, now_ns: int) -> None:

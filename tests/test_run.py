@@ -1,0 +1,298 @@
+"""``python -m recovery.run``: a script of anybody's, supervised without the harness, broken and recovered for real."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import invoke
+from chaos.events import Event, Kind, Tail
+from harness.results import Results
+from recovery import run as command
+from recovery import strategies
+from recovery.strategy import Strategy
+
+ROOT = Path(__file__).resolve().parent.parent
+RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
+LIMIT_S = 120.0
+EPOCHS = "10"
+STEPS = 320
+
+WORKERS = """
+import torch, recovery
+job = recovery.join(samples=64, steps=1_000_000, global_batch=4)
+model = torch.nn.Linear(2, 1)
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
+batches = iter(torch.utils.data.DataLoader(torch.arange(64), num_workers=1))
+next(batches)
+while job.running():
+    with job.step() as step:
+        step.backward(model(torch.ones(len(step.samples), 2)).sum())
+        step.commit()
+"""
+
+
+class Running:
+    """A ``recovery.run`` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+        self.events = folder / "events"
+        command_line = [sys.executable, "-m", "recovery.run", "--events", self.events, *arguments]
+        self.process = subprocess.Popen(
+            list(map(str, command_line)), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+        self.said = ""
+
+    def of(self, actor: str, kind: Kind) -> list[Event]:
+        """Events of that kind."""
+        path = self.events / f"{actor}.jsonl"
+        return [e for e in Tail(path).read() if e.kind is kind] if path.exists() else []
+
+    def wait_for(self, enough: Callable[[], bool]) -> None:
+        """Until it is so."""
+        pause, deadline = threading.Event(), time.monotonic() + LIMIT_S
+        while not enough():
+            assert time.monotonic() < deadline, "it never came to it"
+            assert self.process.poll() is None, self.process.communicate(timeout=LIMIT_S)[1]
+            pause.wait(0.01)
+
+    def trained(self, step: int) -> bool:
+        """Whether the first process has committed that step."""
+        return any((e.step or 0) >= step for e in self.of("w0", Kind.STEP_COMMITTED))
+
+    def pid_of(self, name: str) -> int:
+        """Pid of one of its processes."""
+        return next(
+            e.data["pid"] for e in self.of("orchestrator", Kind.PROCESS_SPAWNED) if e.data["process"] == name
+        )
+
+    def end(self) -> int:
+        """Its exit status; what it said is kept."""
+        self.said = self.process.communicate(timeout=LIMIT_S)[1]
+        return self.process.returncode
+
+    def digest(self) -> dict[str, object]:
+        """Of all state after the last step, the same on every rank that committed it."""
+        found = [
+            {k: v for k, v in e.data.items() if k != "rank"}
+            for path in self.events.glob("[ws]*.jsonl")
+            for e in self.of(path.stem, Kind.STATE_DIGEST)
+            if e.step == STEPS
+        ]
+        assert len(found) == 4 and all(digest == found[0] for digest in found), found
+        return found[0]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts jobs; none outlives the test."""
+    started: list[Running] = []
+
+    def begin(*arguments: str | Path, folder: str = "job") -> Running:
+        (tmp_path / folder).mkdir()
+        started.append(Running(tmp_path / folder, *arguments))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        job.process.kill()
+        job.process.communicate(timeout=LIMIT_S)
+
+
+def kill(pid: int) -> None:
+    """Through a pidfd, as an operator's tool would."""
+    fd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(fd, signal.SIGKILL)
+    os.close(fd)
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Digest of the job nobody disturbs."""
+    job = Running(tmp_path_factory.mktemp("unharmed"), "--ranks", "4", RECOVERABLE, EPOCHS)
+    assert job.end() == 0, job.said
+    return job.digest()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        (("--strategy", "hot-spare", "--spares", "1"), True),
+        (("--strategy", "checkpoint-restart", "--every", "15"), True),
+        (("--strategy", "drop-replica"), False),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_a_killed_rank_is_recovered_without_the_harness(
+    start: Callable[..., Running], unharmed: dict[str, object], options: tuple[str, ...], exact: bool
+) -> None:
+    job = start("--ranks", "4", *options, RECOVERABLE, EPOCHS)
+    job.wait_for(lambda: job.trained(40))
+    kill(job.pid_of("w2"))
+    assert job.end() == 0, job.said
+    assert "failure: rank 2 (w2), exit: signal 9" in job.said
+    assert "recovery: decision: " in job.said and "recovery: recovered: step " in job.said
+    assert f"recovery: completed: {STEPS} steps committed" in job.said
+    if exact:
+        assert job.digest() == unharmed
+    (finished,) = job.of("orchestrator", Kind.RUN_FINISHED)
+    assert (finished.data["outcome"], finished.data["committed_step"]) == ("completed", STEPS)
+
+
+@pytest.mark.real
+def test_a_job_goes_on_where_an_interrupted_one_stopped(
+    start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
+) -> None:
+    kept = ("--ranks", "4", "--checkpoint-dir", tmp_path / "kept", "--every", "20", RECOVERABLE, EPOCHS)
+    first = start(*kept)
+    first.wait_for(lambda: first.trained(45))
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 143
+    again = start(*kept, folder="again")
+    assert again.end() == 0, again.said
+    (ready,) = again.of("orchestrator", Kind.GENERATION_READY)
+    assert ready.data["resume_step"] >= 40
+    assert f"restored from {ready.data['checkpoint']}" in again.said
+    assert again.digest() == unharmed
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_ended_supervisor_leaves_nothing(
+    start: Callable[..., Running], tmp_path: Path, number: int, code: int
+) -> None:
+    (tmp_path / "train.py").write_text(WORKERS)
+    job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
+    job.wait_for(lambda: job.trained(3))
+    pids = [e.data["pid"] for e in job.of("orchestrator", Kind.PROCESS_SPAWNED)]
+    below = [child for pid in [job.process.pid, *pids] for child in children_of(pid)]
+    assert len(set(pids + below)) >= 3 + 1 + 3, "ranks, fork server, a data loader's worker each"
+    fds = [os.pidfd_open(pid) for pid in {*pids, *below}]
+    job.process.send_signal(number)
+    assert job.end() == code
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    deadline, left = time.monotonic() + LIMIT_S, set(fds)
+    while left:
+        assert time.monotonic() < deadline, f"{len(left)} processes are left"
+        for fd, _ in poll.poll(1000):
+            left.discard(fd)
+            poll.unregister(fd)
+            os.close(fd)
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children, by all its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [
+        ("import recovery", "broken: w"),
+        ("    with job.step() as step:", "gave-up: "),
+        ("        step.commit()", "gave-up: "),
+    ],
+    ids=["before it joins", "in a step", "after a step"],
+)
+def test_a_script_that_raises_ends_the_job_and_is_quoted(
+    start: Callable[..., Running], tmp_path: Path, where: str, complaint: str
+) -> None:
+    indent = " " * (len(where) - len(where.lstrip()) + 4 * where.endswith(":"))
+    text = WORKERS.replace("import torch, recovery", "import recovery\nimport torch")
+    (tmp_path / "train.py").write_text(text.replace(where, f"{where}\n{indent}raise KeyError('the cause')"))
+    job = start("--ranks", "2", "--strategy", "none", "--logs", "logs", tmp_path / "train.py")
+    assert job.end() == 1
+    assert "exit code 1: KeyError: 'the cause'" in job.said and complaint in job.said
+    log = next(text for path in job.events.parent.glob("logs/*") if "Traceback" in (text := path.read_text()))
+    assert "raise KeyError('the cause')" in log, "the traceback shows the line of the script"
+
+
+@pytest.mark.real
+def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running], tmp_path: Path) -> None:
+    text = WORKERS.replace("1_000_000", "3") + "\nif job.rank == 1:\n    raise OSError('the disk is full')\n"
+    (tmp_path / "train.py").write_text(text)
+    job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
+    assert job.end() == 1
+    assert "completed: 3 steps committed" in job.said
+    assert "after the last step w1: OSError: the disk is full" in job.said
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nowhere.py"], "no script nowhere.py"),
+        (["--strategy", "hop-spare", __file__], "no strategy 'hop-spare'; there are checkpoint-restart"),
+        (["--strategy", "drop-replica", "--spares", "2", __file__], "keeps no spares"),
+        (["--spares", "0", __file__], "hot-spare: spares"),
+        (["--param", "speed=9", __file__], "hot-spare: speed"),
+        (["--ranks", "0", __file__], "0 is less than 1"),
+        (["--events", "/proc/nowhere", __file__], "choose --events and --logs"),
+        ([], "required: script"),
+    ],
+)
+def test_a_command_line_that_cannot_be_is_refused_before_anything_starts(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_events_of_another_job_are_not_mixed_with_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "orchestrator.jsonl").write_text("")
+    with pytest.raises(SystemExit):
+        command.main(["--events", str(tmp_path), __file__])
+    assert "holds the events of another job" in capsys.readouterr().err
+
+
+def test_every_strategy_is_found_by_its_name() -> None:
+    assert {"hot-spare", "drop-replica", "checkpoint-restart", "none"} <= set(strategies.names())
+    for name in strategies.names():
+        kind = strategies.find(name)
+        assert issubclass(kind, Strategy) and strategies.name_of(kind()) == name
+
+
+# ---- the same script under the harness
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> None:
+    options = (
+        "--set", "matrix.recovery=[hot-spare]", "--set", f"faults.kill.at.phase={phase}",
+        "--set", "workload.steps=96", "--set", 'workload.params.args=["3"]',
+    )  # fmt: skip
+    code, results = harness_run(tmp_path, ROOT / "examples" / "recoverable.yaml", *options)
+    assert code == 0, results.reason
+    assert [cell.exactness for cell in results.cells] == ["bit for bit"]
+    assert [fault.landed and fault.healed for fault in results.faults] == [True]
+
+
+def harness_run(folder: Path, scenario: Path, *options: str) -> tuple[int, Results]:
+    """Run a scenario; exit code and results."""
+    code = invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q", *options])
+    (latest,) = folder.glob("runs/*/latest")
+    return code, Results.model_validate_json((latest / "results.json").read_text())

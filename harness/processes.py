@@ -16,7 +16,7 @@ __all__ = [
     "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
     "free_shared_memory", "in_sessions",
     "is_same", "listens", "memory_bytes", "readable", "shared_memory_names", "signal_exactly", "since", "start_time",
-    "state",
+    "state", "with_descendants",
 ]  # fmt: skip
 
 _SHM = Path("/dev/shm")
@@ -91,6 +91,24 @@ def since(started: int) -> list[tuple[int, int]]:
     """(pid, start time) of the living processes that started at that tick or later."""
     rows = ((pid, int(fields[19]), fields[0]) for pid, fields in _all())
     return [(pid, ticks) for pid, ticks, letter in rows if ticks >= started and letter not in _DEAD]
+
+
+def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Processes (pid, start time) and all that they have started and that still has one of them as an ancestor."""
+    found = dict(rows)
+    children: dict[int, list[tuple[int, int]]] = {}
+    for pid, fields in _all():
+        if pid in found and int(fields[19]) != found[pid]:
+            del found[pid]  # another process by now
+        if fields[0] not in _DEAD:
+            children.setdefault(int(fields[1]), []).append((pid, int(fields[19])))
+    waiting = list(found)
+    while waiting:
+        for pid, started in children.get(waiting.pop(), []):
+            if pid not in found:
+                found[pid] = started
+                waiting.append(pid)
+    return list(found.items())
 
 
 def environment_has(pid: int, entry: str) -> bool:

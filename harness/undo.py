@@ -319,8 +319,12 @@ def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
     """Kill until nobody is left: a process may fork while it is being looked for."""
     deadline = time.monotonic() + KILL_LIMIT_S
     killed: set[int] = set()
+    spared = processes.ancestors(os.getpid())
     while found := members():
-        for pid, started in found:
+        # What they have started goes with them, whatever session or environment it has given itself.
+        for pid, started in processes.with_descendants(found):
+            if pid in spared:
+                continue
             ending = processes.end(pid, started, limit_s=max(0.0, deadline - time.monotonic()))
             if ending in ("stays", "refused"):
                 return failed(f"process {pid} of {of} {_why(ending)}")

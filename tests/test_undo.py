@@ -46,6 +46,13 @@ if os.fork() == 0:
 print(os.read(reader, 32).decode(), flush=True)
 sys.stdin.read()
 """
+# A child that has nothing of its parent but the parent.
+STRANGER = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -164,6 +171,17 @@ def test_marked_processes_are_killed_wherever_they_went(start: Start) -> None:
     assert record.undo().did and not record.undo().did
     assert gone(child) and parent.wait(timeout=LIMIT_S) == -signal.SIGKILL
     assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("by", ["marker", "session"])
+def test_a_child_without_session_and_marker_goes_with_its_parent(start: Start, by: str) -> None:
+    marker = secrets.token_hex(8)
+    parent = start(STRANGER, environment={MARKER: marker})
+    child = int(said(parent))
+    since = processes.start_time(parent.pid)
+    record = KillMarked(marker=marker, since=since) if by == "marker" else KillSession.of(parent.pid)
+    assert record.undo().did
+    assert gone(child) and parent.wait(timeout=LIMIT_S) == -signal.SIGKILL
 
 
 def test_marked_processes_older_than_the_run_are_not_touched(start: Start) -> None:

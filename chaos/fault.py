@@ -77,7 +77,8 @@ class Fault(BaseModel):
     ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a difference
     (a simulator simulates them all); ``needs``: what the launcher must offer; ``lasting``: needs a duration
     and a heal; ``may_last``: takes a duration; otherwise it is over when done. ``harmless``: leaves nothing
-    to recover from. ``phases``: the phases at which it can act (empty: all).
+    to recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
+    attempt, whatever ``retrigger`` says.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,6 +91,11 @@ class Fault(BaseModel):
     may_last: ClassVar[bool] = False
     harmless: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
+    relentless: ClassVar[bool] = False
+
+    def wants(self) -> frozenset[Need]:
+        """What it needs with its parameters; default: ``needs``."""
+        return self.needs
 
     @abstractmethod
     def act(self, target: Any) -> Mapping[str, Any]:

@@ -6,8 +6,9 @@ A launcher (or the agent in a rank) implements these; a fault sees nothing else 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 class ProcessTarget(Protocol):
@@ -30,6 +31,19 @@ class NodeTarget(Protocol):
     processes: Sequence[ProcessTarget]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiskTrouble:
+    """What is wrong with the disk of a rank's saves. ``error``: name of the errno (None: none), ``probability``: of
+    each operation to fail with it; ``delay_s``: added to each; ``operations``: which, of mkdir, write, fsync, rename
+    and delete.
+    """
+
+    error: str | None = None
+    probability: float = 1.0
+    delay_s: float = 0.0
+    operations: tuple[str, ...] = ("write", "fsync")
+
+
 class CheckpointTarget(Protocol):
     """What a CHECKPOINT fault may touch. ``seed``: the occurrence's own."""
 
@@ -46,6 +60,32 @@ class CheckpointTarget(Protocol):
     def verify(self) -> str | None:
         """The verifier's complaint about the checkpoint, or None when it is good."""
 
+    def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
+        """Have whoever saves die in its next save: in the middle of the data (``data``), before the ``manifest``,
+        before the ``rename``, or when just ``renamed``. What is not synced by then is lost, if so wanted."""
+
+
+class Body(Protocol):
+    """The process that a rank is, and its device, from inside. Calls are made on the training thread."""
+
+    def segfault(self) -> None:
+        """Die of a segmentation fault."""
+
+    def hold_interpreter(self, seconds: float) -> None:
+        """Let no thread of the process run for so long."""
+
+    def block(self, seconds: float) -> None:
+        """Keep the training thread, and it alone, from going on for so long, whatever it is told."""
+
+    def leave_out_collective(self) -> None:
+        """Do not enter the next collective of this step, but wait for its result."""
+
+    def break_device(self) -> str:
+        """From now on every operation on the device raises; returns how (``cuda`` or ``emulated``)."""
+
+    def exhaust_device(self) -> None:
+        """Ask the device for more memory than it has. Raises OutOfMemoryError."""
+
 
 class RankTarget(Protocol):
     """What a RANK fault may touch: the training objects and the communication path of its own rank."""
@@ -55,15 +95,40 @@ class RankTarget(Protocol):
     rank: int
     step: int
     seed: int
+    body: Body
 
-    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """Limit the communication path of this rank (None: unlimited)."""
+    def set_link(
+        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
+    ) -> None:
+        """Limit the communication path of this rank (None: unlimited): all its collectives by a token bucket, or
+        each of its links to others by the proxy. Raises RuntimeError without a proxy."""
 
     def set_slowdown(self, factor: float) -> None:
         """Stretch this rank's compute phases to ``factor`` times their length (1: not at all)."""
 
+    def set_disk(self, trouble: DiskTrouble | None) -> None:
+        """Have the disk make trouble for this rank's saves (None: no more)."""
+
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """Have ``change`` applied to this rank's loss tensor of the current step before backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkShape:
+    """What a directed link does to bytes; the default: nothing.
+
+    ``bytes_per_s``: most that pass (None: unlimited); ``delay_s``, with up to ``jitter_s`` more or less; ``loss``:
+    share of segments that come a retransmission later (0 to 1); ``blocked``: nothing passes; ``down_s`` and
+    ``up_s``: it is blocked and open in turn, beginning blocked (0: not).
+    """
+
+    bytes_per_s: float | None = None
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    blocked: bool = False
+    down_s: float = 0.0
+    up_s: float = 0.0
 
 
 class LinkTarget(Protocol):
@@ -71,18 +136,8 @@ class LinkTarget(Protocol):
 
     links: Sequence[tuple[int, int]]
 
-    def shape(
-        self,
-        *,
-        bytes_per_s: float | None = None,
-        delay_s: float = 0.0,
-        loss: float = 0.0,
-        blocked: bool = False,
-    ) -> None:
-        """Shape the links from now on. ``loss``: share of segments lost (0 to 1); ``blocked``: nothing passes."""
-
-    def measure(self) -> Mapping[str, float]:
-        """Measured by a probe through the same path: ``mbit_per_s`` and ``round_trip_s``."""
+    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> None:
+        """Shape the links from now on, and those back too if ``both_ways``."""
 
 
 class StorageTarget(Protocol):
@@ -90,8 +145,8 @@ class StorageTarget(Protocol):
 
     path: Path
 
-    def fill(self) -> None:
-        """Leave no free byte for others."""
+    def fill(self, *, shrink: bool) -> None:
+        """Leave no free byte for others: by a file, or by making the file system as small as what it holds."""
 
     def free(self) -> None:
         """Undo ``fill``; safe to call twice."""

@@ -7,6 +7,7 @@ lasts for a whole run and makes one ``Cluster`` for each arm.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from chaos.fault import Need
 from chaos.scenario import Cell
+from chaos.targets import LinkShape, StorageTarget
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
 from harness.workload import DataInfo
@@ -53,10 +55,31 @@ class Leftovers:
     shared_memory: list[str]
 
 
+class LinkControl(Protocol):
+    """Shapes directed links between processes, named by source and destination, and measures them."""
+
+    def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> None:
+        """Shape them from now on."""
+
+    def probe(self, link: tuple[str, str]) -> int:
+        """Begin to measure a link with bytes of an uninvolved client; returns the probe's number."""
+
+    def probed(self, number: int) -> Mapping[str, Any] | None:
+        """``round_trip_s`` and ``mbit_per_s`` (None: nothing came through), once measured."""
+
+
 class Cluster(Protocol):
     """The processes of one arm."""
 
     store_port: int
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The proxy that connections between ranks go through, if they do."""
+
+    @property
+    def storage(self) -> StorageTarget | None:
+        """The file system of their own that the arm's checkpoints are on, if they are."""
 
     def identity(self) -> dict[str, Any]:
         """Of the orchestrator: ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""

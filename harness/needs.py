@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from chaos import plugins
 from chaos.errors import ScenarioError
 from chaos.fault import Fault, Need
@@ -12,14 +14,21 @@ from harness.launcher import Launcher
 def needs_of(cell: Cell) -> frozenset[Need]:
     """Everything the cell's faults need. The control arm gets the same, so that the pair stays comparable."""
     kinds = plugins.load("chaos.faults", Fault)
-    return frozenset(need for fault in cell.scenario.faults for need in kinds[fault.kind].needs)
+    return frozenset(need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants())
+
+
+def parameters(cell: Cell, name: str) -> list[Any]:
+    """Values of a parameter of that name of the cell's faults, defaults included."""
+    kinds = plugins.load("chaos.faults", Fault)
+    faults = [kinds[fault.kind](**fault.params) for fault in cell.scenario.faults]
+    return [getattr(fault, name) for fault in faults if name in type(fault).model_fields]
 
 
 def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
     """Raise ScenarioError when the launcher can never do what a fault needs."""
     kinds = plugins.load("chaos.faults", Fault)
     for fault in cell.scenario.faults:
-        wanting = sorted(kinds[fault.kind].needs - launcher.offers)
+        wanting = sorted(kinds[fault.kind](**fault.params).wants() - launcher.offers)
         if wanting:
             raise ScenarioError(
                 f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from chaos import plugins
 from chaos.events import EventWriter
+from harness.links.route import Router
 from harness.workload import Workload
 from recovery.agent import Agent
 from recovery.entry import Birth, live
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class RankConfig(Birth):
-    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig."""
+    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
+    ``link_proxy``: the door (port) of the link proxy, if connections to peers go through one."""
 
     role: Literal["worker", "spare"]
     workload: str
@@ -35,6 +37,7 @@ class RankConfig(Birth):
     device: str
     threads: int
     job: dict[str, Any]
+    link_proxy: int | None = None
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
@@ -52,7 +55,8 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
 
     torch.set_num_threads(config.threads)
     seat = Seat(supervisor="the scenario", device=config.device, **config.job)
-    place = Place(seat=seat, channel=channel, page=page, writer=writer, on_attach=_admit_faults)
+    admit = partial(_admit_faults, config)
+    place = Place(seat=seat, channel=channel, page=page, writer=writer, on_attach=admit)
     run_script(program.path, program.args, place)
 
 
@@ -63,17 +67,20 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
     job_config: JobConfig = JobConfig.model_validate(config.job)
     trainable = build(config, job_config)
     job = Job(job_config, Agent(channel), page, writer)
-    job.on_attach = _admit_faults
+    job.on_attach = partial(_admit_faults, config)
     job.attach(trainable.model, trainable.optimizer, trainable.scheduler, clip_norm=trainable.clip_norm)
     warm_up(job, trainable)
     train(job, trainable)
 
 
-def _admit_faults(job: Job) -> None:
+def _admit_faults(config: RankConfig, job: Job) -> None:
     """Let faults act in this rank from now on."""
     from harness.rank_faults import FaultAgent
 
+    router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
+    job.dial = router
     faults = FaultAgent(job)
+    faults.router = router
     job.probe = faults
     job.agent.on_extra = faults.on_command
 

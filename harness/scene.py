@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from chaos.events import Event, Kind
-from harness.launcher import ArmSetup
+from chaos.targets import StorageTarget
+from harness.launcher import ArmSetup, LinkControl
 from harness.ledger import Ledger
 from recovery.wire import Message
 
@@ -16,6 +17,14 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The proxy that connections between ranks go through, if they do."""
+
+    @property
+    def storage(self) -> StorageTarget | None:
+        """The file system of the checkpoints, if they have one of their own."""
 
     def now_ns(self) -> int:
         """Clock of the arm."""

@@ -47,7 +47,8 @@ class Hang:
     @property
     def detail(self) -> str:
         """For people."""
-        who = "" if self.process else "all ranks wait in one collective, "
+        late = "a rank waits for bytes that others have" if self.collective else "all ranks wait in one collective"
+        who = "" if self.process else f"{late}, "
         where = f"{self.phase} of step {self.step}"
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
@@ -118,12 +119,15 @@ class HangDetector:
                 silence.waited_s += passed
             else:
                 silence.behind_s += passed
-            hang = self._judge(name, silence, kernel)
+            hang = self._judge(name, silence, kernel, alone=len(marks) == 1)
             if hang is not None:
                 hangs.append(hang)
-        return max(hangs, key=lambda hang: hang.silent_s, default=None) or self._stuck(marks)
+        worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
+        return worst or self._stuck(marks)
 
-    def _judge(self, name: str, silence: _Silence, kernel: Callable[[str], str]) -> Hang | None:
+    def _judge(
+        self, name: str, silence: _Silence, kernel: Callable[[str], str], *, alone: bool
+    ) -> Hang | None:
         mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
         deadline = self.deadline_s(mark.phase)
         if silent <= deadline:
@@ -135,8 +139,11 @@ class HangDetector:
         late = silence.behind_s if state not in STOPPED else silent
         if late <= deadline:
             return None
+        # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
+        # it is the one that hangs, it will not leave the broken group either, and is found then.
+        innocent = mark.phase == "collective" and state not in STOPPED and not alone
         return Hang(
-            process=name,
+            process="" if innocent else name,
             phase=mark.phase,
             step=mark.step,
             collective=mark.collective,

@@ -15,7 +15,7 @@ part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from recovery.checkpoints import Checkpoint, Disk
 from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms import checkpoint as checkpointing
+from recovery.mechanisms.dialing import Address, Dial
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.reduce import GradientReducer, Reduced
 from recovery.mechanisms.state import TrainState
@@ -55,10 +56,12 @@ class Job:
         self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
         self._saving = Saving(write=self._write, send=agent.channel.send, clock_s=time.perf_counter)
         self.on_attach: Callable[[Job], None] | None = None
+        self.dial: Callable[[str, Address], Address] | None = None  # the way to a process, if not straight
         self.current: Step
         self.over = False
         self._in_step = False
         self.rank = -1
+        self.peers: tuple[str, ...] = ()  # the other processes of the generation
         self.world = 0
         self.generation = 0
         self._group: Group | None = None
@@ -254,6 +257,11 @@ class Job:
         if self.probe is not None and self.probe.active:
             self.probe.at(self.state.step + 1, "backward")
 
+    def _dial_to(self, members: Sequence[str]) -> Dial | None:
+        self.peers = tuple(name for rank, name in enumerate(members) if rank != self.rank)
+        dial = self.dial
+        return None if dial is None else lambda rank, address: dial(members[rank], address)
+
     def _join(self, order: Join) -> None:
         self._leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
@@ -266,6 +274,7 @@ class Job:
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
+            dial=self._dial_to(order.members),
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)

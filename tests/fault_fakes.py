@@ -13,6 +13,7 @@ from torch import nn
 
 from chaos.events import Event, Kind
 from chaos.fault import Occurrence, Where
+from chaos.targets import LinkShape
 from recovery import checkpoints
 
 OCCURRENCE = Occurrence(
@@ -87,6 +88,13 @@ def exited(
     )  # fmt: skip
 
 
+def declared(cause: str, *, process: str = "w1", at_ns: int = 20_600) -> Event:
+    """A failure is declared."""
+    return event(
+        Kind.FAILURE_DETECTED, "orchestrator", at_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
+    )  # fmt: skip
+
+
 def effect(number: int = 0, fault: str = "f", actor: str = "w1", **evidence: Any) -> Event:
     """Something was seen of a fault."""
     return event(Kind.FAULT_EFFECT, actor, 20_600, fault=fault, occurrence=number, evidence=evidence)
@@ -95,6 +103,13 @@ def effect(number: int = 0, fault: str = "f", actor: str = "w1", **evidence: Any
 def raised(actor: str = "w1", kind: str = "InjectedError", message: str = "x") -> Event:
     """A rank's last words."""
     return event(Kind.ERROR_RAISED, actor, 20_600, type=kind, message=message)
+
+
+def gave_up(time_ns: int, *, cause: str = "error") -> Event:
+    """The supervisor detects a failure."""
+    return event(
+        Kind.FAILURE_DETECTED, "orchestrator", time_ns, failure=1, cause=cause, process=None, rank=None, detail="x"
+    )
 
 
 # ---- targets: ``look()`` is everything a fault may change
@@ -133,6 +148,32 @@ class FakeNode:
         return tuple(process.look() for process in self.processes)
 
 
+class FakeBody:
+    """The process and device of a rank: notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def segfault(self) -> None:
+        self.done.append("segfault")
+
+    def hold_interpreter(self, seconds: float) -> None:
+        self.done.append(("held", seconds))
+
+    def block(self, seconds: float) -> None:
+        self.done.append(("blocked", seconds))
+
+    def leave_out_collective(self) -> None:
+        self.done.append("left out")
+
+    def break_device(self) -> str:
+        self.done.append("broken")
+        return "emulated"
+
+    def exhaust_device(self) -> None:
+        raise torch.OutOfMemoryError("emulated: no memory left")
+
+
 class FakeRank:
     """The training objects of a rank."""
 
@@ -145,12 +186,17 @@ class FakeRank:
         self.link: tuple[float | None, float] = (None, 0)
         self.slowdown = 1.0
         self.loss: Callable[[Any], Any] | None = None
+        self.body = FakeBody()
+        self.disk: Any = None
 
-    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+    def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
         self.link = (bytes_per_s, latency_s)
 
     def set_slowdown(self, factor: float) -> None:
         self.slowdown = factor
+
+    def set_disk(self, trouble: Any) -> None:
+        self.disk = trouble
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         self.loss = change
@@ -159,7 +205,23 @@ class FakeRank:
         values = [p.detach().numpy().tobytes() for p in self.model.parameters()]
         grads = [p.grad.numpy().tobytes() for p in self.model.parameters() if p.grad is not None]
         loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
-        return (*values, *grads, self.link, self.slowdown, str(loss))
+        return (*values, *grads, *self.body.done, self.link, self.slowdown, str(loss), self.disk)
+
+
+class FakeLinks:
+    """Two links, each with a way back."""
+
+    def __init__(self) -> None:
+        self.links = ((1, 0), (1, 2))
+        self.shapes: dict[tuple[int, int], LinkShape] = {}
+
+    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> None:
+        back = [(dst, src) for src, dst in self.links] if both_ways else []
+        for link in [*self.links, *back]:
+            self.shapes[link] = shape
+
+    def look(self) -> tuple[Any, ...]:
+        return tuple(sorted((link, str(s)) for link, s in self.shapes.items() if s != LinkShape()))
 
 
 class FakeCheckpoint:
@@ -171,6 +233,11 @@ class FakeCheckpoint:
         self.older: Path | None = self._put(folder, 25).path
         self._checkpoint = self._put(folder, 50)
         self.path = self._checkpoint.path
+
+    broken: tuple[str, bool] | None = None
+
+    def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
+        self.broken = (stage, lose_unsynced)
 
     @staticmethod
     def _put(folder: Path, step: int) -> checkpoints.Checkpoint:
@@ -188,7 +255,31 @@ class FakeCheckpoint:
         return None
 
     def look(self) -> tuple[Any, ...]:
-        return (self.verify(),)
+        return (self.verify(), self.broken)
+
+
+class FakeStorage:
+    """The file system of the checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.full = ""
+        self.read_only = False
+
+    def fill(self, *, shrink: bool) -> None:
+        self.full = "shrunk" if shrink else "ballast"
+
+    def free(self) -> None:
+        self.full = ""
+
+    def set_read_only(self, read_only: bool) -> None:
+        self.read_only = read_only
+
+    def probe(self) -> str | None:
+        return "EROFS" if self.read_only else "ENOSPC" if self.full else None
+
+    def look(self) -> tuple[Any, ...]:
+        return (self.full, self.read_only)
 
 
 FAKES: dict[Where, Callable[[Path], Any]] = {
@@ -196,5 +287,7 @@ FAKES: dict[Where, Callable[[Path], Any]] = {
     Where.NODE: lambda folder: FakeNode(),
     Where.RANK: lambda folder: FakeRank(),
     Where.CHECKPOINT: FakeCheckpoint,
+    Where.LINK: lambda folder: FakeLinks(),
+    Where.STORAGE: FakeStorage,
 }
 """One for each place; whoever adds a place adds its fake."""

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.targets import RankTarget
 
 TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
 
 
 class LinkThrottle(Fault):
-    """A token bucket in the rank's communication path: a congested switch, a downgraded NIC. Emulated.
+    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated.
 
-    Works with any backend. ``mbit_per_s``: rate; ``latency_ms``: added to each collective. Landed: the
-    job's own timing of its collectives shows a bandwidth near or below the requested one, and lower than
-    before.
+    ``mbit_per_s``: rate. ``method``: ``bucket``, a token bucket in the rank's communication path, for any backend,
+    ``latency_ms`` added to each collective; ``proxy``, the link proxy on each link to another rank, ``latency_ms``
+    added to each chunk. Landed: the job's own
+    timing of its collectives shows a bandwidth near or below the requested one, and lower than before.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -29,15 +30,20 @@ class LinkThrottle(Fault):
 
     mbit_per_s: float = Field(gt=0)
     latency_ms: float = Field(default=0, ge=0)
+    method: Literal["bucket", "proxy"] = "bucket"
+
+    def wants(self) -> frozenset[Need]:
+        """The proxy, for its method."""
+        return frozenset({Need.LINK_PROXY}) if self.method == "proxy" else frozenset()
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Install the bucket."""
-        target.set_link(self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000)
-        return {"requested_mbit_per_s": self.mbit_per_s}
+        target.set_link(self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000, method=self.method)
+        return {"requested_mbit_per_s": self.mbit_per_s, "method": self.method}
 
     def heal(self, target: RankTarget) -> None:
         """Remove it."""
-        target.set_link(None, 0)
+        target.set_link(None, 0, method=self.method)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Bytes and seconds of the target's collectives in its first three steps under it, and before."""

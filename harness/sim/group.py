@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from harness.sim.links import SimLinks
 from harness.sim.process import Process
 from harness.sim.settings import MS
 
@@ -14,6 +15,7 @@ NOTICE = 0.6  # of a lost member's peers that are its neighbours and see the con
 NOTICE_MS = (0.1, 4.0)
 SPREAD_MS = 1.5  # between the first and the last member to have the result of one collective
 ABORT_MS = 2.0
+BLOCKED_LOOK_MS = 5
 
 
 class Lost(Exception):
@@ -29,8 +31,9 @@ class _Waiter:
 class Group:
     """The group of one generation; every call is made by a member's body, which then yields None to wait."""
 
-    def __init__(self, *, generation: int, size: int, form_ns: float) -> None:
+    def __init__(self, *, generation: int, size: int, form_ns: float, links: SimLinks | None = None) -> None:
         self.generation = generation
+        self._links = links
         self._size = size
         self._form_ns = form_ns
         self._members: dict[int, Process] = {}
@@ -43,11 +46,19 @@ class Group:
         self._members[rank] = process
         self._wait(rank)
         if len(self._members) == self._size:
-            for member in sorted(self._members):
-                self._finish(member, self._form_ns, None)
+            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0)
 
-    def meet(self, rank: int, part: Any, combine: Callable[[dict[int, Any]], Any], takes_ns: float) -> None:
+    def meet(
+        self,
+        rank: int,
+        part: Any,
+        combine: Callable[[dict[int, Any]], Any],
+        takes_ns: float,
+        size: int = 0,
+    ) -> None:
         """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are here.
+
+        ``size``: bytes over each link.
 
         They have it at slightly different times, and it may break in between: some have it, others never.
         """
@@ -56,8 +67,7 @@ class Group:
         if len(self._parts) == self._size:
             parts, self._parts = self._parts, {}
             result = combine({member: parts[member] for member in sorted(parts)})
-            for member in sorted(self._waiting):
-                self._finish(member, takes_ns, result)
+            self._finish_when_open(dict(self._waiting), takes_ns, result, size)
 
     def abort(self, rank: int) -> None:
         """Break this member's wait, from its agent."""
@@ -88,6 +98,21 @@ class Group:
         if rng.random() < NOTICE:
             delay = rng.uniform(*NOTICE_MS) * MS
             waiter.process.clock.after(delay, partial(self._break, rank, waiter, "connection closed by peer"))
+
+    def _finish_when_open(
+        self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int
+    ) -> None:
+        """Let them have it, once no link among them is blocked."""
+        ring = [self._members[rank].name for rank in sorted(self._members)]
+        waiting = [rank for rank in sorted(waiters) if self._waiting.get(rank) is waiters[rank]]
+        if self._links is not None and waiting:
+            if self._links.blocked(ring):
+                again = partial(self._finish_when_open, waiters, takes_ns, value, size)
+                waiters[waiting[0]].process.clock.after(BLOCKED_LOOK_MS * MS, again)
+                return
+            takes_ns += self._links.extra_ns(ring, size)
+        for rank in waiting:
+            self._finish(rank, takes_ns, value)
 
     def _finish(self, rank: int, delay_ns: float, value: Any) -> None:
         waiter = self._waiting[rank]

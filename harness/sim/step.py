@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.events import Kind
+from harness.sim.clock import NS_PER_S
 from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, digest, learning_rate
 from harness.sim.tensors import SimLoss, finite
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Sleeping = Generator[float | None, Any, None]
 DATA_FILE = "state.bin"
+OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")  # of a save
 
 
 class NonFinite(Exception):
@@ -103,6 +106,7 @@ class Attempt:
         clock = job.process.clock
         if job.faults.active:
             yield from job.faults.stretched(self._phase, clock.now_ns - self._since_ns)
+            job.faults.body.check()
         now = clock.now_ns
         self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
         self._phase, self._since_ns = phase, now
@@ -120,6 +124,8 @@ class Attempt:
 
     def _reduce(self) -> Generator[float | None, Any, Reduced]:
         job = self._job
+        if job.faults.body.active:
+            yield from job.faults.body.before_collective()
         job.collectives += 1
         job.mark.collective(job.collectives)
         # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.mechanisms.reduce counts it.
@@ -129,7 +135,7 @@ class Attempt:
         assert job.group is not None
         part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted)
         takes_ns = job.config.timings.phase_ns("collective")
-        job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns)
+        job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
         reduced: Reduced = yield None
         job.check()
         return reduced
@@ -167,8 +173,10 @@ class Attempt:
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
         yield job.about(job.config.timings.checkpoint_ms * MS)
+        if job.faults.disk.active:
+            yield job.faults.disk.delay_s(OPERATIONS) * NS_PER_S
         if saving.attempt(number, self._commit, since_s=since_s):
-            saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep)
+            saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep, disk=self._disk)
 
     def _commit(self) -> tuple[checkpoints.Checkpoint, int]:
         job = self._job
@@ -177,7 +185,19 @@ class Attempt:
         directory = job.config.checkpoint_dir
         staging = directory / f".staging-{job.process.name}"
         checkpoints.sweep(directory)
+        self._disk("mkdir", staging)
         staging.mkdir(parents=True)
-        (staging / DATA_FILE).write_bytes(job.state.data())
+        data, path = job.state.data(), staging / DATA_FILE
+        with open(path, "wb") as stream:
+            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+                self._disk("write", path)
+                stream.write(part)
+                stream.flush()
         facts = {"generation": job.generation, "scalars": job.state.scalars()}
-        return checkpoints.commit(staging, directory, self.number, facts)
+        return checkpoints.commit(staging, directory, self.number, facts, disk=self._disk)
+
+    def _disk(self, what: str, path: Path) -> None:
+        """The simulated disk's voice, and then a fault's in this rank."""
+        for voice in (self._job.config.disk, self._job.faults.disk):
+            if voice is not None:
+                voice(what, path)

@@ -19,6 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
+
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
 
@@ -41,7 +43,7 @@ class Group:
 
     def __init__(
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
-        check: Callable[[], None],
+        check: Callable[[], None], dial: Dial | None = None,
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
@@ -51,6 +53,7 @@ class Group:
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_s)
         self._check = check
+        self._dial = dial
         self._foreign = _socket_inodes()
         self._own: set[str] | None = None
         self._pg: Any = None
@@ -60,7 +63,7 @@ class Group:
         try:
             client = dist.TCPStore("127.0.0.1", self._store_port, is_master=False, timeout=self._timeout)
             store = dist.PrefixStore(f"generation-{self.generation}", client)
-            self._pg = _make_group(self._backend, store, self.rank, self.world, self._timeout)
+            self._pg = _make_group(self._backend, store, self.rank, self.world, self._timeout, self._dial)
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
         self._own = _socket_inodes() - self._foreign
@@ -141,7 +144,9 @@ def _keep_for_ever(*objects: object) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _make_group(backend: str, store: dist.Store, rank: int, world: int, timeout: timedelta) -> Any:
+def _make_group(
+    backend: str, store: dist.Store, rank: int, world: int, timeout: timedelta, dial: Dial | None
+) -> Any:
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
@@ -149,6 +154,9 @@ def _make_group(backend: str, store: dist.Store, rank: int, world: int, timeout:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._threads = 2
+    if dial is not None:
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_of(rank))]
+        return dist.ProcessGroupGloo(RedirectingStore(store, rank, dial), rank, world, options)
     options._devices = [
         dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     ]

@@ -1,0 +1,53 @@
+"""A link becomes slow to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.linkevidence import collectives_s, probed
+from chaos.targets import LinkShape, LinkTarget
+
+
+class LinkDelay(Fault):
+    """Bytes on the links come later: a longer way, a full buffer. By the link proxy; emulated above TCP.
+
+    ``delay_ms``, give or take ``jitter_ms`` (order is kept). Landed: the job's own timing of its collectives grew
+    by at least half of the delay; the probe's measured round trip stands beside it.
+    """
+
+    where: ClassVar[Where] = Where.LINK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    delay_ms: float = Field(gt=0, le=10_000)
+    jitter_ms: float = Field(default=0, ge=0, le=10_000)
+
+    def act(self, target: LinkTarget) -> Mapping[str, Any]:
+        """Delay the links."""
+        target.shape(LinkShape(delay_s=self.delay_ms / 1000, jitter_s=self.jitter_ms / 1000))
+        return {"requested_delay_ms": self.delay_ms, "requested_jitter_ms": self.jitter_ms}
+
+    def heal(self, target: LinkTarget) -> None:
+        """As before."""
+        target.shape(LinkShape())
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """Median time of the target's collectives in its first three whole steps under it, and before."""
+        measured = probed(occurrence, events)
+        before, since = collectives_s(occurrence, events)
+        during = since[1:4]
+        if measured is None or len(during) < 3 or not before:
+            return None
+        grew_ms = 1000 * (median(during) - median(before))
+        if grew_ms < self.delay_ms / 2:
+            return None
+        evidence = {"requested_delay_ms": self.delay_ms, "collective_grew_ms": round(grew_ms, 2), **measured}
+        return Landed(witness="job: timing of collectives", evidence=evidence)

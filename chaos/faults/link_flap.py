@@ -1,0 +1,42 @@
+"""A link goes down and comes back, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.linkevidence import stood_still
+from chaos.targets import LinkShape, LinkTarget
+
+
+class LinkFlap(Fault):
+    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose plug. Emulated.
+
+    By the link proxy, both ways, beginning down; connections live on. Landed: a collective of the job took half of
+    ``down_s`` longer than usual before, or the job gave the group up for a stuck collective.
+    """
+
+    where: ClassVar[Where] = Where.LINK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    lasting: ClassVar[bool] = True
+
+    down_s: float = Field(gt=0, le=600)
+    up_s: float = Field(gt=0, le=600)
+
+    def act(self, target: LinkTarget) -> Mapping[str, Any]:
+        """Begin with the first time down."""
+        target.shape(LinkShape(down_s=self.down_s, up_s=self.up_s), both_ways=True)
+        return {"requested_down_s": self.down_s, "requested_up_s": self.up_s}
+
+    def heal(self, target: LinkTarget) -> None:
+        """Up for good."""
+        target.shape(LinkShape(), both_ways=True)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The job's slowest collective since, or the failure it detected."""
+        return stood_still(occurrence, events, self.down_s / 2)

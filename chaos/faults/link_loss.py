@@ -1,0 +1,57 @@
+"""A link loses packets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.linkevidence import collectives_s, probed
+from chaos.targets import LinkShape, LinkTarget
+
+LATE_S = 0.15  # most of a retransmission timeout of 0.2 s
+
+
+class LinkLoss(Fault):
+    """Segments are lost, so that they come a retransmission later: a bad cable, a full switch. Emulated.
+
+    By the link proxy: a segment chosen to be lost, and all bytes behind it, wait one retransmission timeout (200 ms,
+    Linux's least). No byte is ever dropped: TCP would not drop it either. ``percent``: share of segments of 1448
+    bytes. Landed: in some of the job's steps a collective took a timeout longer than it usually did before.
+    """
+
+    where: ClassVar[Where] = Where.LINK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    percent: float = Field(gt=0, le=50)
+
+    def act(self, target: LinkTarget) -> Mapping[str, Any]:
+        """Lose segments."""
+        target.shape(LinkShape(loss=self.percent / 100))
+        return {"requested_loss_percent": self.percent}
+
+    def heal(self, target: LinkTarget) -> None:
+        """As before."""
+        target.shape(LinkShape())
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The target's steps since the injection whose collective was late."""
+        measured = probed(occurrence, events)
+        before, during = collectives_s(occurrence, events)
+        if measured is None or not before:
+            return None
+        late = [seconds for seconds in during if seconds - median(before) > LATE_S]
+        if not late:
+            return None
+        evidence = {
+            "requested_loss_percent": self.percent, "late_steps": len(late), "steps": len(during),
+            "slowest_collective_ms": round(1000 * max(late), 1), **measured,
+        }  # fmt: skip
+        return Landed(witness="job: timing of collectives", evidence=evidence)

@@ -1,0 +1,50 @@
+"""What faults on links have in common: how their effect shows in a job's log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from chaos.events import Event, Kind
+from chaos.fault import Landed, Occurrence
+
+
+def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:
+    """What an uninvolved client measured on the link under the fault: ``measured_round_trip_s`` and
+    ``measured_mbit_per_s``, None where nothing came through; None as a whole: it has not measured yet."""
+    for event in events:
+        mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
+        seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+        if "round_trip_s" in seen:
+            return {
+                "measured_round_trip_s": seen["round_trip_s"],
+                "measured_mbit_per_s": seen["mbit_per_s"],
+            }
+    return None
+
+
+def collectives_s(occurrence: Occurrence, events: Sequence[Event]) -> tuple[list[float], list[float]]:
+    """Seconds that the target's collectives took, of steps before the injection and since."""
+    commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
+    before = [e.data["seconds"]["collective"] for e in commits if e.time_ns < occurrence.time_ns]
+    since = [e.data["seconds"]["collective"] for e in commits if e.time_ns > occurrence.time_ns]
+    return before, since
+
+
+def stood_still(occurrence: Occurrence, events: Sequence[Event], least_s: float) -> Landed | None:
+    """Evidence that the job's collectives stood still for ``least_s`` seconds, or that it gave the group up."""
+    measured = probed(occurrence, events)
+    if measured is None:
+        return None
+    for event in events:
+        found = event.kind is Kind.FAILURE_DETECTED and event.time_ns > occurrence.time_ns
+        if found and event.data["cause"] in ("hang", "error"):
+            evidence = {"detail": event.data["detail"], **measured}
+            return Landed(witness="job: a stuck collective", evidence=evidence)
+    before, since = collectives_s(occurrence, events)
+    slowest_s = max(since, default=0.0)
+    if not before or slowest_s - median(before) < least_s:
+        return None
+    evidence = {"slowest_collective_s": round(slowest_s, 3), **measured}
+    return Landed(witness="job: timing of collectives", evidence=evidence)

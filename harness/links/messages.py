@@ -1,0 +1,72 @@
+"""What is said to the link proxy, and what it says: JSON, one message a line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from chaos.targets import LinkShape
+
+MAX_LINE = 1 << 16
+
+Link = tuple[str, str]
+"""Names of the source and the destination process."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Route(_Message):
+    """From a rank: lead my connection to ``link[1]``, which listens at ``host:port``, through you."""
+
+    do: Literal["route"] = "route"
+    link: Link
+    host: str
+    port: int = Field(ge=1, le=65535)
+
+
+class Routed(_Message):
+    """The answer: connect to this port instead."""
+
+    port: int
+
+
+class SetShape(_Message):
+    """Shape these links from now on."""
+
+    do: Literal["shape"] = "shape"
+    links: list[Link]
+    shape: LinkShape
+
+
+class Probe(_Message):
+    """Send something along a link and measure. ``number``: stands in the answer."""
+
+    do: Literal["probe"] = "probe"
+    number: int
+    link: Link
+
+
+class Probed(_Message):
+    """Measured over connections of the probe's own, shaped like the link's. None: nothing came through in time."""
+
+    number: int
+    round_trip_s: float | None
+    mbit_per_s: float | None
+
+
+class Done(_Message):
+    """A shape is in force."""
+
+    do: Literal["done"] = "done"
+
+
+Request = Annotated[Route | SetShape | Probe, Field(discriminator="do")]
+REQUEST: TypeAdapter[Route | SetShape | Probe] = TypeAdapter(Request)
+
+
+def line(message: _Message) -> bytes:
+    """As it goes over the wire."""
+    return message.model_dump_json().encode() + b"\n"

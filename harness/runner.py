@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from chaos import plugins
-from chaos.errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_TERMINATED, ChaosError, InfrastructureError
+from chaos.errors import (
+    EXIT_HARNESS,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ChaosError,
+    InfrastructureError,
+    ScenarioError,
+)  # fmt: skip
 from chaos.fault import Fault
 from chaos.load import LoadedScenario
-from chaos.scenario import Cell, ResolvedRun, SkippedCell
+from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
 from harness import devices, heal, interrupts, judge
 from harness.launcher import ArmSetup, Launcher, Session
@@ -198,12 +205,22 @@ def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo
                 directory.mkdir(parents=True)
                 workload = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
                 made[key] = workload.prepare(directory)
+            _refuse_if_fixed(spec, made[key])
             by_cell[cell.id] = made[key]
     except OSError as error:
         raise InfrastructureError(
             f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
         ) from error
     return by_cell
+
+
+def _refuse_if_fixed(spec: WorkloadSpec, data: DataInfo) -> None:
+    for name, value in data.fixed.items():
+        if getattr(spec, name) != value:
+            raise ScenarioError(
+                f"workload.{name} is {getattr(spec, name)}, and {data.about} has {name}={value}",
+                hint=f"make them the same, with workload.{name}: {value}, or leave it out of the script's join()",
+            )
 
 
 @contextmanager

@@ -8,8 +8,8 @@ its functions only, so that listing and validating stay fast.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about`` is for reports."""
+    """Prepared data: ``samples`` of them in ``path``; ``digest`` identifies the content; ``about`` is for reports.
+
+    ``fixed``: fields of the scenario's workload that the workload has already decided, by name (``steps``).
+    """
 
     path: Path
     samples: int
     digest: str
     about: str
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,3 +296,68 @@ def harness_run(folder: Path, scenario: Path, *options: str) -> tuple[int, Resul
     code = invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q", *options])
     (latest,) = folder.glob("runs/*/latest")
     return code, Results.model_validate_json((latest / "results.json").read_text())
+
+
+FAILING = """
+import sys, torch, recovery
+job = recovery.join(samples=64, global_batch=4)
+torch.manual_seed(job.seed)
+model = torch.nn.Linear(2, 1)
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+while job.running():
+    with job.step() as step:
+        loss = model(torch.ones(len(step.samples), 2)).sum()
+        if step.number == 20 and job.rank == 1:
+            raise KeyError("the cause")
+        step.backward(loss)
+        step.commit()
+"""
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """A scenario whose script has a defect of its own, in step 20."""
+    (tmp_path / "train.py").write_text(FAILING)
+    (tmp_path / "failing.yaml").write_text(
+        f"""
+version: 1
+name: failing
+baseline: none
+workload:
+  kind: script
+  params: {{path: {tmp_path / "train.py"}}}
+  ranks: 2
+  steps: 40
+  global_batch: 4
+recovery: hot-spare
+faults: [{{id: kill, kind: process-kill, target: {{rank: 0}}, at: {{step: 10}}}}]
+"""
+    )
+    return tmp_path / "failing.yaml"
+
+
+@pytest.mark.real
+def test_a_defect_of_the_script_is_no_fault_of_the_scenario_and_is_quoted(
+    failing: Path, tmp_path: Path
+) -> None:
+    code, results = harness_run(tmp_path, failing)
+    assert code == 1
+    assert "a failure that no fault explains" in results.reason
+    assert "exit code 1: KeyError: 'the cause'" in results.reason
+    logs = [path.read_text() for path in tmp_path.glob("runs/failing/latest/logs/*/*.log")]
+    assert any('raise KeyError("the cause")' in text for text in logs)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("workload.global_batch=8", "workload.global_batch is 8, and script"),
+        ("workload.params.path=nowhere.py", "the script nowhere.py cannot be read"),
+    ],
+)
+def test_a_script_that_does_not_fit_its_scenario_is_refused_before_anything_starts(
+    failing: Path, tmp_path: Path, option: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["run", str(failing), "--runs", str(tmp_path / "runs"), "-q", "--set", option]) == 2
+    assert complaint in capsys.readouterr().err

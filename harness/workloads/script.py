@@ -37,7 +37,11 @@ class Script(Workload):
             facts = describe(path, self.args)
         except JoinError as error:
             raise ScenarioError(error.message, hint=error.hint) from error
-        return DataInfo(path=path, samples=facts.samples, digest=digest, about=f"script {self.path}")
+        said = {"steps": facts.steps, "global_batch": facts.global_batch}
+        return DataInfo(
+            path=path, samples=facts.samples, digest=digest, about=f"script {self.path}",
+            fixed={name: value for name, value in said.items() if value is not None},
+        )  # fmt: skip
 
     def build(self, context: BuildContext) -> Trainable:
         """The script builds its own. Raises TypeError."""

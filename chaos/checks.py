@@ -20,6 +20,7 @@ from chaos.faultchecks import Setting, check_fault
 from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
 from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
+from chaos.steady import parse_steady
 
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
@@ -68,6 +69,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))
+    problems += _steady(tree.get("steady_state"))
     return problems
 
 
@@ -265,3 +267,15 @@ def _stops(raw: Any) -> Iterator[Problem]:
                 parse_stop(text)
             except ClauseError as error:
                 yield Problem(loc=("stop_conditions", index, "when"), message=str(error), word=error.word)
+
+
+def _steady(raw: Any) -> Iterator[Problem]:
+    for index, check in enumerate(_items(raw)):
+        loc: Loc = ("steady_state", index)
+        if isinstance(check, dict):
+            check, loc = check.get("check"), (*loc, "check")
+        if isinstance(check, str):
+            try:
+                parse_steady(check)
+            except ClauseError as error:
+                yield Problem(loc=loc, message=str(error), word=error.word)

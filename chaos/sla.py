@@ -26,7 +26,13 @@ CONFIDENCE = 0.95
 SECONDS: Mapping[str, float] = MappingProxyType(
     {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 )
-STOP_RULES = ("no_committed_step_for", "wall_time")
+STOP_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "no_committed_step_for": "> 60s", "wall_time": "> 300s", "healthy_replicas": "< 2", "failures": "> 10",
+        "loss_nonfinite": "",
+    }
+)  # fmt: skip
+"""Name -> an example of how its limit is written."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _CLAUSE = re.compile(
@@ -57,10 +63,17 @@ class Clause:
 
 @dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """Halt the run when ``name`` exceeds ``limit_s`` seconds."""
+    """Halt the run when ``name op limit`` holds. ``limit``: seconds, or a number of replicas or failures."""
 
     name: str
-    limit_s: float
+    op: str
+    limit: float
+    text: str
+
+    @property
+    def limit_s(self) -> float:
+        """The limit of a rule about time."""
+        return self.limit
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -139,18 +152,37 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_stop(text: str) -> StopRule:
-    """Read ``no_committed_step_for > 60s`` or ``wall_time > 300s``. Raises ClauseError (a ValueError)."""
+    """Read ``no_committed_step_for > 60s``, ``wall_time > 300s``, ``healthy_replicas < 2``, ``failures > 10`` or
+    ``loss_nonfinite``. Raises ClauseError (a ValueError).
+    """
+    if text.strip() == "loss_nonfinite":
+        return StopRule(name="loss_nonfinite", op="", limit=0.0, text="loss_nonfinite")
     match = _STOP.fullmatch(text)
     if match is None:
+        bare = text.strip()
+        if bare in STOP_RULES:
+            raise ClauseError(f"{bare} needs a limit: '{bare} {STOP_RULES[bare]}'", bare)
+        if bare.isidentifier():
+            raise ClauseError(_unknown("stop condition", bare, tuple(STOP_RULES)), bare)
         raise ClauseError(f"cannot read {text!r}: write 'no_committed_step_for > 60s' or 'wall_time > 300s'")
-    if match["name"] not in STOP_RULES:
-        raise ClauseError(_unknown("stop condition", match["name"], STOP_RULES), match["name"])
-    if match["op"] != ">":
-        raise ClauseError(f"a stop condition uses '>', not '{match['op']}'", match["op"])
-    limit_s = parse_duration(match["limit"])
-    if limit_s == 0:
+    name, op = match["name"], match["op"]
+    if name not in STOP_RULES:
+        raise ClauseError(_unknown("stop condition", name, tuple(STOP_RULES)), name)
+    due = STOP_RULES[name]
+    if not due:
+        raise ClauseError(f"{name} stands alone", op)
+    if op != due[0]:
+        raise ClauseError(f"{name} uses '{due[0]}', not '{op}'", op)
+    limit = parse_duration(match["limit"]) if due.endswith("s") else _whole(match["limit"])
+    if limit == 0 and (due.endswith("s") or op == "<"):
         raise ClauseError("a stop condition needs a limit above zero", match["limit"])
-    return StopRule(name=match["name"], limit_s=limit_s)
+    return StopRule(name=name, op=op, limit=limit, text=text.strip())
+
+
+def _whole(text: str) -> float:
+    if not text.isdecimal() or len(text) > 9:
+        raise ClauseError(f"{text!r} is no whole number", text)
+    return float(text)
 
 
 def _unknown(what: str, word: str, choices: Sequence[str]) -> str:

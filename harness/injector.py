@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.events import Event, Kind, Tail
-from chaos.fault import Fault, Occurrence, Where
+from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.schedule import (
-    DEFAULT_PHASE,
     NEXT_STEP,
     NO_POINT,
     PlannedFault,
@@ -24,34 +22,15 @@ from chaos.schedule import (
     due_by_step,
     due_by_time,
 )
+from chaos.verify import unmet
+from harness.guard import Guard
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
 from harness.sites.process import miss_rank
+from harness.struck import Live, announcement, first_phase
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
-
-
-@dataclass(kw_only=True)
-class _Live:
-    """An occurrence between injection and heal. ``aim``: None for a target that was not there."""
-
-    planned: PlannedFault
-    fault: Fault
-    occurrence: Occurrence
-    aim: Aim | None
-    until_ns: int | None
-    tails: list[Tail]
-    seen: list[Event] = field(default_factory=list)
-    settled: bool = False
-    healed: bool = False
-    looked: bool = False
-    records: list[str] = field(default_factory=list)
-
-
-def _first_phase(fault: Fault) -> str:
-    """The first phase of a step in which a fault can act."""
-    return fault.phases[0] if fault.phases and DEFAULT_PHASE not in fault.phases else DEFAULT_PHASE
 
 
 class Injector:
@@ -65,10 +44,11 @@ class Injector:
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
         self._all = plan
         self._sites: dict[Where, Site] = {}
+        self._guard = Guard(scene)
         # by (fault, point), and by (fault, point, rank) where ranks hold for it
         self._fired: Counter[Any] = Counter()
         self._numbers: Counter[str] = Counter()
-        self._live: list[_Live] = []
+        self._live: list[Live] = []
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
@@ -76,21 +56,14 @@ class Injector:
             tuple[str, Point], dict[int, str]
         ] = {}  # ranks that hold for a fault, and who they are
         self._attempt = 0
+        self._committed = 0
         self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
 
     def announce(self) -> None:
         """Record what is planned, targets resolved."""
         for planned in self._plan.values():
-            at = {
-                "points": [list(self._point(planned, point)) for point in planned.points],
-                "times_s": planned.times_s, "event": planned.event, "nth": planned.nth,
-                "probability": planned.probability, "declined": planned.declined,
-            }  # fmt: skip
-            target = {
-                "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
-                "checkpoint": planned.checkpoint,
-            }  # fmt: skip
-            self._scene.record(Kind.FAULT_PLANNED, fault=planned.id, kind=planned.kind, target=target, at=at)
+            points = [self._point(planned, point) for point in planned.points]
+            self._scene.record(Kind.FAULT_PLANNED, **announcement(planned, points))
 
     # ---- triggers
 
@@ -110,7 +83,7 @@ class Injector:
         ]
         for planned in self._plan.values():
             if (planned.id, rank) in self._waiting:
-                phase = self._faults[planned.id].point(_first_phase(self._faults[planned.id]))
+                phase = self._faults[planned.id].point(first_phase(self._faults[planned.id]))
                 points.append({"fault": planned.id, "step": NEXT_STEP, "phase": phase, "seed": planned.seed})
         for held in self._holding.values():
             held.pop(rank, None)  # whoever held there has left
@@ -153,6 +126,10 @@ class Injector:
         spares = planned.spares if not any(self._fired[planned.id, point, r] for r in planned.ranks) else ()
         for rank in held:
             self._fired[planned.id, point, rank] += 1
+        if self._refused(planned, point[0]):
+            for process in held.values():
+                self._release(process)
+            return
         if self._faults[planned.id].where is Where.RANK:
             self._fire_in_ranks(planned, held, point[0])
             return
@@ -167,12 +144,15 @@ class Injector:
     def on_training(self) -> None:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
         self._attempt += 1
+        self._guard.on_training()
         if self._training_since_ns is None:
             self._training_since_ns = self._scene.now_ns()
 
     def on_event(self, name: str) -> None:
         """Something a fault may wait for happened (checkpoint_committed, recovery_started, ...)."""
         self._events_seen[name] += 1
+        if name == "recovery_started":
+            self._guard.on_failure()
         for planned in due_by_event(self._all, name, self._events_seen[name], self._fired):
             self._fired[planned.id, NO_POINT] += 1
             self._fire_unheld(planned)
@@ -180,6 +160,7 @@ class Injector:
     def tick(self, committed: int) -> None:
         """Triggers that no rank holds for (time; steps of spares and checkpoints), evidence, ends of lasting faults."""
         now = self._scene.now_ns()
+        self._committed = committed
         if self._training_since_ns is not None:
             seconds = (now - self._training_since_ns) / 1e9
             due = (
@@ -194,7 +175,8 @@ class Injector:
         for live in self._live:
             if not live.settled:
                 self._look_for_evidence(live, now)
-            if not live.healed and live.until_ns is not None and now >= live.until_ns:
+            over = live.until_ns is not None and now >= live.until_ns
+            if not live.healed and (over or (live.until_step is not None and committed >= live.until_step)):
                 self._heal(live, "its duration was over")
 
     def observe(self, event: Event) -> None:
@@ -244,6 +226,8 @@ class Injector:
 
     def _fire_unheld(self, planned: PlannedFault) -> None:
         """Fire at targets none of which holds."""
+        if self._refused(planned, None):
+            return
         if self._faults[planned.id].where is not Where.RANK:
             self._fire_outside(planned, step=None)
             return
@@ -272,6 +256,18 @@ class Injector:
             }  # fmt: skip
             self._scene.send(process, Extra(topic="go", payload=command))
 
+    def _refused(self, planned: PlannedFault, step: int | None) -> bool:
+        """Whether the blast radius forbids an occurrence that is due; it is then recorded as failed."""
+        reason = self._guard.refusal(planned, self._faults[planned.id], self._live)
+        if reason is None:
+            return False
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        self._scene.record(
+            Kind.FAULT_FAILED, step=step, fault=planned.id, occurrence=number, reason=f"not fired: {reason}"
+        )
+        return True
+
     def _fire_outside(self, planned: PlannedFault, step: int | None) -> None:
         fault = self._faults[planned.id]
         aims = self._site(fault.where).aims(planned, fault, self._numbers[planned.id])
@@ -290,11 +286,11 @@ class Injector:
             # At once: whoever hears of it next may kill the process.
             self._look_for_evidence(live, self._scene.now_ns())
 
-    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None) -> _Live:
+    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None) -> Live:
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
-        fault, duration = self._faults[planned.id], planned.duration_s
+        fault, duration, steps = self._faults[planned.id], planned.duration_s, planned.duration_steps
         hit = aim if isinstance(aim, Aim) else None
         step = hit.step if hit and hit.step is not None else step
         processes = hit.processes if hit else ()
@@ -304,9 +300,10 @@ class Injector:
             checkpoint=hit.checkpoint if hit else None,
         )  # fmt: skip
         outside = fault.where is not Where.RANK
-        live = _Live(
+        live = Live(
             planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
+            until_step=self._committed + steps if steps is not None and outside else None,
         )  # fmt: skip
         about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
@@ -324,7 +321,7 @@ class Injector:
 
     # ---- evidence and healing
 
-    def _look_for_evidence(self, live: _Live, now: int) -> None:
+    def _look_for_evidence(self, live: Live, now: int) -> None:
         if live.aim is not None and live.aim.look is not None and not live.looked:
             seen = live.aim.look()
             if seen is not None:
@@ -335,22 +332,28 @@ class Injector:
         landed = live.fault.landed(live.occurrence, live.seen)
         if landed is not None:
             live.settled = True
-            self._scene.record(
-                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
-                fault=live.occurrence.fault, occurrence=live.occurrence.number,
-            )  # fmt: skip
-            if not live.fault.lasting and live.until_ns is None and not live.healed:
+            if reason := unmet(live.planned.verify, landed.evidence):
+                self._fail(live, f"it landed, but not as verify asks: {reason}")
+            else:
+                self._landed(live, landed)
+            if not live.lasts and not live.healed:
                 self._healed(live, "over when done")
         elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
             self._fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
 
-    def _effect(self, live: _Live, evidence: Mapping[str, Any]) -> None:
+    def _landed(self, live: Live, landed: Landed) -> None:
+        self._scene.record(
+            Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
+            fault=live.occurrence.fault, occurrence=live.occurrence.number,
+        )  # fmt: skip
+
+    def _effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
         self._scene.record(
             Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
             evidence=dict(evidence),
         )  # fmt: skip
 
-    def _fail(self, live: _Live, reason: str) -> None:
+    def _fail(self, live: Live, reason: str) -> None:
         """It did not land. One that never acted has nothing to heal."""
         live.settled = True
         live.healed = live.healed or live.aim is None
@@ -358,7 +361,7 @@ class Injector:
             Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason
         )
 
-    def _heal(self, live: _Live, how: str) -> None:
+    def _heal(self, live: Live, how: str) -> None:
         if live.fault.where is not Where.RANK and live.aim is not None:
             try:
                 live.fault.heal(live.aim.target)
@@ -372,7 +375,7 @@ class Injector:
             self._scene.ledger.undone(record, how)
         self._healed(live, how)
 
-    def _healed(self, live: _Live, how: str) -> None:
+    def _healed(self, live: Live, how: str) -> None:
         if not live.healed:
             live.healed = True
             self._scene.record(

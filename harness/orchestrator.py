@@ -15,6 +15,7 @@ from chaos import schedule
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from chaos.fault import Fault
 from chaos.sla import parse_stop
+from chaos.stops import Facts, Tally, to_stop
 from harness.injector import Injector
 from harness.launcher import ArmSetup, Cluster, Exited, Said
 from harness.ledger import Ledger
@@ -76,6 +77,8 @@ class Orchestrator:
             )
         self.injector = Injector(self, plan, kinds)
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
+        self._tally = Tally()
+        self._trained = False
         self._last_commit = (0, 0)
         self._later: list[tuple[int, Callable[[], None]]] = []
 
@@ -145,10 +148,15 @@ class Orchestrator:
             name = signals.Signals(self._stop.signum).name
             self.controller.stop("interrupted", name)
         now = self.now_ns()
-        for rule in self._rules:
-            since = self._last_commit[1] if rule.name == "no_committed_step_for" else self._started_ns
-            if self.controller.stage is not Stage.ENDING and (now - since) / 1e9 > rule.limit_s:
-                self.controller.stop("halted", f"{rule.name} > {rule.limit_s:g}s")
+        if self._rules and self.controller.stage is not Stage.ENDING:
+            world = range(self.setup.cell.scenario.workload.ranks)
+            facts = Facts(
+                idle_s=(now - self._last_commit[1]) / 1e9, wall_s=(now - self._started_ns) / 1e9,
+                healthy=sum(1 for rank in world if self.process_of(rank)) if self._trained else None,
+                failures=self._tally.failures, nonfinite=self._tally.nonfinite,
+            )  # fmt: skip
+            if reason := to_stop(self._rules, facts):
+                self.controller.stop("halted", reason)
 
     def _begin(self) -> None:
         scenario = self.setup.cell.scenario
@@ -264,12 +272,16 @@ class Orchestrator:
         """Write an event; injector and watcher hear of it."""
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
+        self._tally.observe(event)
         if kind in _TRIGGER_KINDS and self.controller.generation > (kind is Kind.GENERATION_STARTED):
             self.injector.on_event(_TRIGGER_KINDS[kind])
         if kind is Kind.GENERATION_STARTED and data["state"] == "checkpoint":
             self.injector.on_event("restore")
         if kind is Kind.GENERATION_READY:
+            self._trained = True
             self.injector.on_training()
+            if self.controller.generation > 1:
+                self.injector.on_event("recovered")
         return event
 
     def _write(

@@ -13,9 +13,10 @@ import pytest
 from chaos import plugins
 from chaos.events import Event, Kind, require_keys
 from chaos.fault import Fault
-from chaos.scenario import FaultSpec
+from chaos.scenario import BlastRadius, FaultSpec
 from chaos.schedule import plan
 from chaos.targeting import traits_of
+from chaos.topology import Topology
 from harness.injector import Injector
 from harness.ledger import Ledger
 from harness.rundir import RunDirectory
@@ -41,7 +42,9 @@ class FakeScene:
     def __init__(self, folder: Path) -> None:
         run = RunDirectory(folder)
         run.make_arm("arm")
-        self.setup: Any = SimpleNamespace(id="arm", run=run, checkpoints=run.checkpoints("arm"))
+        self.scenario = SimpleNamespace(blast_radius=BlastRadius(), topology=Topology(ranks=4))
+        cell = SimpleNamespace(scenario=self.scenario)
+        self.setup: Any = SimpleNamespace(id="arm", run=run, checkpoints=run.checkpoints("arm"), cell=cell)
         self.now = 0
         self.members = ["w0", "w1", "w2", "w3"]
         self.states: dict[str, str] = {}
@@ -232,3 +235,75 @@ def test_a_fault_that_never_came_due_leaves_no_trace_but_its_plan(tmp_path: Path
     rig.injector.tick(100)
     rig.injector.close()
     assert {what for what, _ in rig.scene.story} == {"fault_planned", "arm"}
+
+
+# --- the blast radius and verify
+
+
+def limited(rig: Rig, **limits: Any) -> None:
+    rig.scene.scenario.blast_radius = BlastRadius.model_validate(limits)
+    rig.injector = Injector(rig.scene, rig.injector._all, KINDS)
+
+
+def failed(rig: Rig) -> list[str]:
+    return [data["reason"] for data in rig.scene.told("fault_failed")]
+
+
+def test_an_occurrence_the_blast_radius_forbids_is_not_fired(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"time": 1})
+    limited(rig, min_healthy_replicas=4)
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(5)
+    assert failed(rig) == ["not fired: blast_radius keeps 4 replicas healthy, and of 4 this would leave 3"]
+    assert not rig.scene.told("signal") and not rig.scene.told("fault_injected")
+
+
+def test_a_rank_that_holds_for_a_forbidden_fault_goes_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"step": 3})
+    limited(rig, protected_ranks=[2])
+    rig.train()
+    rig.at_point("w2", 2, 3, "data")
+    assert failed(rig) == ["not fired: blast_radius protects rank 2"]
+    assert rig.scene.told("go")[-1]["act"] is False and not rig.scene.told("fault_injected")
+
+
+def test_faults_count_as_active_until_the_job_trains_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"trace": {"file": "t", "times": [1, 2, 3]}})
+    limited(rig, max_concurrent_faults=1)
+    rig.train()
+    for seconds in (1, 2):
+        rig.scene.now = seconds * SECOND
+        rig.injector.tick(5)
+        rig.injector.on_event("recovery_started")
+    assert failed(rig) == ["not fired: blast_radius allows 1 at once, and 1 are active"]
+    rig.injector._live[0].healed = True
+    rig.injector.on_training()
+    rig.scene.now = 3 * SECOND
+    rig.injector.tick(5)
+    assert len(rig.scene.told("fault_injected")) == 2 and len(failed(rig)) == 1
+
+
+def test_every_arrival_fires_even_in_one_generation(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"trace": {"file": "t", "times": [1, 2, 3]}})
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(5)
+    rig.injector.tick(5)
+    assert len(rig.scene.told("fault_injected")) == 2
+
+
+@pytest.mark.parametrize(("verify", "lands"), [({"signal": "< 0"}, False), ({"signal": 9}, True)])
+def test_evidence_must_meet_verify(tmp_path: Path, verify: dict[str, Any], lands: bool) -> None:
+    rig = Rig(tmp_path, "process-kill", {"time": 1}, verify=verify)
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(5)
+    rig.scene.record(
+        Kind.PROCESS_EXITED, process="w2", pid=1, exit_code=None, signal=9, expected=False, last_seq=0
+    )
+    rig.injector.tick(5)
+    assert bool(rig.scene.told("fault_landed")) == lands
+    assert [r.startswith("it landed, but not as verify asks: signal is 9") for r in failed(rig)] == [True] * (
+        not lands
+    )

@@ -114,10 +114,16 @@ def test_stop_conditions() -> None:
     ("text", "message"),
     [
         ("no_commited_step_for > 60s", "did you mean 'no_committed_step_for'?"),
-        ("wall_time < 60s", "a stop condition uses '>', not '<'"),
+        ("wall_time < 60s", "wall_time uses '>', not '<'"),
         ("wall_time > 0s", "a stop condition needs a limit above zero"),
         ("wall_time > soon", "'soon' is no duration"),
-        ("wall_time", "cannot read 'wall_time'"),
+        ("failures > 2s", "'2s' is no whole number"),
+        ("healthy_replicas > 2", "healthy_replicas uses '<', not '>'"),
+        ("healthy_replicas < 0", "needs a limit above zero"),
+        ("loss_nonfinite > 2", "loss_nonfinite stands alone"),
+        ("loss_nonfinit", "did you mean 'loss_nonfinite'?"),
+        ("?", "cannot read '?'"),
+        ("wall_time", "wall_time needs a limit: 'wall_time > 300s'"),
     ],
 )
 def test_bad_stop_condition(text: str, message: str) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.scenario import LeaveOut
-from harness.checkers import commits, data, faults, loss, observed, records, world
+from harness.checkers import commits, data, faults, loss, observed, records, steady, world
 from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.results import Finding
 
@@ -33,8 +33,9 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
     }
 )
 EXPECTATION = "expectation"
+STEADY_STATE = "steady-state"
 
-__all__ = ["CHECKERS", "EXPECTATION", "Checker", "Evidence", "check", "check_all", "names_of"]
+__all__ = ["CHECKERS", "EXPECTATION", "STEADY_STATE", "Checker", "Evidence", "check", "check_all", "names_of"]
 
 
 def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
@@ -76,7 +77,9 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
         findings |= {name: _of_a_command(name, evidence) for name in names}
     else:
         findings = {name: check(CHECKERS[name], evidence) for name in names}
-    expected = any(fault.expect.outcome for fault in evidence.cell.scenario.faults)
+    expected = any(fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults)
     if expected and not evidence.is_control:
         findings[EXPECTATION] = check(faults.expectations, evidence)
+    if evidence.cell.scenario.steady_state and not evidence.is_control:
+        findings[STEADY_STATE] = check(steady.steady_state, evidence)
     return findings

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from chaos.events import Event, Kind
-from chaos.scenario import FaultSpec
+from harness.checkers.due import all_declined, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.episodes import Episode
 from harness.results import Finding
@@ -24,8 +24,10 @@ def fault_landed(evidence: Evidence) -> Finding:
     missing: list[str] = []
     for fault in evidence.cell.scenario.faults:
         mine = [episode for episode in fired if episode.fault == fault.id]
-        if len(mine) < _times(fault):
-            missing.append(_never_fired(evidence, fault, len(mine)))
+        if lacks := shortfall(evidence, fault, len(mine)):
+            missing.append(lacks)
+    if all_declined(evidence):
+        missing.append("no fault fired: their probabilities ruled all of them out; use another seed")
     for episode in fired:
         name = f"{episode.fault} (occurrence {episode.occurrence})"
         if episode.failed:
@@ -38,29 +40,6 @@ def fault_landed(evidence: Evidence) -> Finding:
         return unknown(some(missing))
     seen = [f"{e.fault}: seen by {e.landed.data['witness']}" for e in fired if e.landed]
     return passed(some(seen))
-
-
-def _times(fault: FaultSpec) -> int:
-    return len(fault.at.steps) if fault.at.steps else 1
-
-
-def _never_fired(evidence: Evidence, fault: FaultSpec, fired: int) -> str:
-    done, at = evidence.history.committed_step, fault.at
-    cure = "lower at.{} or raise workload.steps"
-    steps = at.steps or ([at.step] if at.step else [])
-    if steps:
-        due = sorted(steps)[min(fired, len(steps) - 1)]
-        if due > done and evidence.history.cut_short:
-            return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
-        if due > done:
-            return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
-        return f"{fault.id} was due at step {due}, but was never injected"
-    if at.time is not None:
-        return (
-            f"{fault.id} was due {at.time:g} s after the first step, the run took "
-            f"{evidence.history.wall_s:.1f} s: {cure.format('time')}"
-        )
-    return f"{fault.id} waited for {at.event} number {at.nth}, which never came: {cure.format('nth')}"
 
 
 def detection(evidence: Evidence) -> Finding:
@@ -80,7 +59,7 @@ def detection(evidence: Evidence) -> Finding:
         if episode is None and _follows(evidence, event, claimed):
             continue
         if episode is None:
-            problems.append(f"a failure that no fault explains: {_describe(event)}")
+            problems.append(f"a failure that no fault explains: {_describe(event)}, {event.data['detail']}")
         else:
             problems += _wrong_blame(evidence, episode, event)
     for episode in evidence.measures.episodes:
@@ -172,12 +151,12 @@ def _cut_off(evidence: Evidence, injected: Event) -> bool:
 
 
 def expectations(evidence: Evidence) -> Finding:
-    """Every incident ended as its fault's ``expect.outcome`` says. "recovered" includes a smaller world at
-    the end.
+    """Every incident ended as its fault's ``expect.outcome`` says, and whom it was blamed on as ``expect.blame``
+    does. "recovered" includes a smaller world at the end.
     """
     if evidence.is_control:
         return passed("nothing to check: the control arm has no faults")
-    problems, missing, met = [], [], []
+    problems, missing, met = _blame(evidence), [], []
     for incident in evidence.measures.incidents:
         fault = evidence.fault(incident.fault)
         due = fault.expect.outcome if fault else None
@@ -186,7 +165,7 @@ def expectations(evidence: Evidence) -> Finding:
         accepted = ("recovered", "degraded") if due == "recovered" else (due,)
         if incident.outcome == "not-landed":
             missing.append(f"{incident.fault} never landed, so whether it ends {due} is not known")
-        elif incident.outcome == "hang" and evidence.history.cut_short:
+        elif incident.outcome == "hang" and due != "hang" and evidence.history.cut_short:
             missing.append(f"the arm was cut short before {incident.fault} could end {due}")
         elif due in ("masked", "sdc-escape") and evidence.control is None and not incident.detected_by:
             missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")
@@ -199,3 +178,22 @@ def expectations(evidence: Evidence) -> Finding:
     if missing:
         return unknown(some(missing))
     return passed(some(met) or "nothing to check: no outcome is expected")
+
+
+def _blame(evidence: Evidence) -> list[str]:
+    """What is wrong by ``expect.blame``: nobody blamed who was hit, or somebody where nobody should be."""
+    problems = []
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        due = fault.expect.blame if fault and episode.landed else None
+        failure = episode.failure
+        if due == "none" and failure is not None:
+            problems.append(
+                f"{episode.fault} should be blamed on nobody, and {_describe(failure)} was blamed"
+            )
+        if due == "rank" and failure is None:
+            problems.append(f"{episode.fault} should be blamed on the rank it hit, and nobody was")
+        hit = episode.processes
+        if due == "rank" and failure is not None and hit and failure.data["process"] not in hit:
+            problems.append(f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed")
+    return problems

@@ -1,0 +1,115 @@
+"""How often each fault had to fire, by what was planned and how long the arm lasted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.events import Event, Kind
+from chaos.faultspec import FaultSpec, TraceSpec
+from harness.checkers.evidence import Evidence
+from harness.lineage import NS
+
+
+def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
+    """What is missing when a fault fired ``fired`` times; None when that is as often as planned.
+
+    Arrivals (``mtbf``, ``weibull``, a trace of times) count as far as the arm lasted, and one that the blast
+    radius refused is no loss as long as another one fired.
+    """
+    at = _planned_at(evidence, fault)
+    refused = refusals(evidence, fault.id)
+    if _arrives(fault):
+        return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
+    if refused:
+        return f"{fault.id} was not fired: {refused[0].data['reason']}"
+    if fired >= _times(fault, at):
+        return None
+    return _never_fired(evidence, fault, at, fired)
+
+
+def all_declined(evidence: Evidence) -> bool:
+    """Whether every fault there is was ruled out by its probability."""
+    faults = evidence.cell.scenario.faults
+    plans = [_planned_at(evidence, fault) for fault in faults]
+    return all(
+        at.get("declined") and not at.get("times_s") and not at.get("points") and not _later(fault)
+        for fault, at in zip(faults, plans, strict=True)
+    )
+
+
+def refusals(evidence: Evidence, fault: str) -> list[Event]:
+    """Occurrences that were due and, by the blast radius, not even injected."""
+    injected = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)}
+    return [
+        e
+        for e in evidence.log.of(Kind.FAULT_FAILED)
+        if e.data["fault"] == fault and (fault, e.data["occurrence"]) not in injected
+    ]
+
+
+def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
+    planned = (e for e in evidence.log.of(Kind.FAULT_PLANNED) if e.data["fault"] == fault.id)
+    event = next(planned, None)
+    return dict(event.data["at"] or {}) if event else {}
+
+
+def _arrives(fault: FaultSpec) -> bool:
+    at = fault.at
+    return (
+        at.mtbf is not None
+        or at.weibull is not None
+        or (isinstance(at.trace, TraceSpec) and bool(at.trace.times))
+    )
+
+
+def _arrivals(
+    evidence: Evidence, fault: FaultSpec, times: list[float], fired: int, refused: list[Event]
+) -> str | None:
+    if fired:
+        return None
+    if refused:
+        return f"{fault.id} was never fired: {refused[0].data['reason']}"
+    lasted = _trained_s(evidence)
+    if not times:
+        return f"{fault.id}: its probability ruled out every arrival"
+    return (
+        f"{fault.id} was first due {times[0]:g} s after the first step, and training lasted {lasted:.1f} s: "
+        f"raise workload.steps or shorten the mean time"
+    )
+
+
+def _trained_s(evidence: Evidence) -> float:
+    history = evidence.history
+    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
+    return (history.end_ns - began) / NS
+
+
+def _times(fault: FaultSpec, at: dict[str, Any]) -> int:
+    if "points" not in at:  # an older log
+        return max(1, len(fault.at.all_steps()))
+    by_event = at.get("event") is not None and not at.get("declined")
+    return len(at["points"]) + len(at.get("times_s") or ()) + int(by_event)
+
+
+def _later(fault: FaultSpec) -> bool:
+    """Whether a later occurrence of its event may still fire."""
+    return fault.at.event is not None and fault.retrigger != "once"
+
+
+def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
+    done, history = evidence.history.committed_step, evidence.history
+    cure = "lower at.{} or raise workload.steps"
+    steps = sorted(int(point[0]) for point in at.get("points") or ()) or list(fault.at.all_steps())
+    if steps:
+        due = steps[min(fired, len(steps) - 1)]
+        if due > done and history.cut_short:
+            return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
+        if due > done:
+            return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+        return f"{fault.id} was due at step {due}, but was never injected"
+    if fault.at.time is not None:
+        return (
+            f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "
+            f"{history.wall_s:.1f} s: {cure.format('time')}"
+        )
+    return f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came: {cure.format('nth')}"

@@ -1,0 +1,56 @@
+"""One occurrence of a fault between its injection and its heal, and what is written about a plan beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.events import Event, Tail
+from chaos.fault import Fault, Occurrence
+from chaos.schedule import DEFAULT_PHASE, PlannedFault, Point
+from harness.sites import Aim
+
+
+@dataclass(kw_only=True)
+class Live:
+    """An occurrence between injection and heal. ``aim``: None for a target that was not there."""
+
+    planned: PlannedFault
+    fault: Fault
+    occurrence: Occurrence
+    aim: Aim | None
+    until_ns: int | None
+    until_step: int | None
+    tails: list[Tail]
+    seen: list[Event] = field(default_factory=list)
+    settled: bool = False
+    healed: bool = False
+    looked: bool = False
+    records: list[str] = field(default_factory=list)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it goes on until something ends it."""
+        return self.fault.lasting or self.until_ns is not None or self.until_step is not None
+
+
+def first_phase(fault: Fault) -> str:
+    """The first phase of a step in which a fault can act."""
+    return fault.phases[0] if fault.phases and DEFAULT_PHASE not in fault.phases else DEFAULT_PHASE
+
+
+def announcement(planned: PlannedFault, points: Sequence[Point]) -> dict[str, Any]:
+    """What ``fault_planned`` says. ``points``: the planned ones, as the fault moves them."""
+    return {
+        "fault": planned.id,
+        "kind": planned.kind,
+        "target": {
+            "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
+            "checkpoint": planned.checkpoint,
+        },
+        "at": {
+            "points": [list(point) for point in points], "times_s": planned.times_s, "event": planned.event,
+            "nth": planned.nth, "probability": planned.probability, "declined": planned.declined,
+        },
+    }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -31,6 +33,19 @@ def own_recovery(tree: dict[str, Any]) -> None:
     """Fill in what a command's scenario need not say: that it recovers by itself."""
     if is_command(tree):
         tree.setdefault("recovery", OWN)
+
+
+def place_directory(tree: dict[str, Any], directory_of: Callable[[Loc], Path]) -> None:
+    """Have a command's directory start from the file that names it, or else from the one that gives the command.
+
+    ``directory_of``: place in the tree -> directory of the file it is from.
+    """
+    if is_command(tree):
+        workload = tree["workload"]
+        given = workload.get("directory", ".")
+        if isinstance(given, str):
+            key = "directory" if "directory" in workload else "command"
+            workload["directory"] = os.path.normpath(directory_of(("workload", key)) / given)
 
 
 def check_keys(workload: Any) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos import commandchecks
 from chaos import overrides as settings
 from chaos.arrivals import fill_traces
 from chaos.catalogue import Catalogue
@@ -135,6 +136,7 @@ def _draft(
         source = document.locate(resolved.origin(loc)).source
         return (path if source.startswith("--") else Path(source)).parent
 
+    commandchecks.place_directory(concrete, directory_of)
     found, placed = fill_traces(concrete, directory_of)
     problems += found
     scenario, found = validate(

@@ -51,9 +51,7 @@ class WorkloadSpec(Strict):
     command: list[str] | None = Field(
         default=None, min_length=1, description="any training program, as a list"
     )
-    directory: str = Field(
-        default=".", description="where the command runs, relative to the caller's directory"
-    )
+    directory: str = Field(default=".", description="where the command runs, relative to the scenario file")
     env: dict[str, str] = Field(default_factory=dict, description="added to the command's environment")
     progress: Literal["beacon"] | RegexProgress = "beacon"
     progress_deadline: float = Field(

@@ -292,7 +292,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ('["median >= 0.5"]', '"median >= 0.5"', ["10:12: goodput needs a list, not 'median >= 0.5'"]),
         ("median >= 0.5", "median >= 2s", ["10:25: unit 's' does not fit a ratio: write 0.80 or 80%"]),
         ("invariants: default", "invariants: [livenes]", ["11:14: unknown checker 'livenes'; did you mean 'liveness'?"]),
-        ("invariants: default", "invariants: al", ["11:13: invariants needs default or a list of checker names, not 'al'"]),
+        ("invariants: default", "invariants: al", ["11:13: invariants needs default, a list of checker names, or {leave_out: [names]}, not 'al'"]),
         ("no_committed_step_for > 60s", "no_commited_step_for > 60s", ["12:27: unknown stop condition 'no_commited_step_for'; did you mean 'no_committed_step_for'?"]),
         ("repeat: 3", "repeat: 3\nlauncher: locl", ["14:11: unknown launcher 'locl'; did you mean 'local'?"]),
         ("repeat: 3", "repeat: 3\nlauncher: {kind: local, params: {x: 1}}", ["14:34: unknown key 'x'; there are none"]),

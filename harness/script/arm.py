@@ -11,6 +11,7 @@ import signal as signals
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from chaos import schedule
@@ -76,7 +77,7 @@ class ScriptArm:
         self._attempt = 0
         self._hints: dict[int, int] = {}
         self._pending: list[Progress] = []
-        self._pending_ns = self._scan_ns = self._sign_ns = self._step_ns = 0
+        self._pending_ns = self._scan_ns = self._look_ns = self._sign_ns = self._step_ns = 0
         self._missing = True
         self._generation = 0
         self._asked = False
@@ -124,7 +125,7 @@ class ScriptArm:
         if self._reader.source == "beacon":
             for _ in self._output.read():  # its last lines are kept, for when it goes wrong
                 pass
-        for progress in self._reader.read():
+        for progress in self._timed(self._reader.read()):
             if progress.pid is not None and progress.rank is not None:
                 self._hints[progress.pid] = progress.rank
             if not self._pending:
@@ -140,6 +141,16 @@ class ScriptArm:
                     self.injector.on_training()
             self._sign_ns = self._step_ns = self.now_ns()
             self._pending = []
+
+    def _timed(self, found: list[Progress]) -> list[Progress]:
+        """Lines of the output bear no time: those of one look were written one after the other since the last."""
+        before, now = self._look_ns, self.now_ns()
+        self._look_ns = now
+        share = (now - before) // max(1, len(found))
+        return [
+            replace(one, time_ns=now - share * (len(found) - number)) if one.time_ns is None else one
+            for number, one in enumerate(found, start=1)
+        ]
 
     def _find_ranks(self) -> None:
         now = self.now_ns()
@@ -363,6 +374,10 @@ class ScriptArm:
     def process_of(self, rank: int) -> str | None:
         """Who holds a rank, if it lives."""
         return self.observer.process_of(rank)
+
+    @property
+    def links(self) -> None:
+        """A command's connections go straight."""
 
     def spare(self, index: int) -> str | None:
         """A command has no spares that anybody could tell."""

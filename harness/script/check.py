@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chaos.errors import ScenarioError
 from chaos.scenario import Cell
+from harness.script.environment import search_path
 
 
 def refuse_unstartable(cell: Cell, place: str) -> None:
@@ -23,7 +24,7 @@ def refuse_unstartable(cell: Cell, place: str) -> None:
     if not directory.is_dir():
         raise ScenarioError(
             f"{place}: workload.directory {spec.directory!r} is no directory",
-            hint=f"it is looked for from where chaos was called: {Path.cwd()}",
+            hint="it is relative to the scenario file",
         )
     if program.startswith("$"):
         return
@@ -32,7 +33,7 @@ def refuse_unstartable(cell: Cell, place: str) -> None:
         found = path.is_file() and os.access(path, os.X_OK)
         where = f"in {directory}" if not path.exists() else "as an executable file"
     else:
-        found = shutil.which(program, path=spec.env.get("PATH", os.environ.get("PATH"))) is not None
+        found = shutil.which(program, path=search_path(spec.env)) is not None
         where = "in PATH"
     if not found:
         raise ScenarioError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ def prepare(setup: ArmSetup) -> Prepared:
     foreign = {*RANK_NAMES, *WORLD_NAMES}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
+    env["PATH"] = search_path(spec.env)
     directory = spec.checkpoint.directory
     where = Path(spec.directory).absolute()
     return Prepared(
@@ -53,6 +55,13 @@ def prepare(setup: ArmSetup) -> Prepared:
         scratch=scratch, output=logs / "output.log", reports=logs / "beacon.txt",
         checkpoints=None if directory is None else where / _fill(directory, ours),
     )  # fmt: skip
+
+
+def search_path(env: Mapping[str, str]) -> str:
+    """Where the program is looked for: PATH, then beside the Python that runs the harness (torchrun lies there)."""
+    return os.pathsep.join(
+        [env.get("PATH") or os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+    )
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

@@ -97,8 +97,11 @@ class Job:
     ) -> None:
         """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none.
 
-        Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type.
+        Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type, and for a
+        model wrapped in DistributedDataParallel, whose own reduction would get in the way.
         """
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces its gradients")
         self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
         self.reducer = GradientReducer(model, max_world=self.config.world, entering=self.marks.collective)
         self.reducer.check = self.check
@@ -367,5 +370,5 @@ class Job:
         self.agent.left()
         self.marks.enter(marks.IDLE)
 
-    def _write(self, kind: Kind, **data: Any) -> None:
+    def _write(self, kind: Kind, /, **data: Any) -> None:
         self.marks.wrote(self.writer.write(kind, **data).seq)

@@ -151,7 +151,7 @@ def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", 
 
 
 def _supervise(spec: JobSpec, strategy: Strategy, timing: Timing) -> int:
-    supervisor = Supervisor(spec, strategy, timing, heard=_show, recovered=_show_recovered)
+    supervisor = Supervisor(spec, strategy, timing, _Shown())
 
     def interrupt(signum: int, _: object) -> None:
         supervisor.interrupted_by = signum
@@ -165,6 +165,22 @@ def _supervise(spec: JobSpec, strategy: Strategy, timing: Timing) -> int:
     if outcome == "interrupted":
         return EXIT_TERMINATED if supervisor.interrupted_by == signal.SIGTERM else EXIT_INTERRUPTED
     return EXIT_PASS if outcome == "completed" and not supervisor.late_failures else EXIT_FAIL
+
+
+class _Shown:
+    """A line on standard error for whatever a person wants to know."""
+
+    def on_event(self, event: Event) -> None:
+        """A line, if the event is worth one."""
+        _show(event)
+
+    def on_recovered(self, seconds: float, step: int) -> None:
+        """How long it took."""
+        _say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
+
+    def on_failed_save(self, checkpoint: str, error: str) -> None:
+        """What the disk said."""
+        _say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
 
 
 def _show(event: Event) -> None:
@@ -187,10 +203,6 @@ def _show(event: Event) -> None:
             _say(f"left behind: {data['processes']}")
         case Kind.RUN_FINISHED:
             _say(f"{data['outcome']}: {data['reason']}")
-
-
-def _show_recovered(seconds: float, step: int) -> None:
-    _say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
 
 
 def _say(text: str) -> None:

@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery import processes, strategies
@@ -20,7 +19,7 @@ from recovery.local import Children, Exited, Said, rank_environment, start_store
 from recovery.marks import Mark
 from recovery.script import ScriptConfig
 from recovery.strategy import StateFrom, Strategy
-from recovery.wire import Failed, Message, Ready
+from recovery.wire import CheckpointNote, Failed, Message, Ready
 
 TICK_S = 0.02
 WARM_MODULES = (
@@ -45,23 +44,30 @@ class JobSpec:
     checkpoint_keep: int | None
 
 
-class Supervisor:
-    """One job, from start to end. Implements ``recovery.supervision.Hands``.
+class Listener(Protocol):
+    """Follows a job for a person."""
 
-    ``heard``: called with each event this process writes; ``recovered``: with seconds and step when, after a failure,
-    the first step beyond all earlier ones is committed.
-    """
+    def on_event(self, event: Event) -> None:
+        """The supervisor wrote an event."""
+
+    def on_recovered(self, seconds: float, step: int) -> None:
+        """After a failure the first step beyond all earlier ones is committed; seconds since it was detected."""
+
+    def on_failed_save(self, checkpoint: str, error: str) -> None:
+        """A checkpoint could not be saved; training goes on."""
+
+
+class Supervisor:
+    """One job, from start to end. Implements ``recovery.supervision.Hands``."""
 
     def __init__(
-        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, heard: Callable[[Event], None],
-        recovered: Callable[[float, int], None],
+        self, spec: JobSpec, strategy: Strategy, timing: Timing, listener: Listener
     ) -> None:  # fmt: skip
         self.strategy = strategy
         self.interrupted_by = 0
         self.late_failures: list[str] = []
         self._spec = spec
-        self._heard = heard
-        self._recovered = recovered
+        self._listener = listener
         processes.become_subreaper()
         self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns)
         self._children = Children()
@@ -108,6 +114,8 @@ class Supervisor:
                     self._note_job(report.message)
                 elif isinstance(report.message, Failed):
                     self._errors[report.process] = report.message.error
+                elif isinstance(report.message, CheckpointNote) and report.message.state == "failed":
+                    self._listener.on_failed_save(report.message.checkpoint, report.message.error)
                 self.controller.on_message(report.process, report.message)
             else:
                 self._on_exit(report)
@@ -116,7 +124,7 @@ class Supervisor:
             self.controller.stop("interrupted", signal.Signals(self.interrupted_by).name)
         step = self.controller.committed
         if self._failed_s is not None and step > self._failed_step:
-            self._recovered(self.now_s() - self._failed_s, step)
+            self._listener.on_recovered(self.now_s() - self._failed_s, step)
             self._failed_s = None
 
     def _note_job(self, ready: Ready) -> None:
@@ -220,5 +228,5 @@ class Supervisor:
     ) -> Event:
         self._writer.generation = self.controller.generation
         event = self._writer.write(kind, step=step, generation=generation, **data)
-        self._heard(event)
+        self._listener.on_event(event)
         return event

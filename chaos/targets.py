@@ -87,6 +87,19 @@ class Body(Protocol):
         """Ask the device for more memory than it has. Raises OutOfMemoryError."""
 
 
+class Signs(Protocol):
+    """What the outside sees of a rank, and what the rank sees of the outside."""
+
+    def drop_heartbeat(self, dropped: bool) -> None:
+        """Let the supervisor see no more of the rank's progress marks, or see them again."""
+
+    def set_wall_offset(self, seconds: float) -> None:
+        """Shift the wall clock that the rank's code sees (0: not at all)."""
+
+    def wall_ns(self) -> int:
+        """That clock's time."""
+
+
 class RankTarget(Protocol):
     """What a RANK fault may touch: the training objects and the communication path of its own rank."""
 
@@ -96,6 +109,7 @@ class RankTarget(Protocol):
     step: int
     seed: int
     body: Body
+    signs: Signs
 
     def set_link(
         self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"

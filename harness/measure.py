@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from chaos.events import Log
+from chaos.events import Kind, Log
 from harness.episodes import Episode, episodes_of
 from harness.incidents import incident_of, lost_once
 from harness.lineage import NS, History, history_of
@@ -67,6 +67,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "checkpoint_stall": _seconds(
             "checkpoint", "pause of training after a checkpointed step beyond the usual one"
         ),
+        "saves_failed": _lower("saves", "arm", "checkpoints that could not be saved; the next interval tries again"),
         "step_time": _seconds("arm", "median duration of the surviving steps, checkpoint stalls left out"),
         "steady_overhead": _lower(
             "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
@@ -243,6 +244,7 @@ def _add_arm(
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
     if not history.info.observed:
         _add_accounting(values, history)
+    values["saves_failed"].append(float(sum(1 for _ in history.log.of(Kind.CHECKPOINT_FAILED))))
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:
         values["step_time"].append(step_time)

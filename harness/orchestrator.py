@@ -16,8 +16,9 @@ from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from chaos.fault import Fault
 from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
+from chaos.targets import StorageTarget
 from harness.injector import Injector
-from harness.launcher import ArmSetup, Cluster, Exited, Said
+from harness.launcher import ArmSetup, Cluster, Exited, LinkControl, Said
 from harness.ledger import Ledger
 from recovery.controller import Controller, Stage, Timing
 from recovery.marks import Mark
@@ -206,6 +207,11 @@ class Orchestrator:
 
     # ---- Hands and Scene
 
+    @property
+    def storage(self) -> StorageTarget | None:
+        """Of the checkpoints."""
+        return self.cluster.storage
+
     def now_ns(self) -> int:
         """Clock of the arm, nanoseconds."""
         return self.cluster.now_ns()
@@ -251,6 +257,11 @@ class Orchestrator:
     def os_state(self, process: str) -> str:
         """The kernel's word on a process."""
         return self.cluster.os_state(process)
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The link proxy, if there is one."""
+        return self.cluster.links
 
     def process_of(self, rank: int) -> str | None:
         """Who holds a rank, if alive."""

@@ -8,10 +8,12 @@ The supervisor decides; this only reports ``at_point`` and waits for ``go``, so 
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,6 +21,11 @@ from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Fault, Where
 from chaos.schedule import NEXT_STEP
+from chaos.targets import DiskTrouble, LinkShape
+from harness.links.route import Router
+from harness.shims.body import BodyShim
+from harness.shims.disk import DiskShim
+from harness.shims.signs import SignsShim
 from recovery.job import Job
 from recovery.mechanisms.state import bytes_of
 from recovery.wire import Extra
@@ -50,9 +57,13 @@ class FaultAgent:
         self._answer = threading.Event()
         self._slowdown = 1.0
         self.active = False
+        self.router: Router | None = None  # to the link proxy
         self.rank = -1
         self.step = 0
         self.seed = 0
+        self.disk = DiskShim(sleep=self._stall, die=_die, say=self._effect)
+        self.body = BodyShim(job)
+        self.signs = SignsShim(job.marks)
         self.model = job.state.model
         self.optimizer = job.state.optimizer
 
@@ -65,10 +76,13 @@ class FaultAgent:
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting)
+            self.active = bool(armed or self._lasting or self.body.broken)
         elif topic == "go":
             self._go = payload
             self._answer.set()
+        elif topic == "disk":
+            self.disk.break_next_save(payload)
+            self._job.disk = self.disk
 
     # ---- called by the training thread (recovery.job.Probe)
 
@@ -85,6 +99,7 @@ class FaultAgent:
 
     def ended(self, phase: str, seconds: float) -> None:
         """Stretch compute phases while slowed down."""
+        self.body.check()
         if self._slowdown > 1 and phase in ("forward", "backward", "optimizer"):
             self._sleep((self._slowdown - 1) * seconds)
 
@@ -96,14 +111,26 @@ class FaultAgent:
 
     # ---- RankTarget
 
-    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+    def set_link(
+        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
+    ) -> None:
         """See chaos.targets.RankTarget."""
+        if method == "proxy":
+            if self.router is None:
+                raise RuntimeError("no link of this rank leads through a proxy")
+            self.router.shape(self._job.peers, LinkShape(bytes_per_s=bytes_per_s, delay_s=latency_s))
+            return
         bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
         self._job.reducer.pace = bucket.take if bucket else None
 
     def set_slowdown(self, factor: float) -> None:
         """See chaos.targets.RankTarget."""
         self._slowdown = factor
+
+    def set_disk(self, trouble: DiskTrouble | None) -> None:
+        """See chaos.targets.RankTarget."""
+        self.disk.set_trouble(trouble, self.seed)
+        self._job.disk = self.disk if self.disk.active else None
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.targets.RankTarget."""
@@ -136,7 +163,7 @@ class FaultAgent:
     def _heal(self, lasting: _Lasting) -> None:
         lasting.fault.heal(self)
         self._lasting.remove(lasting)
-        self.active = bool(self._armed or self._lasting)
+        self.active = bool(self._armed or self._lasting or self.body.broken)
         command = {"fault": lasting.id, "occurrence": lasting.occurrence}
         self._job.agent.channel.send(Extra(topic="healed", payload=command))
 
@@ -166,6 +193,13 @@ class FaultAgent:
                 return False
         return True
 
+    def _stall(self, seconds: float) -> None:
+        """Sleep without a sign of life, as in a call that does not return; an abort ends it."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, PACE_SLICE_S))
+            self._job.check()
+
     def _sleep(self, seconds: float) -> None:
         """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing an abort."""
         deadline = time.monotonic() + seconds
@@ -173,6 +207,10 @@ class FaultAgent:
             time.sleep(min(left, PACE_SLICE_S))
             self._job.marks.touch()
             self._job.check()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _TokenBucket:

@@ -18,7 +18,7 @@ from recovery.wire import CheckpointNote
 class Write(Protocol):
     """Writes an event of the rank that saves."""
 
-    def __call__(self, kind: Kind, /, *, step: int | None = None, **data: Any) -> None: ...
+    def __call__(self, kind: Kind, /, **data: Any) -> None: ...
 
 
 class Saving:

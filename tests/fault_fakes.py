@@ -88,10 +88,10 @@ def exited(
     )  # fmt: skip
 
 
-def declared(cause: str, *, process: str = "w1", at_ns: int = 20_600) -> Event:
+def declared(cause: str, *, process: str = "w1", time_ns: int = 20_600) -> Event:
     """A failure is declared."""
     return event(
-        Kind.FAILURE_DETECTED, "orchestrator", at_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
+        Kind.FAILURE_DETECTED, "orchestrator", time_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
     )  # fmt: skip
 
 
@@ -103,13 +103,6 @@ def effect(number: int = 0, fault: str = "f", actor: str = "w1", **evidence: Any
 def raised(actor: str = "w1", kind: str = "InjectedError", message: str = "x") -> Event:
     """A rank's last words."""
     return event(Kind.ERROR_RAISED, actor, 20_600, type=kind, message=message)
-
-
-def gave_up(time_ns: int, *, cause: str = "error") -> Event:
-    """The supervisor detects a failure."""
-    return event(
-        Kind.FAILURE_DETECTED, "orchestrator", time_ns, failure=1, cause=cause, process=None, rank=None, detail="x"
-    )
 
 
 # ---- targets: ``look()`` is everything a fault may change
@@ -174,6 +167,25 @@ class FakeBody:
         raise torch.OutOfMemoryError("emulated: no memory left")
 
 
+class FakeSigns:
+    """A rank's marks and wall clock."""
+
+    def __init__(self) -> None:
+        self.dropped, self.offset_s = False, 0.0
+
+    def drop_heartbeat(self, dropped: bool) -> None:
+        self.dropped = dropped
+
+    def set_wall_offset(self, seconds: float) -> None:
+        self.offset_s = seconds
+
+    def wall_ns(self) -> int:
+        return int(self.offset_s * 1e9)
+
+    def look(self) -> tuple[Any, ...]:
+        return (self.dropped, self.offset_s)
+
+
 class FakeRank:
     """The training objects of a rank."""
 
@@ -187,6 +199,7 @@ class FakeRank:
         self.slowdown = 1.0
         self.loss: Callable[[Any], Any] | None = None
         self.body = FakeBody()
+        self.signs = FakeSigns()
         self.disk: Any = None
 
     def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
@@ -205,7 +218,7 @@ class FakeRank:
         values = [p.detach().numpy().tobytes() for p in self.model.parameters()]
         grads = [p.grad.numpy().tobytes() for p in self.model.parameters() if p.grad is not None]
         loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
-        return (*values, *grads, *self.body.done, self.link, self.slowdown, str(loss), self.disk)
+        return (*values, *grads, *self.body.done, *self.signs.look(), self.link, self.slowdown, str(loss), self.disk)
 
 
 class FakeLinks:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
@@ -19,17 +22,39 @@ class CheckpointCorrupt(Fault):
     """Changes files of a committed checkpoint: bit rot, a lost block, a sync gone wrong. Real file surgery.
 
     ``mode``: bitflip (one bit of the data), truncate (half the data file), missing (data file deleted),
-    stale (data of an older checkpoint, or of zeros when there is none, under the new manifest). Landed: an
-    independent verification complains.
+    stale (data of an older checkpoint, or of zeros when there is none, under the new manifest), swap-shard (two
+    data files exchanged, or the one exchanged with an older checkpoint's). Landed: an independent verification
+    complains. Two modes hit the next save instead: torn (the process that saves is killed in the middle of it) and
+    lose-unsynced (so is its machine: what was not synced by then is empty afterwards), at ``stage``: data (in the
+    middle of it), manifest (before it), rename (before it), renamed (just after it). Landed: the kernel reports
+    the process killed, and its log a save that began and did not end.
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
     harmless: ClassVar[bool] = True
 
-    mode: Literal["bitflip", "truncate", "missing", "stale"] = "bitflip"
+    mode: Literal["bitflip", "truncate", "missing", "stale", "swap-shard", "torn", "lose-unsynced"] = (
+        "bitflip"
+    )
+    stage: Literal["data", "manifest", "rename", "renamed"] | None = None
+
+    @model_validator(mode="after")
+    def _stage_of_a_save(self) -> CheckpointCorrupt:
+        if self.stage is not None and not self.hits_next_save:
+            raise ValueError(f"stage is for the modes torn and lose-unsynced, not for {self.mode}")
+        return self
+
+    @property
+    def hits_next_save(self) -> bool:
+        """Whether it waits for the next save instead of changing what is there."""
+        return self.mode in ("torn", "lose-unsynced")
 
     def act(self, target: CheckpointTarget) -> Mapping[str, Any]:
-        """Change its largest data file."""
+        """Change its largest data file, or have the next save break."""
+        if self.hits_next_save:
+            stage = self.stage or "rename"
+            target.break_next_save(stage, lose_unsynced=self.mode == "lose-unsynced")
+            return {"mode": self.mode, "stage": stage}
         victim = _largest(target.path)
         done: dict[str, Any] = {"file": victim.name, "mode": self.mode}
         if self.mode == "bitflip":
@@ -47,12 +72,16 @@ class CheckpointCorrupt(Fault):
             done["bytes"] = size
         elif self.mode == "missing":
             victim.unlink()
+        elif self.mode == "swap-shard":
+            done["with"] = _swap(victim, target.older)
         else:
             done["from"] = _make_stale(victim, target.older)
         return done
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The checkpoint verifier's complaint."""
+        """The checkpoint verifier's complaint; of a save, that it was killed before it ended."""
+        if self.hits_next_save:
+            return _killed_in_save(occurrence, events)
         for event in events:
             if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
                 complaint = event.data["evidence"].get("verifier")
@@ -63,6 +92,38 @@ class CheckpointCorrupt(Fault):
 
 def _largest(path: Path) -> Path:
     return max((p for p in path.iterdir() if p.name != _MANIFEST), key=lambda p: p.stat().st_size)
+
+
+def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+    """The reaped exit status, and the victim's own word that it was saving."""
+    saving: str | None = None
+    for event in (e for e in events if e.actor == occurrence.process):
+        if event.kind is Kind.CHECKPOINT_SAVING:
+            saving = event.data["checkpoint"]
+        elif event.kind in (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED):
+            saving = None
+    for event in events:
+        if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:
+            if event.data["signal"] != signal.SIGKILL or saving is None:
+                return None
+            return Landed(witness="kernel: wait status", evidence={"signal": 9, "saving": saving})
+    return None
+
+
+def _swap(victim: Path, older: Path | None) -> str:
+    """Exchange it with another data file of its checkpoint, or with the same one of an older checkpoint."""
+    others = sorted(
+        p for p in victim.parent.glob(f"*{victim.suffix}") if p not in (victim, victim.parent / _MANIFEST)
+    )
+    if older is not None and (older / victim.name).is_file():
+        others.append(older / victim.name)
+    if not others:
+        raise FileNotFoundError("there is no other data file to exchange it with")
+    other, spare = others[0], victim.parent / ".swap"
+    victim.rename(spare)
+    other.rename(victim)
+    spare.rename(other)
+    return f"{other.parent.name}/{other.name}"
 
 
 def _make_stale(victim: Path, older: Path | None) -> str:

@@ -100,18 +100,24 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     """
     problems: list[str] = []
     good: dict[str, int] = {}
+    saving: dict[str, int] = {}  # not acknowledged (yet): whoever saves may die between doing and saying it
     bad: set[str] = set()
     counts = {"restored": 0, "refused": 0, "deleted": 0}
     for event in evidence.log.events:
         name = str(event.data.get("checkpoint") or "")
-        if event.kind is Kind.CHECKPOINT_COMMITTED:
-            good[name] = event.step or 0
+        if event.kind is Kind.CHECKPOINT_SAVING:
+            saving[name] = event.step or 0
+        elif event.kind is Kind.CHECKPOINT_FAILED:
+            saving.pop(name, None)
+        elif event.kind is Kind.CHECKPOINT_COMMITTED:
+            good[name] = saving.pop(name, event.step or 0)
             bad.discard(name)
         elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
             _corrupt(evidence, event, good, bad)
         elif event.kind is Kind.CHECKPOINT_REFUSED:
             counts["refused"] += 1
             good.pop(name, None)
+            saving.pop(name, None)
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
@@ -121,9 +127,9 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             counts["restored"] += 1
             if name in bad:
                 problems.append(f"generation {event.generation} restored {name}, which is corrupt")
-            elif name not in good:
+            elif name not in good and name not in saving:
                 problems.append(f"generation {event.generation} restored {name}, which was never committed")
-            elif good[name] != event.data["resume_step"]:
+            elif good.setdefault(name, saving.pop(name, 0)) != event.data["resume_step"]:
                 problems.append(f"{name} holds step {good[name]}, resumed at {event.data['resume_step']}")
     if not any(counts.values()) and not problems:
         return passed("nothing to check: no checkpoint was restored, refused or deleted")

@@ -8,13 +8,17 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.errors import ScenarioError
+from chaos.fault import Need
 from chaos.scenario import Cell
 from harness import processes
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
+from harness.links.client import LinkProxy
+from harness.needs import needs_of
 from harness.rank_setup import rank_config
+from harness.storage import lacks_mount, mount_for
 from harness.undo import KillSession
 from harness.undoing import Undo
 from recovery.forkserver import ForkServer, start_cold
@@ -34,6 +38,12 @@ class Local(Launcher):
 
     Warm processes are forked from one that has imported everything; cold ones start Python anew.
     """
+
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY, Need.MOUNT})
+
+    def lacks(self, need: Need) -> str | None:
+        """Privileges."""
+        return lacks_mount() if need is Need.MOUNT else None
 
     def session(self) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
@@ -94,6 +104,8 @@ class LocalCluster:
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self._store, self.store_port = start_store()
+        self.storage = mount_for(setup)
+        self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
 
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment."""
@@ -107,6 +119,8 @@ class LocalCluster:
         """Start a rank process; returns its pid."""
         taken = [device for other, device in self._devices.items() if self._children.alive(other)]
         config = rank_config(self._setup, name=name, role=role, taken=taken)
+        if self.links is not None:
+            config = config.model_copy(update={"link_proxy": self.links.door})
         data = config.model_dump_json().encode()
 
         def start(fds: list[int]) -> int:
@@ -146,6 +160,10 @@ class LocalCluster:
     def close(self) -> Leftovers:
         """Kill and reap everything, close the store, free shared memory, and look for what is left."""
         alive = self._children.close()
+        if self.storage is not None:
+            self.storage.close()
+        if self.links is not None:
+            self.links.close()
         for session in self._sessions if alive else ():
             session.undo()  # what a rank has started and left behind
         left = [

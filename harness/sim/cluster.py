@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,11 @@ from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
 from harness.sim.group import Group
+from harness.sim.links import SimLinks
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
 from harness.sim.settings import MS, RankConfig, Timings
+from harness.sim.storage import SimStorage
 from harness.undoing import Undo
 from recovery.marks import Mark
 from recovery.strategy import Strategy
@@ -34,7 +37,9 @@ class SimCluster:
 
     def __init__(self, setup: ArmSetup, timings: Timings, behaviour: Behaviour) -> None:
         self._clock = Clock()
-        self._config = _rank_config(setup, timings)
+        self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
+        self.storage = SimStorage(setup.checkpoints)
+        self._config = replace(_rank_config(setup, timings), disk=self.storage.disk)
         self._behaviour = behaviour
         self._seed = f"{setup.seed}/{setup.arm}"
         self._ranks: dict[str, SimRank] = {}
@@ -111,7 +116,9 @@ class SimCluster:
     def _group(self, generation: int, size: int) -> Group:
         if generation not in self._groups:
             form_ns = self._config.timings.form_ms * MS
-            self._groups[generation] = Group(generation=generation, size=size, form_ns=form_ns)
+            self._groups[generation] = Group(
+                generation=generation, size=size, form_ns=form_ns, links=self.links
+            )
         return self._groups[generation]
 
     def _report(self, process: Process, report: Report, extra_ms: float = 0.0) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Fault, Where
 from chaos.schedule import NEXT_STEP
+from chaos.targets import DiskTrouble
+from harness.shims.disk import DiskShim
+from harness.sim.body import SimBody
 from harness.sim.clock import NS_PER_S
 from harness.sim.group import Lost
+from harness.sim.process import Killed
+from harness.sim.signs import SimSigns
 from harness.sim.tensors import SimLoss, SimModel
 from recovery.wire import Extra
 
@@ -62,6 +68,9 @@ class SimFaultAgent:
         self.rank = -1
         self.step = 0
         self.seed = 0
+        self.disk = DiskShim(sleep=_at_once, die=_die, say=self._effect)
+        self.body = SimBody(job)
+        self.signs = SimSigns(job)
         self.model = SimModel(b"", b"")
         self.optimizer: Any = None
 
@@ -74,10 +83,12 @@ class SimFaultAgent:
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting)
+            self.active = bool(armed or self._lasting or self.body.broken)
         elif topic == "go" and self._holding is not None:
             self._go = payload
             self._job.process.wake(self._holding, True)
+        elif topic == "disk":
+            self.disk.break_next_save(payload)
 
     def aborted(self) -> None:
         """The generation was aborted: a rank that holds notices within a look."""
@@ -107,6 +118,7 @@ class SimFaultAgent:
                 self._holding = None
             if answered and self._go is not None and self._go["act"]:
                 self._act(self._go, step)
+                yield from self.body.blocked()
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
         """Stretch compute phases while slowed down."""
@@ -126,14 +138,16 @@ class SimFaultAgent:
             if step >= lasting.until_step or self._job.process.clock.now_ns >= lasting.until_ns:
                 lasting.fault.heal(self)
                 self._lasting.remove(lasting)
-                self.active = bool(self._armed or self._lasting)
+                self.active = bool(self._armed or self._lasting or self.body.broken)
                 self._job.send(
                     Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence})
                 )
 
     # ---- RankTarget
 
-    def set_link(self, bytes_per_s: float | None, latency_s: float) -> None:
+    def set_link(
+        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
+    ) -> None:
         """See chaos.targets.RankTarget."""
         self._rate, self._latency_s = bytes_per_s or 0.0, latency_s
         self._free_at_ns = 0.0
@@ -141,6 +155,10 @@ class SimFaultAgent:
     def set_slowdown(self, factor: float) -> None:
         """See chaos.targets.RankTarget."""
         self._slowdown = factor
+
+    def set_disk(self, trouble: DiskTrouble | None) -> None:
+        """See chaos.targets.RankTarget."""
+        self.disk.set_trouble(trouble, self.seed)
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.targets.RankTarget."""
@@ -193,6 +211,14 @@ class SimFaultAgent:
             yield min(left, SLICE_NS)
             self._job.mark.touch()
             self._job.check()
+
+
+def _at_once(seconds: float) -> None:
+    """A save is one moment here; what it takes longer was waited for before."""
+
+
+def _die() -> None:
+    raise Killed(signal.SIGKILL)
 
 
 def _digest(values: list[float]) -> str:

@@ -25,10 +25,15 @@ class SimMark:
         self._clock = clock
         self._generation = self._step = self._phase = self._collective = self._time = self._committed = 0
         self._last_seq = -1
+        self._hidden: Mark | None = None
+
+    def hide(self, hidden: bool) -> None:
+        """Whether a reader sees nothing new."""
+        self._hidden = (self._hidden or self.read()) if hidden else None
 
     def read(self) -> Mark:
         """The current mark."""
-        return Mark(
+        return self._hidden or Mark(
             generation=self._generation, step=self._step, phase=PHASES[self._phase],
             collective=self._collective, time_ns=self._time, committed=self._committed,
             last_seq=self._last_seq,
@@ -59,6 +64,14 @@ class SimMark:
         self._last_seq = seq
 
 
+class Killed(BaseException):
+    """The body kills its own process by a signal. Not an Exception: nothing in the body may handle it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
 class Process:
     """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more,
     ``on_term`` handles SIGTERM."""
@@ -72,7 +85,7 @@ class Process:
         self.mark = SimMark(clock)
         self.ticket = 0
         self.running = True  # it executes, or would if it were not stopped
-        self.stopped = False
+        self.stopped = self.frozen = False
         self.reaped = False
         self.on_message: Callable[[Any], None] = lambda _: None
         self.on_term: Callable[[], None] = lambda: None
@@ -109,9 +122,22 @@ class Process:
             self._when_executing(self.on_term)
         elif signum == signal.SIGCONT and self.stopped:
             self.stopped = False
-            deferred, self._deferred = self._deferred, []
-            for action in deferred:
-                self.clock.after(0, partial(self._when_executing, action))
+            self._go_on()
+
+    def freeze(self, ns: float) -> None:
+        """Execute nothing for so long, though the kernel does not call it stopped."""
+        self.frozen = True
+        self.clock.after(ns, self._thaw)
+
+    def _thaw(self) -> None:
+        self.frozen = False
+        if not self.stopped:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for action in deferred:
+            self.clock.after(0, partial(self._when_executing, action))
 
     @property
     def state(self) -> str:
@@ -139,7 +165,7 @@ class Process:
         """At once, or once continued; never when dead."""
         if not self.running:
             return
-        if self.stopped:
+        if self.stopped or self.frozen:
             self._deferred.append(action)
         else:
             action()
@@ -153,6 +179,9 @@ class Process:
             wanted = body.throw(error) if error is not None else body.send(value)
         except StopIteration as stop:
             self._end(int(stop.value), None)
+            return
+        except Killed as killed:
+            self._end(None, killed.signum)
             return
         if wanted is not None:
             self.clock.after(wanted, partial(self.wake, self.ticket))

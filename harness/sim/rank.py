@@ -48,6 +48,7 @@ class SimRank:
         self.behaviour = behaviour
         self.send = send
         self.state = State.initial(config.seed)
+        self.started_ns = 0  # when its log begins
         self.rank = -1
         self.world = 0
         self.generation = 0
@@ -95,6 +96,7 @@ class SimRank:
         """Everything from birth to exit code."""
         yield self.about(BOOT_MS * MS)
         self.writer = self.behaviour.writer(self.config.events, self.process.name, self.process.clock.read)
+        self.started_ns = self.process.clock.now_ns
         self.write(Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns)
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)

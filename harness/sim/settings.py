@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.checkpoints import Disk
+
 MS = 1_000_000
 _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "optimizer": 0.07}
 
@@ -47,3 +49,4 @@ class RankConfig:
     checkpoint_keep: int
     wall_ns: int
     timings: Timings
+    disk: Disk | None = None

@@ -12,6 +12,9 @@ from chaos.schedule import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from recovery import checkpoints
+from recovery.wire import Extra
+
+SAVER = 0  # the rank that saves
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,20 @@ class CheckpointHandle:
         return None
 
 
+@dataclass(frozen=True)
+class NextSave:
+    """The save that comes next, in the process that will do it; see chaos.targets.CheckpointTarget."""
+
+    scene: Scene
+    process: str
+    about: Mapping[str, Any]
+
+    def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
+        """Tell the fault agent of whoever saves."""
+        command = {**self.about, "stage": stage, "lose": lose_unsynced}
+        self.scene.send(self.process, Extra(topic="disk", payload=command))
+
+
 class CheckpointSite:
     """The checkpoint a fault names, as they lie on disk now."""
 
@@ -49,6 +66,8 @@ class CheckpointSite:
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
         """One checkpoint."""
+        if getattr(fault, "hits_next_save", False):
+            return [self._next_save(planned, number)]
         found = checkpoints.newest_first(self._scene.setup.checkpoints)
         if planned.checkpoint != "latest":
             found = [c for c in found if c.step <= int(planned.checkpoint or 0)]
@@ -63,6 +82,14 @@ class CheckpointSite:
         return [
             Aim(target=handle, who=who, checkpoint=newest.name, step=newest.step, look=lambda: _look(handle))
         ]
+
+    def _next_save(self, planned: PlannedFault, number: int) -> Aim | Miss:
+        process = self._scene.process_of(SAVER)
+        who = {"process": process, "rank": SAVER}
+        if process is None:
+            return Miss(who=who, reason=f"nobody holds rank {SAVER}, which saves")
+        about = {"fault": planned.id, "occurrence": number}
+        return Aim(target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=SAVER)
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Files are always there."""

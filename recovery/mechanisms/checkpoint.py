@@ -87,11 +87,12 @@ class _WatchedFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         """As the base does."""
         with super().create_stream(path, mode) as stream:
+            self._disk("write", Path(path))
             yield cast(io.IOBase, _WatchedStream(stream, self._disk, Path(path)))
 
 
 class _WatchedStream:
-    """Writes in two parts, so that one can be there without the other."""
+    """Writes bytes in two parts, so that one can be there without the other."""
 
     def __init__(self, stream: io.IOBase, disk: Disk, path: Path) -> None:
         self._stream: Any = stream
@@ -99,12 +100,13 @@ class _WatchedStream:
         self._path = path
 
     def write(self, data: Any) -> int:
-        """Both parts."""
-        middle = len(data) // 2
-        for part in (data[:middle], data[middle:]):
-            self._disk("write", self._path)
-            self._stream.write(part)
-            self._stream.flush()
+        """Both parts; text is a few words, written as it comes."""
+        if isinstance(data, str):
+            return int(self._stream.write(data))
+        self._stream.write(data[: len(data) // 2])
+        self._stream.flush()
+        self._disk("write", self._path)
+        self._stream.write(data[len(data) // 2 :])
         return len(data)
 
     def __getattr__(self, name: str) -> Any:

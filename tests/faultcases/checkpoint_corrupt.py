@@ -3,7 +3,12 @@
 from fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
-    variants=[{"mode": mode} for mode in ("bitflip", "truncate", "missing", "stale")],
+    variants=[{"mode": mode} for mode in ("bitflip", "truncate", "missing", "stale", "swap-shard")]
+    + [
+        {"mode": mode, "stage": stage}
+        for mode in ("torn", "lose-unsynced")
+        for stage in (None, "data", "renamed")
+    ],
     evidence=[effect(verifier="big.safetensors has SHA-256 1, not 2")],
     elsewhere=[[effect(number=1, verifier="bad")], [effect(fault="g", verifier="bad")]],
 )

@@ -1,0 +1,51 @@
+"""Writes of checkpoints fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import DiskTrouble, RankTarget
+
+_WORDS = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "ENOSPC": "No space left on device"}
+
+
+class IoError(Fault):
+    """Operations of the rank's saves fail as a broken disk or a lost file server would make them. Emulated.
+
+    Target rank 0, which saves. ``error``: EIO, ESTALE or ENOSPC; ``probability``: of each operation to fail;
+    ``operations``: which. Landed: the job's own report of a save that failed with that error.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    error: Literal["EIO", "ESTALE", "ENOSPC"] = "EIO"
+    probability: float = Field(default=1.0, gt=0, le=1)
+    operations: tuple[Literal["mkdir", "write", "fsync", "rename", "delete"], ...] = ("write", "fsync")
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Break the disk."""
+        trouble = DiskTrouble(error=self.error, probability=self.probability, operations=self.operations)
+        target.set_disk(trouble)
+        return {"error": self.error, "probability": self.probability}
+
+    def heal(self, target: RankTarget) -> None:
+        """Mend it."""
+        target.set_disk(None)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """A failed save of the target, after the injection."""
+        for event in events:
+            mine = event.actor == occurrence.process and event.time_ns > occurrence.time_ns
+            failed = mine and event.kind in (Kind.CHECKPOINT_FAILED, Kind.CHECKPOINT_KEPT)
+            if failed and _WORDS[self.error] in event.data["error"]:
+                evidence = {"checkpoint": event.data["checkpoint"], "error": event.data["error"]}
+                return Landed(witness="job: failed save", evidence=evidence)
+        return None

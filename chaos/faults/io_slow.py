@@ -1,0 +1,50 @@
+"""Writes of checkpoints take long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import DiskTrouble, RankTarget
+
+OPERATIONS = ("write", "fsync", "rename")
+
+
+class IoSlow(Fault):
+    """Every write, sync and rename of the rank's saves takes longer: a crowded file server. Emulated by sleeping.
+
+    Target rank 0, which saves; all others wait for it. ``delay_s``: added to each operation, of which a small
+    save has about nine. Landed: the job's own timing of a save grew by at least the delay of three operations.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    delay_s: float = Field(gt=0, le=60)
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Slow the disk down."""
+        target.set_disk(DiskTrouble(delay_s=self.delay_s, operations=OPERATIONS))
+        return {"delay_s": self.delay_s}
+
+    def heal(self, target: RankTarget) -> None:
+        """Full speed again."""
+        target.set_disk(None)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The first save under it, and those before."""
+        saves = [e for e in events if e.kind is Kind.CHECKPOINT_COMMITTED and e.actor == occurrence.process]
+        before = [float(e.data["seconds"]) for e in saves if e.time_ns < occurrence.time_ns]
+        # One that had begun before it tells less than half.
+        for event in (e for e in saves if e.time_ns > occurrence.time_ns):
+            seconds = float(event.data["seconds"])
+            if seconds >= min(before, default=0.0) + 3 * self.delay_s:
+                evidence = {"save_s": seconds, "before_s": min(before, default=None), "delay_s": self.delay_s}
+                return Landed(witness="job: timing of saves", evidence=evidence)
+        return None

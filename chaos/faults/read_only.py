@@ -1,0 +1,46 @@
+"""The disk that holds the checkpoints can no longer be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Need, Occurrence, Where
+from chaos.targets import StorageTarget
+
+
+class ReadOnly(Fault):
+    """The file system of the checkpoints, a tmpfs of ``size_mib`` over their directory, is remounted read-only. Real.
+
+    It is what a kernel does after errors of a disk. The heal makes it writable again. Landed: the kernel answers
+    EROFS to a write from outside.
+    """
+
+    where: ClassVar[Where] = Where.STORAGE
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    size_mib: int = Field(default=64, ge=1, le=65536)
+
+    def act(self, target: StorageTarget) -> Mapping[str, Any]:
+        """Remount it."""
+        target.set_read_only(True)
+        return {"remounted": "ro"}
+
+    def heal(self, target: StorageTarget) -> None:
+        """Remount it."""
+        target.set_read_only(False)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """What the kernel answered to a write from outside."""
+        for event in events:
+            if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
+                continue
+            seen = event.data["evidence"].get("errno")
+            if event.data["occurrence"] == occurrence.number and seen == "EROFS":
+                return Landed(witness="kernel: write from outside", evidence={"errno": "EROFS"})
+        return None

@@ -1,0 +1,111 @@
+"""What faults do to a rank's own process and device, from inside it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recovery.job import Job
+
+LOOK_S = 0.02
+
+
+class DeviceError(RuntimeError):
+    """What an operation raises on a device that emulates a sticky error."""
+
+
+class BodyShim:
+    """Implements ``chaos.targets.Body`` for a real rank."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._skipping = 0  # generation in which collectives are left out
+        self.broken = False
+
+    def check(self) -> None:
+        """Raise DeviceError if the (emulated) device is broken."""
+        if self.broken:
+            raise DeviceError("emulated: the device is in an error state, as after an illegal memory access")
+
+    def segfault(self) -> None:
+        """See chaos.targets.Body."""
+        ctypes.string_at(0)
+
+    def hold_interpreter(self, seconds: float) -> None:
+        """See chaos.targets.Body. A call through PyDLL keeps the interpreter's lock; a signal may end it early."""
+        libc = ctypes.PyDLL(None)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            libc.poll(None, 0, max(1, int(left * 1000)))
+
+    def block(self, seconds: float) -> None:
+        """See chaos.targets.Body: a kernel that spins, where there is CUDA; else a C call without the lock."""
+        if self._on_cuda():
+            _spin(seconds)
+            return
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def leave_out_collective(self) -> None:
+        """See chaos.targets.Body."""
+        self._skipping = self._job.generation
+        self._job.reducer.instead = self._instead
+
+    def _instead(self) -> NeverWork | None:
+        if self._job.generation == self._skipping:
+            return NeverWork(self._job)
+        self._job.reducer.instead = None
+        return None
+
+    def break_device(self) -> str:
+        """See chaos.targets.Body. Never by a device assert: that would hit other users of the GPU under MPS."""
+        self.broken = True
+        return "emulated"
+
+    def exhaust_device(self) -> None:
+        """See chaos.targets.Body. On CUDA the allocator itself refuses; elsewhere its exception is raised."""
+        import torch
+
+        if self._on_cuda():
+            _, total = torch.cuda.mem_get_info()
+            torch.empty(2 * total, dtype=torch.uint8, device=self._job.device)
+        raise torch.OutOfMemoryError("emulated: the device has no memory left")
+
+    def _on_cuda(self) -> bool:
+        import torch
+
+        return torch.cuda.is_available() and self._job.device.startswith("cuda")
+
+
+class NeverWork:
+    """Stands for a collective that was never begun: waiting for it ends only with the generation."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait. Raises RuntimeError when the time is up, GenerationLost when the generation is aborted."""
+        deadline = time.monotonic() + (timeout.total_seconds() if timeout is not None else float("inf"))
+        while time.monotonic() < deadline:
+            self._job.check()
+            time.sleep(LOOK_S / 4)
+        raise RuntimeError("timed out: the collective was never entered")
+
+    def is_completed(self) -> bool:
+        """Never."""
+        return False
+
+
+def _spin(seconds: float) -> None:
+    """Keep the current device's stream busy for so long, in slices so that no kernel runs for minutes, and wait."""
+    import torch
+
+    cycles_per_s = torch.cuda.get_device_properties(torch.cuda.current_device()).clock_rate * 1000
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        torch.cuda._sleep(int(cycles_per_s * min(1.0, seconds)))
+        torch.cuda.synchronize()

@@ -1,0 +1,116 @@
+"""The disk as a rank's saves see it: errors, slowness, and a process or a machine that dies in the middle of one.
+
+The same code serves real ranks and simulated ones; how to sleep and how to die is theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.targets import DiskTrouble
+from recovery.checkpoints import MANIFEST
+
+
+class DiskShim:
+    """Implements ``recovery.checkpoints.Disk``.
+
+    ``sleep``: let so many seconds pass; ``die``: end this process at once; ``say``: log what was done, before.
+    """
+
+    def __init__(
+        self, *, sleep: Callable[[float], None], die: Callable[[], None],
+        say: Callable[[Mapping[str, Any], Mapping[str, Any]], None],
+    ) -> None:  # fmt: skip
+        self._sleep = sleep
+        self._die = die
+        self._say = say
+        self._trouble: DiskTrouble | None = None
+        self._rng = random.Random()
+        self._breakage: Mapping[str, Any] | None = None
+        self._written: dict[str, Path] = {}
+        self._synced: set[str] = set()
+        self._syncing: str | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is wrong with the disk."""
+        return self._trouble is not None or self._breakage is not None
+
+    def set_trouble(self, trouble: DiskTrouble | None, seed: int) -> None:
+        """From now on, or (None) no more."""
+        self._trouble = trouble
+        self._rng = random.Random(seed)
+
+    def break_next_save(self, command: Mapping[str, Any]) -> None:
+        """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose what is not synced."""
+        self._breakage = command
+
+    def delay_s(self, operations: Sequence[str]) -> float:
+        """How much longer these take, seconds."""
+        trouble = self._trouble
+        return sum(trouble.delay_s for what in operations if what in trouble.operations) if trouble else 0.0
+
+    def __call__(self, what: str, path: Path) -> None:
+        """See recovery.checkpoints.Disk. Raises OSError."""
+        self._follow(what, path)
+        if self._breakage is not None and self._is_due(str(self._breakage["stage"]), what, path):
+            self._break(self._breakage, path)
+        trouble = self._trouble
+        if trouble is None or what not in trouble.operations:
+            return
+        if trouble.delay_s:
+            self._sleep(trouble.delay_s)
+        if trouble.error and self._rng.random() < trouble.probability:
+            number = getattr(errno, trouble.error)
+            raise OSError(number, os.strerror(number))
+
+    def _follow(self, what: str, path: Path) -> None:
+        """Keep book of what is on the disk and what only in memory. It hears before, so a sync is done by the next."""
+        if what == "mkdir":
+            self._written, self._synced, self._syncing = {}, set(), None
+        if self._syncing is not None:
+            self._synced.add(self._syncing)
+        self._syncing = path.name if what == "fsync" else None
+        if what == "write":
+            self._synced.discard(path.name)
+            self._written[path.name] = path
+
+    def _is_due(self, stage: str, what: str, path: Path) -> bool:
+        manifest = path.name == MANIFEST
+        return {
+            # at its second write, when the first part is there
+            "data": what == "write" and not manifest and path.is_file() and path.stat().st_size > 0,
+            "manifest": what == "write" and manifest,
+            "rename": what == "rename",
+            "renamed": what == "fsync" and bool(self._written) and not self._in_staging(),
+        }[stage]
+
+    def _in_staging(self) -> bool:
+        return any(path.exists() for path in self._written.values())
+
+    def _break(self, command: Mapping[str, Any], path: Path) -> None:
+        lost: list[str] = []
+        if command["lose"]:
+            lost = self._lose(path)
+        self._say(command, {"stage": command["stage"], "at": path.name, "lost": lost})
+        self._die()
+
+    def _lose(self, path: Path) -> list[str]:
+        """What a power failure leaves of files that were never synced: their names, and nothing in them."""
+        lost = []
+        for name, where in self._written.items():
+            found = where if where.exists() else self._renamed(path, name)
+            if name not in self._synced and found is not None:
+                os.truncate(found, 0)
+                lost.append(name)
+        return lost
+
+    def _renamed(self, directory: Path, name: str) -> Path | None:
+        """A file of the save in the checkpoint it has become."""
+        places = sorted(directory.glob(f"step-*/{name}")) if directory.is_dir() else []
+        return places[-1] if places else None

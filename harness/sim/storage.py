@@ -1,0 +1,42 @@
+"""The simulated file system of the checkpoints: real files, and a disk that says no when a fault wants it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+class SimStorage:
+    """Implements ``chaos.targets.StorageTarget``; ranks ask ``disk`` before each operation of a save."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._full = False
+        self._read_only = False
+
+    def fill(self, *, shrink: bool) -> None:
+        """No write from now on."""
+        self._full = True
+
+    def free(self) -> None:
+        """Undo it."""
+        self._full = False
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Nothing is changed from now on, or everything again."""
+        self._read_only = read_only
+
+    def probe(self) -> str | None:
+        """As the kernel would put it."""
+        try:
+            self.disk("write", self.path)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return None
+
+    def disk(self, what: str, path: Path) -> None:
+        """See recovery.checkpoints.Disk. Raises OSError."""
+        number = errno.EROFS if self._read_only else errno.ENOSPC if self._full and what == "write" else 0
+        if number:
+            raise OSError(number, os.strerror(number))

@@ -1,0 +1,10 @@
+"""How read-only is tried."""
+
+from fault_fakes import FaultCase, effect
+
+CASE = FaultCase(
+    evidence=[effect(errno="EROFS")],
+    elsewhere=[
+        [effect(errno="ENOSPC")], [effect(number=1, errno="EROFS")], [effect(fault="g", errno="EROFS")],
+    ],
+)  # fmt: skip

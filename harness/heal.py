@@ -6,15 +6,16 @@ taken away from under a process; then the rest, the newest first.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import EXIT_PASS, EXIT_UNSAFE, NoRun
+from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, NoRun
 from harness import live
 from harness.ledger import Entry, Ledger, read_open
 from harness.rundir import RunDirectory
@@ -50,11 +51,16 @@ def guarded(run: RunDirectory) -> Iterator[Ledger]:
     their own record, by the marker that they inherit, and the shared memory of processes that were killed.
     Raises InfrastructureError when the disk refuses.
     """
-    with live.holding(run) as holder:
-        ledger = Ledger(run.ledger)
+    with ExitStack() as stack:
         try:
+            holder = stack.enter_context(live.holding(run))
+            ledger = Ledger(run.ledger)
             ledger.will(KillMarked(marker=holder.marker, since=holder.start_time))
             ledger.will(FreeShm(run=run.root, since_ns=holder.since_ns))
+        except InfrastructureError:
+            shutil.rmtree(run.root, ignore_errors=True)  # nothing was begun
+            raise
+        try:
             yield ledger
         finally:
             finish(run)

@@ -1,0 +1,153 @@
+"""Twenty real harnesses killed at a random moment each: after a heal, nothing of them is left on the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cli import invoke
+from harness import heal, live, processes
+from harness.ledger import read_open
+from harness.rundir import RunDirectory
+from harness.undo import MARKER
+from harness.undoing import mounts
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+KILLS = 20
+LOOK_S = 0.005
+DEADLINE_S = 120.0
+SCENARIO = """
+version: 1
+name: killed
+seed: 5
+workload: {kind: mlp, ranks: 3, steps: 40, global_batch: 12, checkpoint: {every: 10}}
+recovery: hot-spare
+baseline: none
+faults:
+  - {id: stop, kind: process-stop, target: {rank: 0}, at: {step: 9, phase: forward}, duration: 1s}
+  - {id: kill, kind: process-kill, target: {rank: 2}, at: {step: 20, phase: backward}}
+"""
+WHOLE = 330  # lines such a run writes, about
+
+
+class Doomed:
+    """A ``chaos run`` in a process of its own, watched until it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        path = folder / "killed.yaml"
+        path.write_text(SCENARIO)
+        self.since_ns = time.time_ns()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "-q"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self.ports: list[int] = []
+
+    def lines(self) -> int:
+        """How far it is: lines written by anybody."""
+        logs = [*self.runs.glob("killed/*-5/ledger.jsonl"), *self.runs.glob("killed/*-5/events/*/*.jsonl")]
+        return sum(path.read_bytes().count(b"\n") for path in logs)
+
+    def kill_after(self, lines: int) -> bool:
+        """Kill it once so many lines are written; False: it was over before."""
+        deadline = time.monotonic() + DEADLINE_S
+        pause = threading.Event()
+        while self.lines() < lines and self.process.poll() is None:
+            assert time.monotonic() < deadline, f"only {self.lines()} lines"
+            pause.wait(LOOK_S)
+        self.ports = listening(self.process.pid, *(pid for pid, _ in self.marked()))
+        self.process.kill()
+        return self.process.wait(timeout=DEADLINE_S) < 0
+
+    @property
+    def run(self) -> RunDirectory | None:
+        """Its directory, if it came to that."""
+        found = [path for path in self.runs.glob("killed/*-5") if not path.is_symlink()]
+        return RunDirectory(found[0]) if found else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """What its ledger says it was about to do."""
+        text = self.run.ledger.read_text() if self.run and self.run.ledger.exists() else ""
+        return [json.loads(line)["undo"] for line in text.splitlines() if '"will"' in line]
+
+    def marked(self) -> list[tuple[int, int]]:
+        """Its processes, by the marker they carry."""
+        markers = [record["marker"] for record in self.records() if record["do"] == "kill-marked"]
+        return [
+            row
+            for row in processes.since(0)
+            for m in markers
+            if processes.environment_has(row[0], f"{MARKER}={m}")
+        ]
+
+    def left(self) -> list[str]:
+        """Everything of it that is still there."""
+        found = [f"process {pid}" for pid, _ in self.marked()]
+        for record in self.records():
+            if record["do"] == "kill-session":
+                found += [
+                    f"process {pid} of {record['name']}" for pid in processes.in_sessions({record["sid"]})
+                ]
+            if record["do"] in ("remove-tree", "remove-cgroup") and Path(record["path"]).exists():
+                found.append(record["path"])
+        found += [f"port {port}" for port in self.ports if processes.listens(port)]
+        found += [str(path) for path in processes.abandoned_shared_memory(self.since_ns, time.time_ns())]
+        found += [place for place, _ in mounts() if place.startswith(str(self.runs.resolve()))]
+        if self.run is not None:
+            found += [live.FILE] if (self.run.root / live.FILE).exists() else []
+            found += [f"record {entry}" for entry in read_open(self.run.ledger)]
+        return found
+
+
+def listening(*pids: int) -> list[int]:
+    """TCP ports on which one of these processes listens."""
+    ports = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A":
+            ports[words[9]] = int(words[1].split(":")[1], 16)
+    found = set()
+    for pid in pids:
+        try:
+            links = [os.readlink(link.path) for link in os.scandir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        found |= {ports[link[8:-1]] for link in links if link.startswith("socket:") and link[8:-1] in ports}
+    return sorted(found)
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Iterator[Doomed]:
+    """One that is gone afterwards, whatever the test did."""
+    one = Doomed(tmp_path)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait(timeout=DEADLINE_S)
+        heal.heal_all(one.runs)
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_nothing_is_left_of_a_killed_harness(
+    doomed: Doomed, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = random.Random(seed).randint(0, WHOLE)
+    killed = doomed.kill_after(lines)
+    assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
+    assert doomed.left() == [], (lines, capsys.readouterr().out)
+    capsys.readouterr()
+    assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
+    assert capsys.readouterr().out == "nothing to heal\n"
+    assert killed or seed > 0, "the first seeds are early enough"

@@ -170,9 +170,18 @@ def _supervise(spec: JobSpec, strategy: Strategy, timing: Timing) -> int:
 class _Shown:
     """A line on standard error for whatever a person wants to know."""
 
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+
     def on_event(self, event: Event) -> None:
         """A line, if the event is worth one."""
-        _show(event)
+        if event.kind is Kind.PROCESS_SPAWNED:
+            self._pids[event.data["process"]] = event.data["pid"]
+        text = _describe(event)
+        if event.kind is Kind.GENERATION_READY:
+            text += f"; pids {' '.join(str(self._pids[name]) for name in event.data['members'])}"
+        if text:
+            _say(text)
 
     def on_recovered(self, seconds: float, step: int) -> None:
         """How long it took."""
@@ -183,26 +192,28 @@ class _Shown:
         _say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
 
 
-def _show(event: Event) -> None:
+def _describe(event: Event) -> str:
+    """What an event means for a person, empty when nothing."""
     data = event.data
     match event.kind:
         case Kind.RUN_STARTED:
             spares = f" + {data['spares']} spare" if data["spares"] else ""
-            _say(f"{data['cell']}: {data['steps']} steps, {data['ranks']} ranks{spares}, {data['strategy']}")
+            return f"{data['cell']}: {data['steps']} steps, {data['ranks']} ranks{spares}, {data['strategy']}"
         case Kind.GENERATION_READY:
             origin = f", restored from {data['checkpoint']}" if data["checkpoint"] else ""
             ranks, step = len(data["members"]), data["resume_step"]
-            _say(f"generation {event.generation}: {ranks} ranks train after step {step}{origin}")
+            return f"generation {event.generation}: {ranks} ranks train after step {step}{origin}"
         case Kind.FAILURE_DETECTED:
             who = data["process"] or "no rank"
             who = who if data["rank"] is None else f"rank {data['rank']} ({who})"
-            _say(f"failure: {who}, {data['cause']}: {data['detail']}")
+            return f"failure: {who}, {data['cause']}: {data['detail']}"
         case Kind.DECISION:
-            _say(f"decision: {data['reason']}")
+            return f"decision: {data['reason']}"
         case Kind.LEFTOVERS if data["processes"]:
-            _say(f"left behind: {data['processes']}")
+            return f"left behind: {data['processes']}"
         case Kind.RUN_FINISHED:
-            _say(f"{data['outcome']}: {data['reason']}")
+            return f"{data['outcome']}: {data['reason']}"
+    return ""
 
 
 def _say(text: str) -> None:

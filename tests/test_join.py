@@ -173,6 +173,15 @@ def test_a_script_nobody_supervises_trains_as_one_rank_and_resumes(tmp_path: Pat
 
 
 @pytest.mark.real
+def test_joining_twice_is_an_error(tmp_path: Path) -> None:
+    script = loop(tmp_path / "train.py")
+    script.write_text(script.read_text() + "recovery.join(samples=64, steps=6, global_batch=4)\n")
+    ran = python("-m", "recovery.run", "--ranks", "1", "--spares", "1", script, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "after the last step w0: JoinError: recovery.join() was called twice" in ran.stderr
+
+
+@pytest.mark.real
 def test_a_step_that_fails_without_a_supervisor_is_an_error(tmp_path: Path) -> None:
     script = loop(tmp_path / "train.py")
     script.write_text(script.read_text().replace(".sum())", ".sum() * float('nan'))"))

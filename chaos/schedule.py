@@ -212,7 +212,7 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
         event=event, nth=at.nth, probability=chance, declined=tuple(declined),
         duration_s=None if isinstance(fault.duration, StepsDuration) else fault.duration,
         duration_steps=fault.duration.steps if isinstance(fault.duration, StepsDuration) else None,
-        max_fires=_max_fires(fault), verify=dict(fault.verify), seed=own,
+        max_fires=_max_fires(fault, traits), verify=dict(fault.verify), seed=own,
     )  # fmt: skip
 
 
@@ -226,10 +226,10 @@ def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> s
     return choices[draw(seed, fault.id, "phase", step) % len(choices)]
 
 
-def _max_fires(fault: FaultSpec) -> int:
+def _max_fires(fault: FaultSpec, traits: Traits) -> int:
     if isinstance(fault.retrigger, MaxRetrigger):
         return fault.retrigger.max
-    return 1 if fault.retrigger == "once" else EVERY_ATTEMPT_LIMIT
+    return 1 if fault.retrigger == "once" and not traits.relentless else EVERY_ATTEMPT_LIMIT
 
 
 def _empty(fault: FaultSpec, reason: str) -> ScenarioError:

@@ -45,13 +45,15 @@ class Traits:
     """What of a fault kind matters to its plan.
 
     ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that takes racks;
-    ``separates``: a link fault that cuts the chosen ranks off from the others, not from each other.
+    ``separates``: a link fault that cuts the chosen ranks off from the others, not from each other;
+    ``relentless``: it fires again at every attempt.
     """
 
     where: Where | None = None
     phases: tuple[str, ...] = ()
     whole_racks: bool = False
     separates: bool = False
+    relentless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ def traits_of(kind: type) -> Traits:
         phases=tuple(getattr(kind, "phases", ())),
         whole_racks=bool(getattr(kind, "whole_racks", False)),
         separates=bool(getattr(kind, "separates", False)),
+        relentless=bool(getattr(kind, "relentless", False)),
     )
 
 
@@ -166,7 +169,7 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
     count = len(free) if fault.target.select == "all" else _wanted(fault.target, len(group), word)
     if count > len(free):
         also = f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
-        part = {CountTarget: ("select", "count"), PercentTarget: ("select", "percent")}
+        part: dict[type, Loc] = {CountTarget: ("select", "count"), PercentTarget: ("select", "percent")}
         where = part.get(type(fault.target.select), ("select",))
         raise TargetError(f"cannot select {count} of {len(free)}{also}", where)
     ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))

@@ -1,11 +1,11 @@
-"""What several faults take as evidence: how a process ended, and that nobody else had asked for it."""
+"""What several faults take as evidence: how a process ended and that nobody else had asked for it, or that it hung."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from chaos.events import Event, Kind
-from chaos.fault import Occurrence
+from chaos.fault import Landed, Occurrence
 
 
 def exit_of(occurrence: Occurrence, events: Sequence[Event], process: str | None = None) -> Event | None:
@@ -16,4 +16,30 @@ def exit_of(occurrence: Occurrence, events: Sequence[Event], process: str | None
         if event.kind is Kind.PROCESS_EXITED and event.data["process"] == name:
             asked_ns = event.data.get("asked_ns")
             return None if asked_ns is not None and asked_ns < occurrence.time_ns else event
+    return None
+
+
+def raised_and_exited(occurrence: Occurrence, events: Sequence[Event], types: Sequence[str]) -> Landed | None:
+    """The process ended with an exit code after it had logged an error of one of these types as its last word."""
+    ended = exit_of(occurrence, events)
+    raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
+    if ended is None or not ended.data["exit_code"] or not raised or raised[-1].data["type"] not in types:
+        return None
+    evidence = {"exit_code": ended.data["exit_code"], "error": raised[-1].data["type"]}
+    return Landed(witness="kernel: wait status", evidence=evidence)
+
+
+def stood_still(occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None) -> Landed | None:
+    """The supervisor declared the process hung, by its progress marks; or, with a length in seconds, a step that the
+    process committed after the fault acted took that long by its own account."""
+    for event in events:
+        if event.time_ns < occurrence.time_ns:
+            continue
+        hang = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "hang"
+        if hang and event.data["process"] == occurrence.process:
+            return Landed(witness="supervisor: progress marks", evidence={"seen": event.data["detail"]})
+        commits = event.kind is Kind.STEP_COMMITTED and event.actor == occurrence.process
+        if at_least_s is not None and commits and sum(event.data["seconds"].values()) >= at_least_s:
+            seconds = round(sum(event.data["seconds"].values()), 3)
+            return Landed(witness="job: phase times", evidence={"step_s": seconds})
     return None

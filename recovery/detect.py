@@ -35,7 +35,9 @@ class HangLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already."""
+    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already;
+    ``missed``: collectives of its step that others have entered, and it has not, though it waits in one.
+    """
 
     process: str
     phase: str
@@ -43,6 +45,7 @@ class Hang:
     collective: int
     silent_s: float
     deadline_s: float
+    missed: int = 0
 
     @property
     def detail(self) -> str:
@@ -50,6 +53,8 @@ class Hang:
         late = "a rank waits for bytes that others have" if self.collective else "all ranks wait in one collective"
         who = "" if self.process else f"{late}, "
         where = f"{self.phase} of step {self.step}"
+        if self.missed:
+            where += f" without entering collective {self.collective + 1}, in which the others wait"
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
 
@@ -119,14 +124,14 @@ class HangDetector:
                 silence.waited_s += passed
             else:
                 silence.behind_s += passed
-            hang = self._judge(name, silence, kernel, alone=len(marks) == 1)
+            hang = self._judge(name, silence, kernel, None if len(marks) == 1 else furthest)
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
         return worst or self._stuck(marks)
 
     def _judge(
-        self, name: str, silence: _Silence, kernel: Callable[[str], str], *, alone: bool
+        self, name: str, silence: _Silence, kernel: Callable[[str], str], furthest: tuple[int, int] | None
     ) -> Hang | None:
         mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
         deadline = self.deadline_s(mark.phase)
@@ -140,8 +145,10 @@ class HangDetector:
         if late <= deadline:
             return None
         # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
-        # it is the one that hangs, it will not leave the broken group either, and is found then.
-        innocent = mark.phase == "collective" and state not in STOPPED and not alone
+        # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
+        # not entered a collective of this very step which others have entered has left it out.
+        missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
+        innocent = mark.phase == "collective" and state not in STOPPED and furthest is not None and not missed
         return Hang(
             process="" if innocent else name,
             phase=mark.phase,
@@ -149,6 +156,7 @@ class HangDetector:
             collective=mark.collective,
             silent_s=late,
             deadline_s=deadline,
+            missed=missed if mark.phase == "collective" else 0,
         )
 
     def _stuck(self, marks: Mapping[str, Mark]) -> Hang | None:

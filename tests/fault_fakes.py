@@ -88,10 +88,10 @@ def exited(
     )  # fmt: skip
 
 
-def declared(cause: str, *, process: str = "w1", time_ns: int = 20_600) -> Event:
+def declared(cause: str, *, process: str = "w1", at_ns: int = 20_600) -> Event:
     """A failure is declared."""
     return event(
-        Kind.FAILURE_DETECTED, "orchestrator", time_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
+        Kind.FAILURE_DETECTED, "orchestrator", at_ns, failure=1, cause=cause, process=process, rank=1, detail="x"
     )  # fmt: skip
 
 

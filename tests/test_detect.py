@@ -75,10 +75,18 @@ def test_whoever_has_not_entered_the_collective_is_the_one_that_hangs() -> None:
 
 def test_a_rank_in_an_earlier_collective_is_not_to_blame_for_the_bytes_it_waits_for() -> None:
     """As in a partition that begins while the last bytes are on their way; the group is broken and formed again."""
-    marks = {"w0": mark("collective", collective=3), "w1": mark("collective", collective=2)}
+    marks = {"w0": mark("collective", collective=3), "w1": mark("collective", step=9, collective=2)}
     hang = watch(trained(), marks, for_s=1)
     assert hang is not None and hang.process == ""
     assert hang.detail.startswith("a rank waits for bytes that others have, silent for")
+
+
+def test_a_rank_that_left_out_a_collective_of_its_step_is_to_blame_though_it_waits_in_one() -> None:
+    """A rank enters all collectives of a step before it waits for any."""
+    marks = {"w0": mark("collective", collective=3), "w1": mark("collective", collective=2)}
+    hang = watch(trained(), marks, for_s=1)
+    assert hang is not None and hang.process == "w1"
+    assert "without entering collective 3, in which the others wait" in hang.detail
 
 
 def test_a_stopped_rank_in_an_earlier_collective_is_to_blame() -> None:
@@ -87,7 +95,11 @@ def test_a_stopped_rank_in_an_earlier_collective_is_to_blame() -> None:
 
 
 def test_one_that_waits_for_bytes_does_not_hide_one_that_hangs() -> None:
-    marks = {"w0": mark("collective", collective=1), "w1": mark("collective", collective=3), "w2": mark("backward")}
+    marks = {
+        "w0": mark("collective", step=9, collective=1),
+        "w1": mark("collective", collective=3),
+        "w2": mark("backward"),
+    }
     assert hung(marks, for_s=1) == "w2"
 
 

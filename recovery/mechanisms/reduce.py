@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ class GradientReducer:
     The caller's loss must be a *sum* over its samples; shares may then be uneven. ``entering`` is called with
     a running number before each collective. Optional seams: ``pace`` is called with the bytes about to go
     over this rank's link, ``reached`` in the middle of backward, ``check`` wherever an abort should be
-    noticed (it raises GenerationLost).
+    noticed (it raises GenerationLost), ``instead`` before each collective: it may give work to wait for instead.
     """
 
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
@@ -77,6 +78,7 @@ class GradientReducer:
         self.pace: Callable[[int], None] | None = None
         self.reached: Callable[[], None] | None = None
         self.check: Callable[[], None] | None = None
+        self.instead: Callable[[], Any] | None = None
         self.wire_bytes = 0
         self._collectives = 0
         self._next = 0
@@ -182,6 +184,9 @@ class GradientReducer:
         if self._next < len(self._buckets):
             # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
             self._bad = self._bad or not _all_finite(bucket.gradients)
+        if self.instead and (other := self.instead()):
+            bucket.work = other
+            return
         self._collectives += 1
         self._entering(self._collectives)
         # A ring all-reduce sends each element 2 (n - 1) / n times (Patarasuk and Yuan, 2009).

@@ -1,0 +1,32 @@
+"""A rank leaves out a collective: the classic deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+from chaos.witness import stood_still
+
+
+class CollectiveSkip(Fault):
+    """The rank waits for the gradients' all-reduce of its step without ever having entered it, as with a branch that
+    only some ranks take; all others wait in it for this rank. Real.
+
+    It ends when the generation is aborted, or the process is. Landed: the supervisor saw the rank's progress marks,
+    which count the collectives it has entered, stand still.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    phases: ClassVar[tuple[str, ...]] = ("data", "forward")
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Have it left out."""
+        target.body.leave_out_collective()
+        return {"left_out": "all-reduce", "step": target.step}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """A hang blamed on the rank."""
+        return stood_still(occurrence, events, None)

@@ -1,0 +1,33 @@
+"""A process dies of a segmentation fault."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+from chaos.witness import exit_of
+
+
+class ProcessSegv(Fault):
+    """The rank reads address 0 on its training thread: a bug in native code. Real.
+
+    Landed: the kernel reports the process ended by SIGSEGV.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Read address 0."""
+        target.body.segfault()
+        return {"address": 0}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit status."""
+        ended = exit_of(occurrence, events)
+        if ended is None or ended.data["signal"] != signal.SIGSEGV:
+            return None
+        return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})

@@ -1,0 +1,8 @@
+"""How collective-skip is tried."""
+
+from fault_fakes import FaultCase, calm, declared
+
+CASE = FaultCase(
+    evidence=[declared("hang")],
+    elsewhere=[[declared("exit")], [declared("hang", process="w2")], calm(collective_s=9.0)],
+)

@@ -1,0 +1,12 @@
+"""How gil-deadlock is tried."""
+
+from fault_fakes import FaultCase, calm, declared
+
+CASE = FaultCase(
+    required={"hold_s": 5.0},
+    evidence=[declared("hang")],
+    elsewhere=[
+        [declared("exit")], [declared("hang", process="w2")], [declared("hang", at_ns=20_000)],
+        calm(collective_s=0.5),
+    ],
+)  # fmt: skip

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from chaos.scenario import Cell, WorkloadSpec
+from harness.capabilities import unmet
 
 
 def cuda_devices() -> list[str]:
@@ -37,7 +38,7 @@ def missing(cell: Cell) -> str | None:
         return f"needs {needs.cores} cores, this machine has {cores}"
     if memory_gib() < needs.memory_gib:
         return f"needs {needs.memory_gib:g} GiB of memory, this machine has {memory_gib():.1f}"
-    return None
+    return unmet(needs)
 
 
 def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:

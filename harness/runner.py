@@ -27,6 +27,7 @@ from chaos.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
 from harness import devices, heal, interrupts, judge
+from harness.capabilities import too_small
 from harness.launcher import ArmSetup, Launcher, Session
 from harness.ledger import Ledger
 from harness.needs import lacking, refuse_impossible
@@ -118,7 +119,7 @@ def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
     """Cells this machine can run, and those it cannot with the reason."""
     runnable, skipped = [], []
     for cell in cells:
-        reason = _launcher(cell).missing(cell) or lacking(cell, _launcher(cell))
+        reason = too_small(cell) or _launcher(cell).missing(cell) or lacking(cell, _launcher(cell))
         if reason:
             skipped.append(SkippedCell(cell=cell.id, reason=reason))
         else:

@@ -42,7 +42,8 @@ class MarkPage:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, SIZE)
-        self._words = memoryview(self._map).cast("q")
+        self._words = self._shared = memoryview(self._map).cast("q")
+        self._hidden = False
 
     def read(self) -> Mark:
         """The current mark."""
@@ -80,9 +81,21 @@ class MarkPage:
         """Note the sequence number of the last event written, so that a lost tail of the log shows."""
         self._words[_LAST_SEQ] = seq + 1
 
+    def hide(self) -> None:
+        """Note in private memory from now on, so that the supervisor sees nothing new: for fault injection."""
+        if not self._hidden:
+            self._hidden, self._words = True, memoryview(bytearray(self._shared)).cast("q")
+
+    def show(self) -> None:
+        """Undo ``hide``, with what was noted meanwhile."""
+        if self._hidden:
+            self._shared[:] = self._words
+            self._hidden, self._words = False, self._shared
+
     def close(self) -> None:
         """Release the memory."""
         self._words.release()
+        self._shared.release()
         self._map.close()
 
 

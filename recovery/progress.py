@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from recovery.detect import Hang, HangDetector, HangLimits
 from recovery.supervision import Hands
@@ -52,8 +53,11 @@ class ProgressWatch:
         """
         now = self._hands.now_s()
         marks = {name: self._hands.mark(name) for name in names}
-        marks = {name: mark for name, mark in marks.items() if mark.generation == generation}
-        if not marks:
+        current = [mark for mark in marks.values() if mark.generation == generation]
+        if not current:
             return None
-        self.detector.observe(now, min(mark.committed for mark in marks.values()))
+        if len(current) == len(marks):
+            self.detector.observe(now, min(mark.committed for mark in current))
+        # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
+        marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
         return self.detector.look(now, marks, self._hands.os_state)

@@ -1,13 +1,13 @@
 """How node-isolate is tried."""
 
-from fault_fakes import FaultCase, calm, effect, gave_up
+from fault_fakes import FaultCase, calm, declared, effect
 
 PROBED = effect(actor="orchestrator", link=[1, 0], round_trip_s=None, mbit_per_s=None)
 
 CASE = FaultCase(
-    evidence=[PROBED, gave_up(21_000)],
+    evidence=[PROBED, declared("error", time_ns=21_000)],
     elsewhere=[
-        [gave_up(21_000)], [PROBED, gave_up(20_000)], [PROBED, gave_up(21_000, cause="exit")],
+        [declared("error", time_ns=21_000)], [PROBED, declared("error", at_ns=20_000)], [PROBED, declared("exit", at_ns=21_000)],
         [*calm(collective_s=0.1), PROBED],
     ],
 )  # fmt: skip

@@ -1,0 +1,60 @@
+"""A rank's wall clock is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+
+TOLERANCE_S = 0.25
+
+
+class ClockSkew(Fault):
+    """The wall clock that a rank's code sees jumps: a bad time server, a virtual machine that was moved. Emulated.
+
+    ``time.time`` and ``time.time_ns`` are shifted by ``offset_s``, ``ahead`` or ``back``, in the rank; the monotonic clock
+    never jumps, here as anywhere. Nothing in the stack may depend on it. Landed: a wall time read in the rank,
+    against its log's first line, differs from what the monotonic clock allows by the offset.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    offset_s: float = Field(gt=0, le=1e9)
+    direction: Literal["ahead", "back"] = "ahead"
+
+    @property
+    def _wanted_s(self) -> float:
+        return -self.offset_s if self.direction == "back" else self.offset_s
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Shift it, and read it."""
+        target.signs.set_wall_offset(self._wanted_s)
+        return {"requested_offset_s": self._wanted_s, "wall_ns": target.signs.wall_ns()}
+
+    def heal(self, target: RankTarget) -> None:
+        """The true time again."""
+        target.signs.set_wall_offset(0)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The first line's pair of wall and monotonic time, and the pair under the fault."""
+        own = [e for e in events if e.actor == occurrence.process]
+        first = next((e for e in own if e.kind is Kind.ACTOR_STARTED), None)
+        for event in own if first is not None else ():
+            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
+            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            if "wall_ns" not in seen or first is None:
+                continue
+            passed_ns = event.time_ns - first.time_ns
+            jumped_s = (seen["wall_ns"] - first.data["wall_ns"] - passed_ns) / 1e9
+            if abs(jumped_s - self._wanted_s) <= min(TOLERANCE_S, self.offset_s / 2):
+                evidence = {"requested_offset_s": self._wanted_s, "measured_offset_s": round(jumped_s, 3)}
+                return Landed(witness="rank: wall against monotonic clock", evidence=evidence)
+        return None

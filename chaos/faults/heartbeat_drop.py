@@ -1,0 +1,51 @@
+"""A healthy rank's signs of life are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+
+
+class HeartbeatDrop(Fault):
+    """The supervisor no longer sees a rank's progress marks, and the rank trains on: a false positive. Emulated.
+
+    The rank notes its progress in memory of its own instead of the page it shares with the supervisor. It is then
+    declared hung, though it is not; it must be fenced, and commit nothing more. Landed: the supervisor declared the
+    rank hung, and by its own log it had gone on in between.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    lasting: ClassVar[bool] = True
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Hide the marks."""
+        target.signs.drop_heartbeat(True)
+        return {"marks": "hidden"}
+
+    def heal(self, target: RankTarget) -> None:
+        """Show them again."""
+        target.signs.drop_heartbeat(False)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The declaration, and how many steps the rank committed between the injection and it."""
+        declared = [
+            e for e in events
+            if e.kind is Kind.FAILURE_DETECTED and e.data["process"] == occurrence.process
+            and e.data["cause"] == "hang" and e.time_ns > occurrence.time_ns
+        ]  # fmt: skip
+        if not declared:
+            return None
+        until_ns = declared[0].time_ns
+        own = [
+            e for e in events if e.actor == occurrence.process and occurrence.time_ns < e.time_ns < until_ns
+        ]
+        steps = sum(e.kind is Kind.STEP_COMMITTED for e in own)
+        if not steps:
+            return None
+        evidence = {"declared": declared[0].data["detail"], "steps_committed_meanwhile": steps}
+        return Landed(witness="rank: its own log", evidence=evidence)

@@ -7,7 +7,8 @@ PROBED = effect(actor="orchestrator", link=[1, 0], round_trip_s=None, mbit_per_s
 CASE = FaultCase(
     evidence=[PROBED, declared("error", time_ns=21_000)],
     elsewhere=[
-        [declared("error", time_ns=21_000)], [PROBED, declared("error", at_ns=20_000)], [PROBED, declared("exit", at_ns=21_000)],
+        [declared("error", time_ns=21_000)], [PROBED, declared("error", time_ns=20_000)],
+        [PROBED, declared("exit", time_ns=21_000)],
         [*calm(collective_s=0.1), PROBED],
     ],
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """How clock-skew is tried."""
 
-from chaos.events import Kind
 from fault_fakes import FaultCase, effect, event
+
+from chaos.events import Kind
 
 STARTED = event(Kind.ACTOR_STARTED, "w1", 600, pid=1, host="h", wall_ns=5_000_000_000)
 

@@ -1,7 +1,7 @@
 """A training program that is not ours and uses nothing of ours: one process a rank by RANK, standard library only.
 
-``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when one fails (as torchrun
-does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a checkpoint
+``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when one fails (as
+torchrun does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a checkpoint
 there. What it can be told to do wrong is in the options.
 """
 

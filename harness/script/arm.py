@@ -383,6 +383,11 @@ class ScriptArm:
         """A command has no spares that anybody could tell."""
         return None
 
+    def on_node(self, node: int) -> list[str]:
+        """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
+        ranks = self.setup.cell.scenario.topology.ranks_on(node)
+        return [name for name in map(self.process_of, ranks) if name]
+
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the arm still runs then."""
         self._later.append((self.now_ns() + int(delay_s * NS), action))

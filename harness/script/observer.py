@@ -67,7 +67,7 @@ class Observer:
         self._stride = 1
         self._intervals: deque[float] = deque(maxlen=200)
         self._cause = ""  # of the first failure of this generation
-        self._failed_ns = 0
+        self._failed_ns = self._failed_step = 0
         self._failures = 0
         self._zero_based = False
 
@@ -187,7 +187,7 @@ class Observer:
             self._begin("rollback", living, now_ns)
         elif self._cause == "hang" and step > last:
             self._begin("resumed", living, now_ns)
-        elif self._cause == "exit" and step > last + self._stride and living:
+        elif self._cause == "exit" and step > self._failed_step + self._stride and living:
             self._begin("shrunk", living, now_ns)
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
@@ -205,7 +205,7 @@ class Observer:
         )
 
     def _fail(self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int) -> None:
-        self._cause, self._failed_ns = cause, now_ns
+        self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failures += 1
         self._record(
             Kind.FAILURE_DETECTED,

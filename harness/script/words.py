@@ -39,6 +39,8 @@ def ending(told: Told, ended: Ended | None) -> tuple[str, str]:
                 f"all {told.spec.steps} steps were reported, but the command had not ended {deadline} later",
             )
         return "timed-out", f"no step for {deadline} after step {told.committed}"
+    if not told.reports and not ended.well:
+        return "gave-up", f"the command ended with {ended.how} before any progress was seen{_shown(told)}"
     if not told.reports:
         return "gave-up", f"the command ended with {ended.how} and no progress was seen: {_why_none(told)}"
     if told.finished and ended.well:

@@ -1,0 +1,281 @@
+"""Real commands, none of them ours: watched, hit, judged, and every way they can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import invoke
+from chaos.events import Event, Kind, read_log
+from harness.results import Results
+
+pytestmark = pytest.mark.real
+
+TRAINER = Path(__file__).with_name("fake_trainer.py")
+REGEX = r"{regex: 'step (?P<step>\d+) loss (?P<loss>[0-9.]+)'}"
+SEEN = "[fault-landed, detection, liveness, no-orphans, time-closure, evidence-complete]"
+KILL = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12}}"
+DEADLINE_S = 60.0
+
+
+def command(*options: str) -> list[str]:
+    """The fake trainer with its launcher."""
+    return [sys.executable, str(TRAINER), "launch", *options]
+
+
+def write(
+    path: Path, argv: list[str], *, fault: str = KILL, progress: str = REGEX, steps: int = 30, ranks: int = 2,
+    deadline: str = "20s", baseline: str = "none", invariants: str = SEEN, workload: str = "", more: str = "",
+) -> Path:  # fmt: skip
+    """A scenario file."""
+    lines = [
+        "version: 1",
+        "name: script",
+        "seed: 5",
+        "workload:",
+        f"  command: {json.dumps(argv)}",
+        f"  ranks: {ranks}",
+        f"  steps: {steps}",
+        f"  progress: {progress}",
+        f"  progress_deadline: {deadline}",
+        workload,
+        f"faults: [{fault}]",
+        f"baseline: {baseline}",
+        f"invariants: {invariants}",
+        more,
+    ]
+    path.write_text("\n".join(line for line in lines if line) + "\n")
+    return path
+
+
+def run(tmp_path: Path, scenario: Path) -> tuple[int, Results]:
+    """Exit code and results; nothing of the command may live afterwards."""
+    code = invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"])
+    results = tmp_path / "runs/script/latest/results.json"
+    assert not living(tmp_path)
+    return code, Results.model_validate_json(results.read_text())
+
+
+def living(tmp_path: Path) -> list[int]:
+    """Processes whose scratch directory is below this test's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environ = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"CHAOS_SCRATCH={tmp_path}".encode() in environ and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
+    """Events of the faulted arm."""
+    return list(read_log(tmp_path / "runs/script/latest/events/default.r0.faulted").of(*kinds))
+
+
+ALL_STEPS = ("--steps", "30", "--restarts", "2")
+
+
+def test_a_killed_rank_recovers_and_is_measured(tmp_path: Path) -> None:
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS, "--beacon"), progress="beacon", baseline="paired",
+        more='sla: {recovery_time: ["max < 20s"], steps_lost: ["max <= 5"], goodput: ["median > 0"]}',
+    )  # fmt: skip
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    (incident,) = results.faults
+    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "exit", 1)
+    assert incident.recovery_time is not None and incident.first_new_step is not None
+    assert sum(span.seconds for span in incident.phases) == pytest.approx(incident.recovery_time)
+    assert results.cells[0].strategy == "own"
+    assert results.cells[0].metrics["samples_lost"].n == 0
+    directory = tmp_path / "runs/script/latest"
+    for name in ("report.html", "junit.xml", "summary.md", "trace.json"):
+        assert (directory / name).stat().st_size > 0
+    before = results.model_dump_json()
+    assert invoke(["analyze", str(directory), "--quiet"]) == 0
+    assert Results.model_validate_json((directory / "results.json").read_text()).model_dump_json() == before
+
+
+def test_a_short_stop_is_masked_and_healed(tmp_path: Path) -> None:
+    at = "at: {time: 0.2}, duration: 0.5s, expect: {outcome: masked}"
+    fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, {at}}}"
+    scenario = write(tmp_path / "s.yaml", command("--steps", "30"), fault=fault, baseline="paired")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].witness == "kernel: process state" and results.faults[0].healed
+
+
+def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
+    expect = "expect: {outcome: recovered, detected_by: hang}"
+    fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, at: {{step: 12}}, {expect}}}"
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--timeout-s", "7"), fault=fault)
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].blamed_rank == 1
+
+
+def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
+    shell = (
+        f'for rank in 0 1; do RANK=$rank WORLD_SIZE=2 "{sys.executable}" "{TRAINER}" --steps 30 --timeout-s 2 & done; '
+        "for job in $(jobs -p); do wait $job || exit 1; done"
+    )
+    scenario = write(tmp_path / "s.yaml", ["bash", "-c", shell], workload="  restarts: 1")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert len(events(tmp_path, Kind.COMMAND_STARTED)) == 2
+    (decision,) = events(tmp_path, Kind.DECISION)
+    assert "started again (1 of 1)" in decision.data["reason"]
+
+
+def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
+    argv = [sys.executable, str(TRAINER), "--steps", "30"]
+    fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"
+    scenario = write(tmp_path / "s.yaml", argv, fault=fault, ranks=1, workload="  restarts: 1")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "recovered"
+
+
+def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path) -> None:
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants="default")
+    code, results = run(tmp_path, scenario)
+    assert code == 3
+    unknown = {n for n, f in results.cells[0].invariants.items() if f.verdict == "inconclusive"}
+    assert {"sample-accounting", "replica-equality", "step-arithmetic", "checkpoint-integrity"} <= unknown
+    assert "leave_out" in results.cells[0].invariants["sample-accounting"].witness
+    left_out = f"{{leave_out: [{', '.join(sorted(unknown))}]}}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants=left_out))
+    assert code == 0, results.reason
+    assert not unknown & results.cells[0].invariants.keys()
+
+
+BAD = {
+    "exits at once": (
+        ["bash", "-c", "echo hello; echo cannot find data >&2; exit 3"], {},
+        r"s\.yaml:5 \(workload\.command\): the command ended with exit code 3 .*cannot find data",
+    ),
+    "silent": (["sleep", "100"], {"deadline": "1s"}, r"no progress within 1 s .*it printed nothing"),
+    "another format": (
+        command("--steps", "30"), {"progress": r"{regex: 'STEP=(?P<step>\d+)'}"},
+        r"s\.yaml:8 \(workload\.progress\): .*matched none of 30 lines.*step 30 loss",
+    ),
+    "no number": (
+        command("--steps", "30"), {"progress": r"{regex: '(?P<step>step) '}"}, r"group step was never a number",
+    ),
+    "no beacon": (command("--steps", "30"), {"progress": "beacon"}, r"no beacon was heard: call chaos\.beacon"),
+    "no ranks": (
+        ["bash", "-c", "for i in $(seq 30); do echo step $i loss 1.0; sleep 0.05; done"], {},
+        r"s\.yaml:6 \(workload\.ranks\): 0 of 2 ranks were found",
+    ),
+    "fewer ranks": (command("--steps", "30", "--ranks", "1"), {}, r"1 of 2 ranks were found"),
+    "over before the fault": (command("--steps", "10"), {"steps": 10}, r"due at step 12, the run ended at 10"),
+    "from an earlier run": (
+        ["bash", "-c", 'echo \'{"step": 9}\' > $CHAOS_SCRATCH/checkpoint.json; "$0" "$@"', *command(*ALL_STEPS)],
+        {}, r"first step reported was 10: .*CHAOS_SCRATCH",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_inconclusive_and_says_what_to_do(tmp_path: Path, name: str) -> None:
+    argv, options, reason = BAD[name]
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, **options))  # type: ignore[arg-type]
+    assert code == 3, results.reason
+    assert re.search(reason, results.reason, re.DOTALL), results.reason
+
+
+def test_a_command_that_is_not_there_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = write(tmp_path / "s.yaml", ["no-such-program"])
+    assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
+    assert "s.yaml:5: workload.command: 'no-such-program' is not found in PATH" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("script/*/events"))
+
+
+def test_a_job_that_does_not_recover_fails(tmp_path: Path) -> None:
+    scenario = write(
+        tmp_path / "s.yaml", command("--steps", "30"), more='sla: {recovery_time: ["max < 20s"]}'
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 1
+    assert results.faults[0].outcome == "fail-stop" and "never recovered" in results.reason
+
+
+def test_a_daemon_is_not_left_behind(tmp_path: Path) -> None:
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS, "--daemon")))
+    assert code == 0, results.reason
+    assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
+
+
+def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--stubborn"), deadline="3s")
+    code, results = run(tmp_path, scenario)
+    assert code == 1
+    assert "all 30 steps were reported, but the command had not ended 3 s" in results.reason
+
+
+def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:
+    """The harness as a process of its own, in the middle of training."""
+    harness = subprocess.Popen(
+        [sys.executable, "-m", "chaos", "run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + DEADLINE_S
+    log = tmp_path / "runs/script/latest/events/default.r0.faulted/orchestrator.jsonl"
+    while not (log.exists() and "step_reported" in log.read_text()):
+        assert time.monotonic() < deadline and harness.poll() is None
+        select_briefly()
+    assert living(tmp_path)
+    return harness
+
+
+def select_briefly() -> None:
+    """Give the processor away."""
+    signal.sigtimedwait([], 0.02)
+
+
+def gone(tmp_path: Path) -> bool:
+    """Whether nothing lives before the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while living(tmp_path) and time.monotonic() < deadline:
+        select_briefly()
+    return not living(tmp_path)
+
+
+def test_ctrl_c_ends_everything_and_judges_what_there_is(tmp_path: Path) -> None:
+    harness = start(tmp_path, write(tmp_path / "s.yaml", command("--steps", "3000"), steps=3000))
+    harness.send_signal(signal.SIGINT)
+    assert harness.wait(DEADLINE_S) == 130
+    assert gone(tmp_path)
+    results = Results.model_validate_json((tmp_path / "runs/script/latest/results.json").read_text())
+    assert results.verdict == "interrupted"
+
+
+def test_a_killed_harness_leaves_nothing(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--daemon", "--stubborn")
+    harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
+    harness.kill()
+    harness.wait(DEADLINE_S)
+    assert gone(tmp_path)
+
+
+def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--daemon")
+    harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
+    (guard,) = [pid for pid in living(tmp_path) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(guard, signal.SIGKILL)
+    harness.wait(DEADLINE_S)
+    assert gone(tmp_path)

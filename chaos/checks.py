@@ -17,10 +17,14 @@ from chaos.catalogue import Catalogue
 from chaos.diagnostics import Loc, Problem, unknown
 from chaos.explain import validate
 from chaos.faultchecks import Setting, check_fault
+from chaos.faultspec import StepsDuration
 from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
 from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
 from chaos.steady import parse_steady
+
+HEALTHY_STEPS = 5
+"""Steps that the liveness checker needs after the last fault."""
 
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
@@ -92,18 +96,44 @@ def warnings(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True)
     steps = scenario.workload.steps
     for index, fault in enumerate(scenario.faults):
-        points = fault.at.steps or ([fault.at.step] if fault.at.step else [])
-        past = [step for step in points if step > steps]
-        if past:
-            message = (
-                f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it would be "
-                f"inconclusive; lower at.step or raise workload.steps"
-            )
-            yield Problem(loc=("faults", index, "at", "step" if fault.at.step else "steps"), message=message)
+        yield from _too_late(fault, steps, ("faults", index, "at"), scenario.invariants)
+        if (
+            fault.retrigger != "once"
+            and fault.at.time is None
+            and not fault.at.all_steps()
+            and not fault.at.event
+        ):
+            message = "times of mtbf, weibull and trace are not replayed: each would fire again after every rollback"
+            yield Problem(loc=("faults", index, "retrigger"), message=message)
         target, every = fault.target.checkpoint, scenario.workload.checkpoint.every
         if isinstance(target, CheckpointTarget) and target.step % every:
             message = f"no checkpoint is made at step {target.step}: one is made every {every} steps"
             yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
+
+
+def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Iterator[Problem]:
+    """A fault past the end, or so late that too few steps are left to show that the job is healthy again."""
+    points = fault.at.all_steps()
+    if not points:
+        return
+    names = ("step", "steps", "until", "trace", "nth")
+    at = (*loc, next(name for name in names if getattr(fault.at, name) is not None))
+    past = [step for step in points if step > steps]
+    if past:
+        message = (
+            f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it would be "
+            f"inconclusive; lower at.step or raise workload.steps"
+        )
+        yield Problem(loc=at, message=message)
+        return
+    last = points[-1] + (fault.duration.steps if isinstance(fault.duration, StepsDuration) else 0)
+    judged = invariants == "default" or (isinstance(invariants, list) and "liveness" in invariants)
+    if judged and steps - last < HEALTHY_STEPS:
+        message = (
+            f"fault {fault.id!r} leaves {max(0, steps - last)} steps before the end at step {steps}, and liveness "
+            f"needs {HEALTHY_STEPS} healthy ones: raise workload.steps to {last + HEALTHY_STEPS} or more"
+        )
+        yield Problem(loc=at, message=message)
 
 
 def _items(value: Any) -> list[Any]:

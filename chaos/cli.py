@@ -297,10 +297,13 @@ def invoke(argv: Sequence[str]) -> int:
 def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None) -> LoadedScenario:
     """Load with ``--set``, ``--repeat`` and ``--launcher`` applied."""
     from chaos.load import load
+    from chaos.overrides import of_option
 
-    overrides = list(choices["sets"])
+    overrides = [*choices["sets"]]
     overrides += [
-        f"{name}={choices[name]}" for name in ("repeat", "launcher") if choices.get(name) is not None
+        of_option(f"--{name}", name, choices[name])
+        for name in ("repeat", "launcher")
+        if choices.get(name) is not None
     ]
     return load(path, catalogue or build_catalogue(), overrides=overrides, env=os.environ)
 

@@ -62,11 +62,15 @@ class _Draft:
 
 
 def load(
-    path: Path, catalogue: Catalogue, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
+    path: Path,
+    catalogue: Catalogue,
+    *,
+    overrides: Sequence[str | settings.Override] = (),
+    env: Mapping[str, str] | None = None,
 ) -> LoadedScenario:
     """Read, resolve and check a scenario file.
 
-    ``overrides``: ``a.b=value`` strings; ``env``: for ``${env:...}``.
+    ``overrides``: ``a.b=value`` strings, or what options of their own set; ``env``: for ``${env:...}``.
 
     Raises ScenarioError with every error there is.
     """

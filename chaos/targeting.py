@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from chaos.arrivals import draw
 from chaos.diagnostics import Loc
@@ -46,7 +47,7 @@ class Traits:
 
     ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that takes racks;
     ``separates``: a link fault that cuts the chosen ranks off from the others, not from each other;
-    ``relentless``: it fires again at every attempt.
+    ``relentless``: it fires again at every attempt; ``role``: hits these, whatever the target says.
     """
 
     where: Where | None = None
@@ -54,6 +55,7 @@ class Traits:
     whole_racks: bool = False
     separates: bool = False
     relentless: bool = False
+    role: Literal["worker", "spare"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +76,15 @@ def traits_of(kind: type) -> Traits:
         whole_racks=bool(getattr(kind, "whole_racks", False)),
         separates=bool(getattr(kind, "separates", False)),
         relentless=bool(getattr(kind, "relentless", False)),
+        role=getattr(kind, "role", None),
     )
 
 
 def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Targets:
     """Choose. Raises TargetError when there is nobody, or not enough."""
     target, where = fault.target, traits.where
+    if traits.role is not None:
+        target = target.model_copy(update={"role": traits.role})
     if target.checkpoint is not None or where in PLACELESS:
         return Targets()
     _check_place(target, scope.topology)

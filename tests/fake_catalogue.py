@@ -82,6 +82,8 @@ class Here(_Model):
 class Pretend(Here):
     """Simulates."""
 
+    offers: ClassVar[frozenset[Need]] = frozenset(Need)
+
     emulates: ClassVar[str] = "everything"
 
 

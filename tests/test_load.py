@@ -13,10 +13,12 @@ from fake_catalogue import CATALOGUE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos import checks
 from chaos.errors import ScenarioError
 from chaos.interpolate import Names, interpolate
 from chaos.load import LoadedScenario, load
 from chaos.matrix import expand, value_name
+from chaos.overrides import of_option
 from chaos.scenario import CheckpointTarget, StepsDuration
 
 GOOD = """\
@@ -525,3 +527,71 @@ def test_no_value_of_a_wrong_type_ends_in_a_traceback(
         read(path)
     except ScenarioError as error:
         assert "typed.yaml:" in str(error)
+
+
+def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
+    assert read(write(SINGLE.replace("step: 57", "step: 95"))).warnings == ()
+    (warning,) = read(write(SINGLE.replace("step: 57", "step: 96"))).warnings
+    assert "fault 'kill' leaves 4 steps before the end at step 100, and liveness needs 5" in warning
+    assert "7:71: warning: " in warning
+    lasting = SINGLE.replace("kind: process-kill", "kind: straggler, duration: {steps: 40}")
+    (warning,) = read(write(lasting.replace("step: 57", "from: 40, until: 60"))).warnings
+    assert "leaves 0 steps" in warning and "raise workload.steps to 105" in warning
+    only = SINGLE.replace("step: 57", "step: 99").replace("invariants: default", "invariants: [membership]")
+    assert read(write(only)).warnings == ()
+
+
+def test_healthy_steps_are_those_of_the_checker() -> None:
+    from harness.checkers import world
+
+    assert checks.HEALTHY_STEPS == world.HEALTHY_STEPS
+
+
+def test_times_are_not_replayed(write: Any) -> None:
+    text = SINGLE.replace("kind: process-kill", "kind: process-kill, retrigger: every_attempt")
+    (warning,) = read(write(text.replace("step: 57, phase: backward", "mtbf: 30s"))).warnings
+    assert "are not replayed" in warning
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([of_option("--repeat", "repeat", 0)], "--repeat:1:10: repeat must be at least 1, not 0"),
+        ([of_option("--launcher", "launcher", "locl")], "--launcher:1:12: unknown launcher 'locl'; did you mean 'local'?"),
+    ],
+)
+def test_an_error_of_an_option_names_it(write: Any, options: list[Any], error: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        load(write(SINGLE.replace("max < 5s", "p90 < 5s").replace("repeat: 3", "repeat: 30")), CATALOGUE, overrides=options)
+    assert [line for line in str(raised.value).splitlines() if ": " in line and line[0] != " "] == [error]
+
+
+def test_a_launcher_named_anew_keeps_its_nodes(write: Any) -> None:
+    text = SINGLE + "launcher: {kind: local, nodes: 2, nodes_per_rack: 2, params: {}}\n"
+    text = text.replace("role: worker", "node: 1")
+    launcher = load(write(text), CATALOGUE, overrides=[of_option("--launcher", "launcher", "sim")]).cells[0].scenario.launcher
+    assert (launcher.kind, launcher.nodes, launcher.nodes_per_rack) == ("sim", 2, 2)
+
+
+def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
+    def with_limits(limits: str, target: str) -> str:
+        return SINGLE.replace("role: worker", target) + f"blast_radius: {limits}\n"
+
+    assert heads(failure(write(with_limits("{min_healthy_replicas: 2}", "select: majority")))) == [
+        "s.yaml:7:53: process-kill would hit 3 at once: blast_radius keeps 2 replicas healthy, and of 4 this would leave 1"
+    ]
+    assert heads(failure(write(with_limits("{protected_ranks: [2]}", "rank: 2")))) == [
+        "s.yaml:7:36: every worker it could hit is excluded or protected"
+    ]
+    assert read(write(with_limits("{min_healthy_replicas: 2, protected_ranks: [1]}", "select: {count: 2}")))
+    root = SINGLE.replace("process-kill", "disk-full").replace("target: {role: worker}, ", "")
+    text = failure(write(root + "launcher: sim\nblast_radius: {privileges: net_admin}\n"))
+    assert heads(text) == ["s.yaml:7:22: disk-full needs privilege root, and blast_radius allows net_admin"]
+
+
+def test_steady_state_is_read(write: Any) -> None:
+    good = SINGLE + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10 steps"}]\n'
+    assert read(write(good)).cells[0].scenario.steady_state[0].check.startswith("committed")
+    assert heads(failure(write(SINGLE + 'steady_state: ["step_time_cv < 0.5"]\n'))) == [
+        "s.yaml:14:17: step_time_cv needs 'over n steps'"
+    ]

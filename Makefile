@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast check format scenarios bench schema clean help
+.PHONY: run test test-fast check format soak scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ check: $(STAMP) ## format, lint, types, unit and simulated tests (under a minute
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+soak: $(STAMP) ## more of the tests that kill real harnesses
+	$(BIN)/python -m pytest -m soak
 
 scenarios: $(STAMP) ## run every scenario for real
 	for file in scenarios/*.yaml; do $(BIN)/chaos run $$file || exit; done

@@ -63,7 +63,7 @@ def describe(event: Event) -> str | None:
 
 def _whom(target: Mapping[str, Any]) -> str:
     if "process" not in target:
-        return f"checkpoint {target['checkpoint']}"
+        return ", ".join(f"{what} {which}" for what, which in target.items() if what != "processes")
     rank = target.get("rank")
     return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
 

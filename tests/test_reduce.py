@@ -250,3 +250,25 @@ def test_reducing_outside_any_generation_is_an_error_not_a_hang() -> None:
     reducer.begin()
     with pytest.raises(RuntimeError, match="before any generation was joined"):
         reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1).bfloat16()), "1.weight is torch.bfloat16"),
+        (nn.Linear(2, 1).half(), "weight is torch.float16"),
+        (nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1).double()), "1.weight is torch.float64"),
+        (
+            nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1, device="meta")),
+            "1.weight is on meta, others are on cpu",
+        ),
+        (nn.Linear(2, 1).requires_grad_(False), "nothing to train"),
+    ],
+)
+def test_gradients_that_do_not_go_into_one_sum_are_refused_by_name(model: nn.Module, complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        GradientReducer(model, max_world=2, entering=lambda _: None)
+
+
+def test_double_precision_is_kept() -> None:
+    GradientReducer(nn.Linear(2, 1).double(), max_world=2, entering=lambda _: None)

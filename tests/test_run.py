@@ -172,7 +172,9 @@ def test_a_job_goes_on_where_an_interrupted_one_stopped(
 def test_an_ended_supervisor_leaves_nothing(
     start: Callable[..., Running], tmp_path: Path, number: int, code: int
 ) -> None:
-    (tmp_path / "train.py").write_text(WORKERS)
+    # A child that looks after itself, and, where somebody is left to end it, one that does not.
+    stubborn = "import subprocess; subprocess.Popen(['sleep', '600'])\n" if number == signal.SIGINT else ""
+    (tmp_path / "train.py").write_text(stubborn + WORKERS)
     job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
     job.wait_for(lambda: job.trained(3))
     pids = [e.data["pid"] for e in job.of("orchestrator", Kind.PROCESS_SPAWNED)]
@@ -222,6 +224,16 @@ def test_a_script_that_raises_ends_the_job_and_is_quoted(
     assert "exit code 1: KeyError: 'the cause'" in job.said and complaint in job.said
     log = next(text for path in job.events.parent.glob("logs/*") if "Traceback" in (text := path.read_text()))
     assert "raise KeyError('the cause')" in log, "the traceback shows the line of the script"
+
+
+@pytest.mark.real
+def test_a_script_that_leaves_its_loop_early_is_told_so(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(f"{WORKERS}    if step.number == 3:\n        break\n")
+    job = start("--ranks", "2", "--strategy", "none", tmp_path / "train.py")
+    assert job.end() == 1
+    assert "JoinError: the script ended before the job did" in job.said
 
 
 @pytest.mark.real

@@ -78,7 +78,8 @@ class Fault(BaseModel):
     (a simulator simulates them all); ``needs``: what the launcher must offer; ``lasting``: needs a duration
     and a heal; ``may_last``: takes a duration; otherwise it is over when done. ``harmless``: leaves nothing
     to recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
-    attempt, whatever ``retrigger`` says.
+    attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that takes racks; ``role``: the only role it
+    hits, whatever the target says.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

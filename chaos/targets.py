@@ -25,10 +25,15 @@ class ProcessTarget(Protocol):
 
 
 class NodeTarget(Protocol):
-    """What a NODE fault may touch: all processes of one node."""
+    """What a NODE fault may touch: all processes of one node, or of all nodes of one rack."""
 
-    node: int
-    processes: Sequence[ProcessTarget]
+    @property
+    def nodes(self) -> Sequence[int]:
+        """Their numbers."""
+
+    @property
+    def processes(self) -> Sequence[ProcessTarget]:
+        """Everything that lives there now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,24 @@ class RankTarget(Protocol):
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """Have the disk make trouble for this rank's saves (None: no more)."""
+
+    def tensors(self, surface: str) -> Mapping[str, Any]:
+        """What is stored, by name: ``parameter``, ``gradient`` or ``optimizer_state``; flat views write through."""
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        """Have ``change`` overwrite elements of the flat ``input`` or ``activation`` of this step's forward pass."""
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        """Seed this step's random numbers otherwise."""
+
+    def shift_samples(self, by: int) -> None:
+        """Have this step compute the content of samples so many further on."""
+
+    def set_data_delay(self, seconds: float) -> None:
+        """Have the data phase of each step take so much longer (0: no more), without a sign of life."""
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """Have something more done at this point of the next step, measured as the act itself is."""
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """Have ``change`` applied to this rank's loss tensor of the current step before backward."""

@@ -43,3 +43,13 @@ def stood_still(occurrence: Occurrence, events: Sequence[Event], at_least_s: flo
             seconds = round(sum(event.data["seconds"].values()), 3)
             return Landed(witness="job: phase times", evidence={"step_s": seconds})
     return None
+
+
+def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
+    """Every process hit ended by the signal, and nobody else had asked for it."""
+    exits = [exit_of(occurrence, events, process) for process in occurrence.processes]
+    if not exits or any(one is None or one.data["signal"] != signum for one in exits):
+        return None
+    return Landed(
+        witness="kernel: wait status", evidence={"signal": signum, "processes": list(occurrence.processes)}
+    )

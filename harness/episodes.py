@@ -115,8 +115,10 @@ def _who(history: History, event: Event) -> tuple[str | None, int | None]:
 
 
 def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
-    several = tuple((event.data["target"] or {}).get("processes") or ())
-    return several or ((process,) if process is not None else ())
+    several = (event.data["target"] or {}).get("processes")
+    if isinstance(several, list) and several:
+        return tuple(several)
+    return (process,) if process is not None else ()
 
 
 def _never_fired(event: Event) -> Episode:

@@ -58,9 +58,10 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     """The incident of one episode. A fault that never fired gives one with occurrence -1 and outcome
     ``not-landed``.
     """
-    recovery = recovery_of(history, episode.failure) if episode.failure else None
     injected, failure = episode.injected, episode.failure
-    concerned = recovery if recovery and recovery.concerns_job else None
+    # of several (a node may take a spare and a rank with it) the first that the job had to answer
+    answers = (recovery_of(history, one) for one in (failure, *episode.others) if one)
+    concerned = next((answer for answer in answers if answer.concerns_job), None)
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None
     lost = max(0, concerned.high_water - restored) if concerned and restored is not None else 0

@@ -18,8 +18,9 @@ from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
 from harness.injector import Injector
-from harness.launcher import ArmSetup, Cluster, Exited, LinkControl, Said
+from harness.launcher import ArmSetup, Cluster, Exited, LinkControl, Said, StoreControl
 from harness.ledger import Ledger
+from harness.placement import Placement
 from recovery.controller import Controller, Stage, Timing
 from recovery.marks import Mark
 from recovery.strategy import Strategy
@@ -64,6 +65,7 @@ class Orchestrator:
         self._spawned = 0
         self._exited: set[str] = set()
         self._names: list[str] = []
+        self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
         self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
         spec = setup.cell.scenario.workload
@@ -110,6 +112,7 @@ class Orchestrator:
                 self._on_said(report)
             else:
                 self._on_exit(report)
+        self.controller.store_is_at(self.cluster.store_port)
         self.controller.tick()
         self.injector.tick(self.controller.committed)
         self._do_what_is_due()
@@ -224,13 +227,14 @@ class Orchestrator:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
         name = f"{'s' if role == 'spare' else 'w'}{self._spawned}"
         self._spawned += 1
+        node = self._placement.place(name, role, self._living())
         pid = self.cluster.spawn(name, role, mode)
         self._names.append(name)
         self._pids[name] = pid
         undo = self.cluster.undo(name, pid)
         if undo is not None:
             self._undo[name] = self.ledger.will(undo, arm=self.setup.id, process=name)
-        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode)
+        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node)
         return name
 
     def send(self, process: str, message: Message) -> bool:
@@ -259,6 +263,11 @@ class Orchestrator:
         return self.cluster.os_state(process)
 
     @property
+    def store(self) -> StoreControl | None:
+        """The store, if it is a process."""
+        return self.cluster.store
+
+    @property
     def links(self) -> LinkControl | None:
         """The link proxy, if there is one."""
         return self.cluster.links
@@ -272,6 +281,14 @@ class Orchestrator:
         """Who waits as spare."""
         ready = self.controller.ready_spares
         return ready[index] if index < len(ready) else None
+
+    def on_node(self, node: int) -> list[str]:
+        """Who lives on a node."""
+        return self._placement.on(node, self._living())
+
+    def _living(self) -> list[str]:
+        """Processes that are not gone, and were not asked to go."""
+        return [name for name in self._names if name not in self._exited and name not in self._asked_ns]
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the arm still runs then."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events import Event, Kind
 from chaos.targets import StorageTarget
-from harness.launcher import ArmSetup, LinkControl
+from harness.launcher import ArmSetup, LinkControl, StoreControl
 from harness.ledger import Ledger
 from recovery.wire import Message
 
@@ -17,6 +17,10 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
+
+    @property
+    def store(self) -> StoreControl | None:
+        """The key-value store, if it is a process of its own."""
 
     @property
     def links(self) -> LinkControl | None:
@@ -48,6 +52,9 @@ class Scene(Protocol):
 
     def spare(self, index: int) -> str | None:
         """Who waits as spare number ``index``."""
+
+    def on_node(self, node: int) -> list[str]:
+        """The living processes of a node."""
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Have something done ``delay_s`` seconds from now, if the arm still runs then."""

@@ -134,7 +134,7 @@ class FakeNode:
     """A node with two processes."""
 
     def __init__(self) -> None:
-        self.node = 1
+        self.nodes = (1,)
         self.processes = (FakeProcess(), FakeProcess())
 
     def look(self) -> tuple[Any, ...]:

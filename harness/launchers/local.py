@@ -19,6 +19,7 @@ from harness.links.client import LinkProxy
 from harness.needs import needs_of
 from harness.rank_setup import rank_config
 from harness.storage import lacks_mount, mount_for
+from harness.stores import StoreKeeper
 from harness.undo import KillSession
 from harness.undoing import Undo
 from recovery.forkserver import ForkServer, start_cold
@@ -39,7 +40,7 @@ class Local(Launcher):
     Warm processes are forked from one that has imported everything; cold ones start Python anew.
     """
 
-    offers: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY, Need.MOUNT})
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY, Need.STORE_PROCESS, Need.MOUNT, Need.NODES})
 
     def lacks(self, need: Need) -> str | None:
         """Privileges."""
@@ -103,7 +104,8 @@ class LocalCluster:
         self._devices: dict[str, str] = {}
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
-        self._store, self.store_port = start_store()
+        self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
+        self._store, self.store_port = (None, self.store.port) if self.store else start_store()
         self.storage = mount_for(setup)
         self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
 
@@ -155,6 +157,9 @@ class LocalCluster:
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits; a process's last messages come before its exit."""
+        if self.store is not None:
+            self.store.look()
+            self.store_port = self.store.port
         return self._children.wait(timeout_s)
 
     def close(self) -> Leftovers:
@@ -164,6 +169,8 @@ class LocalCluster:
             self.storage.close()
         if self.links is not None:
             self.links.close()
+        if self.store is not None:
+            alive |= self.store.close()
         for session in self._sessions if alive else ():
             session.undo()  # what a rank has started and left behind
         left = [

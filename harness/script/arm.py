@@ -10,7 +10,7 @@ import os
 import signal as signals
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -376,8 +376,18 @@ class ScriptArm:
         return self.observer.process_of(rank)
 
     @property
+    def store(self) -> None:
+        """A command has its own."""
+
+    @property
     def links(self) -> None:
         """A command's connections go straight."""
+
+    def on_node(self, node: int) -> Sequence[str]:
+        """The living ranks of a node, as the scenario lays ranks out over nodes."""
+        topology = self.setup.cell.scenario.topology
+        ranks = [rank for rank in self.observer.members if topology.node_of(rank) == node]
+        return [name for rank in ranks if (name := self.process_of(rank))]
 
     def spare(self, index: int) -> str | None:
         """A command has no spares that anybody could tell."""

@@ -1,0 +1,36 @@
+"""A process that waits as spare dies."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import ProcessTarget
+from chaos.witness import exit_of
+
+
+class SpareKill(Fault):
+    """SIGKILL to a waiting spare: it must be replaced before it is needed, and training must not notice. Real.
+
+    Its targets are spares, whatever the scenario's ``role`` says. Landed: the kernel reports the process ended by
+    that signal, which its supervisor had not sent before.
+    """
+
+    where: ClassVar[Where] = Where.PROCESS
+    harmless: ClassVar[bool] = True
+    role: ClassVar[str] = "spare"
+
+    def act(self, target: ProcessTarget) -> Mapping[str, Any]:
+        """Kill it."""
+        target.signal(signal.SIGKILL)
+        return {"signal": "SIGKILL"}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit status."""
+        ended = exit_of(occurrence, events)
+        if ended is None or ended.data["signal"] != signal.SIGKILL:
+            return None
+        return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})

@@ -1,0 +1,104 @@
+"""Nodes: who is where, and losing one or a rack of them at once, simulated and with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import judged
+from simulate import Played, cell_of, evidence, play
+from test_real import MLP, run
+
+from chaos.events import Kind
+from chaos.topology import Topology
+from harness.placement import Placement
+from harness.results import Incident
+
+ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
+TWO = {"kind": "sim", "nodes": 2}
+
+
+def test_workers_fill_nodes_in_blocks_and_spares_come_from_the_last_node() -> None:
+    placement = Placement(Topology(ranks=4, nodes=2), spares=1)
+    where = {f"w{n}": placement.place(f"w{n}", "worker", []) for n in range(4)}
+    where["s4"] = placement.place("s4", "spare", list(where))
+    assert where == {"w0": 0, "w1": 0, "w2": 1, "w3": 1, "s4": 1}
+    assert placement.on(1, ["w0", "w3", "s4"]) == ["w3", "s4"], "only the living"
+
+
+def test_replacements_go_where_somebody_is_missing() -> None:
+    placement = Placement(Topology(ranks=4, nodes=2), spares=1)
+    for name in ("w0", "w1", "w2", "w3"):
+        placement.place(name, "worker", [])
+    placement.place("s4", "spare", [])
+    left = ["w0", "w1"]
+    for name in ("s5", "s6", "s7"):
+        assert placement.place(name, "spare", left) == 1
+        left.append(name)
+    assert placement.place("s8", "spare", left) == 0, "all are full: the emptiest"
+
+
+def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, list[Incident]]:
+    """A faulted arm with which every checker agrees, and its incidents."""
+    cell = cell_of(recovery, [{"id": "f", "at": {"step": 33}, **fault}], **more)
+    faulted, control = play(cell, root, seed=3), play(cell, root, seed=3, arm="control")
+    found = evidence(faulted, control)
+    assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
+    assert faulted.outcome == "completed"
+    return faulted, list(found.measures.incidents)
+
+
+@pytest.mark.parametrize("recovery", [*ALL, {"strategy": "hot-spare", "spares": 4}], ids=str)
+def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, memory: Path) -> None:
+    faulted, (incident,) = arm(recovery, memory, {"kind": "node-kill", "target": {"node": 1}}, launcher=TWO)
+    exits = [e for e in faulted.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"]
+    assert {"w2", "w3"} <= {e.data["process"] for e in exits} | {
+        name for name in incident.target["processes"] if recovery == "checkpoint-restart"
+    }
+    assert (incident.outcome, incident.detected_by) == ("recovered", "exit")
+    assert incident.steps_lost == (2 if recovery == "checkpoint-restart" else 0)
+    placed = {e.data["process"]: e.data["node"] for e in faulted.log.of(Kind.PROCESS_SPAWNED)}
+    assert {placed[name] for name in incident.target["processes"]} == {1}
+
+
+def test_a_lost_rack_takes_all_its_nodes_at_once(memory: Path) -> None:
+    racks = {"kind": "sim", "nodes": 4, "nodes_per_rack": 2}
+    recovery = {"strategy": "hot-spare", "spares": 4}
+    _, (incident,) = arm(recovery, memory, {"kind": "rack-kill", "target": {"rack": 1}}, launcher=racks)
+    assert (incident.target["rack"], incident.target["nodes"]) == (1, [2, 3])
+    assert incident.outcome == "recovered"
+
+
+def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) -> None:
+    two = {"kind": "process-kill", "target": {"select": {"count": 2}}}
+    _, incidents = arm("checkpoint-restart", memory, two)
+    assert [incident.steps_lost for incident in incidents] == [2, 0]
+
+
+def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> None:
+    faulted, (incident,) = arm("hot-spare", memory, {"kind": "spare-kill"})
+    assert incident.outcome == "masked"
+    spares = [e.data["process"] for e in faulted.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"]
+    assert (spares, len(list(faulted.log.of(Kind.GENERATION_STARTED)))) == (["s4", "s5"], 1)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "{strategy: hot-spare, spares: 4}"])
+def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None:
+    faults = "[{id: f, kind: node-kill, target: {node: 1}, at: {step: 20}}]"
+    nodes = "launcher: {kind: local, nodes: 2}"
+    code, results = run(tmp_path, workload=MLP, recovery=recovery, faults=faults, more=nodes)
+    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    assert (broken, code) == ({}, 0)
+    (incident,) = results.faults
+    assert incident.outcome == "recovered"
+    assert len(incident.target["processes"]) >= 2
+
+
+@pytest.mark.real
+def test_a_real_spare_is_lost_unnoticed(tmp_path: Path) -> None:
+    faults = "[{id: f, kind: spare-kill, at: {step: 20}, expect: {outcome: masked}}]"
+    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "masked"

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from chaos.catalogue import Catalogue
 from chaos.scenario import Scenario
 from chaos.sla import AGGREGATES
+from chaos.steady import MEASURES
 
 Json = dict[str, Any]
 
@@ -41,14 +42,19 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     _command(schema, defs["WorkloadSpec"])
     defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
     defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
-    for holder, name in ((fault, "duration"), (defs["TriggerSpec"], "time")):
+    trigger, weibull = defs["TriggerSpec"], defs["WeibullSpec"]
+    for holder, name in ((fault, "duration"), (trigger, "time"), (trigger, "mtbf")):
         holder["properties"][name]["anyOf"].append(_SECONDS)
+    mean = weibull["properties"]["mean"]
+    weibull["properties"]["mean"] = {**_texts(mean), "anyOf": [_bare(mean), _SECONDS]}
+    defs["SteadyCheck"] = {"anyOf": [_steady(), defs["SteadyCheck"]]}
     properties = schema["properties"]
     properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
     properties["invariants"]["anyOf"] = [
         {"const": "default"}, _list_of(sorted(catalogue.checkers)), _leave_out(sorted(catalogue.checkers)),
     ]  # fmt: skip
     properties["matrix"] = _matrix()
+    _extending(schema)
     for name, definition in defs.items():
         if name != "Reference":
             _admit_references(definition)
@@ -79,7 +85,8 @@ def _recovery(strategies: Mapping[str, type[BaseModel]], defs: Json) -> Json:
         branches.append(
             {"if": _is("strategy", name), "then": {"properties": beside, "additionalProperties": False}}
         )
-    whole = {"type": "object", "required": ["strategy"], "properties": {"strategy": names}, "allOf": branches}
+    # without a strategy: on top of the one of a scenario that is extended
+    whole = {"type": "object", "properties": {"strategy": names}, "allOf": branches}
     return {"anyOf": [names, whole]}
 
 
@@ -119,6 +126,24 @@ def _command(schema: Json, workload: Json) -> None:
 def _leave_out(names: Iterable[str]) -> Json:
     inside = {"leave_out": {**_list_of(names), "minItems": 1}}
     return {"type": "object", "required": ["leave_out"], "properties": inside, "additionalProperties": False}
+
+
+def _steady() -> Json:
+    return {"type": "string", "pattern": rf"^\s*({'|'.join(MEASURES)})\s*(<=|>=|==|<|>)|\$\{{"}
+
+
+def _extending(schema: Json) -> None:
+    """A scenario that extends another may leave out anything, and take an inherited value away with null."""
+    extends = {"required": ["extends"]}
+    schema["if"], schema["else"] = extends, {"required": schema.pop("required", [])}
+    for name, definition in schema["properties"].items():
+        if name not in _LITERAL | {"extends"}:
+            schema["properties"][name] = {
+                **_texts(definition),
+                "anyOf": [_bare(definition), {"type": "null"}],
+            }
+    sla = schema["properties"]["sla"]["anyOf"][0]
+    sla["additionalProperties"] = {"anyOf": [sla["additionalProperties"], {"type": "null"}]}
 
 
 def _matrix() -> Json:

@@ -200,6 +200,14 @@ def test_the_schema_accepts_what_loads(validator: Any) -> None:
         ("repeat: 2", "invariants: [livenes]"),
         ("repeat: 2", "launcher: locl"),
         ("version: 1", "version: 2"),
+        ("name: example\n", ""),
+        ("time: 2s", "mtbf: often"),
+        ("time: 2s", "weibull: {mean: 3s}"),
+        ("time: 2s", "from: 0, until: 9"),
+        ("phase: any}", "phase: any}, target: {select: few}"),
+        ("phase: any}", "phase: any}, target: {exclude: {rank: [1]}}"),
+        ("repeat: 2", "steady_state: [goodput > 1]"),
+        ("repeat: 2", "blast_radius: {privileges: some}"),
     ],
 )
 def test_the_schema_rejects(validator: Any, old: str, new: str) -> None:
@@ -217,6 +225,28 @@ def test_the_schema_admits_references_and_short_forms(validator: Any) -> None:
         "{strategy: hot-spare, params: {spares: '${vars.a}'}}",
     ):
         assert list(validator.iter_errors(_tree(text.replace("${matrix.recovery}", recovery)))) == []
+
+
+def test_the_schema_knows_triggers_targets_limits_and_extends(validator: Any) -> None:
+    at = (
+        "{mtbf: 30s, max: 5}", "{weibull: {mean: 30s, shape: 0.7}, probability: 0.5}", "{trace: fleet.csv}",
+        "{from: 3, until: 9, every: 2, phase: backward}", "{event: recovered, nth: 2}",
+    )  # fmt: skip
+    targets = (
+        "{select: majority, exclude: {ranks: [0], nodes: [1]}}", "{select: {percent: 25}, rack: 0}",
+        "{link: {src: 1}}", "{node: 1, select: all}",
+    )  # fmt: skip
+    limits = (
+        "steady_state: [committed_steps >= 5 within 60s, {check: step_time_cv < 0.5 over 10 steps}]\n"
+        "blast_radius: {max_concurrent_faults: 1, min_healthy_replicas: 2, protected_ranks: [0], privileges: none}\n"
+        "requires: {root: true, world_size: 4}\nlauncher: {kind: sim, nodes: 2, nodes_per_rack: 2}\n"
+    )
+    for when in at:
+        for target in targets:
+            text = SCENARIO.replace("{step: 57, phase: any}", f"{when}, target: {target}, verify: {{signal: 9}}")
+            assert list(validator.iter_errors(_tree(text + limits))) == []
+    own = "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery: {spares: 2}\n"
+    assert list(validator.iter_errors(_tree(own))) == []
 
 
 # --- exit codes and errors

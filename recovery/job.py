@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -253,6 +254,8 @@ class Job:
 
     def _in_forward(self, *_: object) -> None:
         """The model is called: the forward phase begins, if the loop has not said so itself."""
+        if torch.compiler.is_compiling():
+            return  # nothing of this belongs into a compiled graph
         if self._in_step and self.current.in_data:
             self.current.phase("forward")
 

@@ -121,11 +121,19 @@ class Supervisor:
                 self._on_exit(report)
         self.controller.tick()
         if self.interrupted_by:
-            self.controller.stop("interrupted", signal.Signals(self.interrupted_by).name)
+            self._interrupt(signal.Signals(self.interrupted_by).name)
         step = self.controller.committed
         if self._failed_s is not None and step > self._failed_step:
             self._listener.on_recovered(self.now_s() - self._failed_s, step)
             self._failed_s = None
+
+    def _interrupt(self, by: str) -> None:
+        controller = self.controller
+        controller.stop("interrupted", by)
+        if controller.outcome == "completed":  # what follows the loop is being done, and may take long
+            controller.outcome, controller.reason = "interrupted", f"{by} after the last step"
+            for name in self._pids:
+                self.kill(name)
 
     def _note_job(self, ready: Ready) -> None:
         """The first rank to be ready says what the job is."""

@@ -237,6 +237,17 @@ def test_a_script_that_leaves_its_loop_early_is_told_so(
 
 
 @pytest.mark.real
+def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Running], tmp_path: Path) -> None:
+    text = WORKERS.replace("1_000_000", "3") + "\nimport signal\nwhile True:\n    signal.pause()\n"
+    (tmp_path / "train.py").write_text(text)
+    job = start("--ranks", "2", "--spares", "1", tmp_path / "train.py")
+    job.wait_for(lambda: job.trained(3))
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130
+    assert "interrupted: SIGINT" in job.said
+
+
+@pytest.mark.real
 def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running], tmp_path: Path) -> None:
     text = WORKERS.replace("1_000_000", "3") + "\nif job.rank == 1:\n    raise OSError('the disk is full')\n"
     (tmp_path / "train.py").write_text(text)

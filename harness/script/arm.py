@@ -10,8 +10,7 @@ import os
 import signal as signals
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from chaos import schedule
@@ -26,8 +25,8 @@ from harness.script import tree
 from harness.script.agents import Agents
 from harness.script.command import Command
 from harness.script.environment import prepare
+from harness.script.listening import Listener
 from harness.script.observer import Observer
-from harness.script.progress import BeaconReader, Lines, Progress, Reader, RegexReader
 from harness.script.ranks import Gone, Ranks
 from harness.script.words import Told, ending
 from harness.undo import KillSession
@@ -37,7 +36,6 @@ from recovery.wire import Message
 TICK_S = 0.02
 SCAN_FORMING_S = 0.05  # between looks for ranks while some are missing
 SCAN_STEADY_S = 0.5
-PENDING_S = 3.0  # reports wait so long for all ranks to be found
 TERM_GRACE_S = 3.0  # from the request to end to the kill
 NS = 1e9
 
@@ -56,15 +54,11 @@ class ScriptArm:
         self._spec = spec = setup.cell.scenario.workload
         self._prepared = prepare(setup)
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, self.now_ns)
-        self._output, self._reports = Lines(self._prepared.output), Lines(self._prepared.reports)
-        self._reader: Reader = (
-            BeaconReader(self._reports)
-            if spec.progress == "beacon"
-            else RegexReader(self._output, spec.progress.regex)
-        )
+        self._listener = Listener(spec, self._prepared, self.now_ns)
         self._ranks = Ranks()
         self.observer = Observer(
-            self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline, source=self._reader.source
+            self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline,
+            source=self._listener.source,
         )  # fmt: skip
         self._agents = Agents()
         plan: tuple[schedule.PlannedFault, ...] = ()
@@ -75,9 +69,8 @@ class ScriptArm:
         self._command: Command | None = None
         self._record_of_command = ""
         self._attempt = 0
-        self._hints: dict[int, int] = {}
-        self._pending: list[Progress] = []
-        self._pending_ns = self._scan_ns = self._look_ns = self._sign_ns = self._step_ns = 0
+        self._scan_ns = self._sign_ns = self._step_ns = 0
+        self._members: dict[int, str] = {}
         self._missing = True
         self._generation = 0
         self._asked = False
@@ -122,35 +115,22 @@ class ScriptArm:
         self._watcher.on_progress(self.setup, self.observer.committed, self.now_ns())
 
     def _take_progress(self) -> None:
-        if self._reader.source == "beacon":
-            for _ in self._output.read():  # its last lines are kept, for when it goes wrong
-                pass
-        for progress in self._timed(self._reader.read()):
-            if progress.pid is not None and progress.rank is not None:
-                self._hints[progress.pid] = progress.rank
-            if not self._pending:
-                self._pending_ns = self.now_ns()
-            self._pending.append(progress)
-        waited_s = (self.now_ns() - self._pending_ns) / NS
-        if self._pending and (not self._missing or waited_s > PENDING_S):
-            for progress in self._pending:
-                before = self.observer.reports
-                self.observer.on_progress(progress, self.now_ns())
-                self._on_generation()
-                if self.observer.reports > before and self.observer.first_of_generation:
-                    self.injector.on_training()
+        self._listener.listen()
+        if self._missing and self._listener.overdue():
+            if self._members and not self.observer.generation:
+                self.observer.on_ranks(self._members, self.now_ns())  # with those that were found
+            self._missing = False
+        if self._missing:
+            return
+        before = (self.observer.generation, self.observer.committed)
+        for progress in self._listener.take():
+            reports = self.observer.reports
+            self.observer.on_progress(progress, self.now_ns())
+            self._on_generation()
+            if self.observer.reports > reports and self.observer.first_of_generation:
+                self.injector.on_training()
+        if (self.observer.generation, self.observer.committed) != before:
             self._sign_ns = self._step_ns = self.now_ns()
-            self._pending = []
-
-    def _timed(self, found: list[Progress]) -> list[Progress]:
-        """Lines of the output bear no time: those of one look were written one after the other since the last."""
-        before, now = self._look_ns, self.now_ns()
-        self._look_ns = now
-        share = (now - before) // max(1, len(found))
-        return [
-            replace(one, time_ns=now - share * (len(found) - number)) if one.time_ns is None else one
-            for number, one in enumerate(found, start=1)
-        ]
 
     def _find_ranks(self) -> None:
         now = self.now_ns()
@@ -158,7 +138,7 @@ class ScriptArm:
         if self._command is None or (now - self._scan_ns) / NS < every_s:
             return
         self._scan_ns = now
-        found = tree.find_ranks(self._command.guard_pid, self._spec.ranks, self._hints)
+        found = tree.find_ranks(self._command.guard_pid, self._spec.ranks, self._listener.hints)
         members, new = self._ranks.hold(found)
         for rank in new:
             self._sign_ns = now
@@ -167,12 +147,13 @@ class ScriptArm:
                 rank=rank.found.rank,
             )  # fmt: skip
         strangers = set(members.values()) - set(self.observer.members.values())
-        expected = self._ranks.world or self._spec.ranks
-        self._missing = len(members) < expected if strangers or not self.observer.generation else False
-        if members and strangers and not self._missing:
+        if not strangers and self.observer.generation:
+            self._missing = False
+            return
+        self._members = members
+        self._missing = not members or len(members) < (self._ranks.world or self._spec.ranks)
+        if not self._missing:
             self.observer.on_ranks(members, now)
-        elif not members and not self.observer.generation:
-            self._missing = True
 
     def _on_generation(self) -> None:
         """A new generation: its ranks hear of the faults that wait for them, as those of built-in workloads do."""
@@ -252,7 +233,7 @@ class ScriptArm:
         return Told(
             spec=self._spec, reports=self.observer.reports, committed=self.observer.committed,
             finished=self.observer.finished, ranks=self._generation and len(self.observer.members),
-            lines=self._output.count, last=tuple(self._output.last), refused=self._reader.refused,
+            lines=self._listener.lines, last=self._listener.last, refused=self._listener.refused,
         )  # fmt: skip
 
     def _finish(self, outcome: str, reason: str) -> None:
@@ -286,8 +267,7 @@ class ScriptArm:
             left = self._close_command()
             self.injector.close()
         finally:
-            self._output.close()
-            self._reports.close()
+            self._listener.close()
             self._ranks.close()
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
         self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
@@ -382,12 +362,6 @@ class ScriptArm:
     @property
     def links(self) -> None:
         """A command's connections go straight."""
-
-    def on_node(self, node: int) -> Sequence[str]:
-        """The living ranks of a node, as the scenario lays ranks out over nodes."""
-        topology = self.setup.cell.scenario.topology
-        ranks = [rank for rank in self.observer.members if topology.node_of(rank) == node]
-        return [name for rank in ranks if (name := self.process_of(rank))]
 
     def spare(self, index: int) -> str | None:
         """A command has no spares that anybody could tell."""

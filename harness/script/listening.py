@@ -1,0 +1,87 @@
+"""Hears what a command says: its output and its beacon, and holds reports back until it is known who is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from chaos.workspec import WorkloadSpec
+from harness.script.environment import Prepared
+from harness.script.progress import BeaconReader, Lines, Progress, Reader, RegexReader
+
+PENDING_S = 3.0  # reports wait so long for all ranks to be found
+NS = 1e9
+
+
+class Listener:
+    """The voices of one arm's command. ``hints``: pid -> rank, as the processes themselves say."""
+
+    def __init__(self, spec: WorkloadSpec, prepared: Prepared, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._output, self._reports = Lines(prepared.output), Lines(prepared.reports)
+        self._reader: Reader = (
+            BeaconReader(self._reports)
+            if spec.progress == "beacon"
+            else RegexReader(self._output, spec.progress.regex)
+        )
+        self.hints: dict[int, int] = {}
+        self._pending: list[Progress] = []
+        self._pending_ns = 0
+        self._look_ns = now_ns()
+
+    @property
+    def source(self) -> str:
+        """``beacon`` or ``output``."""
+        return self._reader.source
+
+    @property
+    def refused(self) -> int:
+        """Reports that made no sense."""
+        return self._reader.refused
+
+    @property
+    def lines(self) -> int:
+        """Lines of output so far."""
+        return self._output.count
+
+    @property
+    def last(self) -> tuple[str, ...]:
+        """The newest lines of the output."""
+        return tuple(self._output.last)
+
+    def listen(self) -> None:
+        """Take in what was said since the last time."""
+        if self._reader.source == "beacon":
+            for _ in self._output.read():  # its last lines are kept, for when it goes wrong
+                pass
+        found = self._timed(self._reader.read())
+        self.hints.update(
+            (one.pid, one.rank) for one in found if one.pid is not None and one.rank is not None
+        )
+        if found and not self._pending:
+            self._pending_ns = self._now_ns()
+        self._pending += found
+
+    def overdue(self) -> bool:
+        """Whether reports have waited too long for all ranks to be found."""
+        return bool(self._pending) and (self._now_ns() - self._pending_ns) / NS > PENDING_S
+
+    def take(self) -> Sequence[Progress]:
+        """The reports that waited, in the order in which they were made."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def close(self) -> None:
+        """Close the files."""
+        self._output.close()
+        self._reports.close()
+
+    def _timed(self, found: list[Progress]) -> list[Progress]:
+        """Lines of the output bear no time: those of one look were written one after the other since the last."""
+        before, now = self._look_ns, self._now_ns()
+        self._look_ns = now
+        share = (now - before) // max(1, len(found))
+        return [
+            replace(one, time_ns=now - share * (len(found) - number)) if one.time_ns is None else one
+            for number, one in enumerate(found, start=1)
+        ]

@@ -82,7 +82,6 @@ class Rank:
             while self.job.running():
                 with self.job.step() as step:
                     x = torch.stack([torch.tensor([i, 1.0, i % 3]) / 64 for i in step.samples])
-                    step.phase("forward")
                     step.backward(self.model(x).square().sum())
                     step.commit()
         except BaseException as error:
@@ -347,3 +346,18 @@ def wait_until(true: Callable[[], bool]) -> None:
             return
         never.wait(0.001)
     raise AssertionError("it did not come to pass")
+
+
+def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:
+    rank.model = torch.compile(rank.model, backend="eager", fullgraph=True)  # type: ignore[assignment]
+    rank.join(1)
+    rank.hear(Joined)
+    rank.hear(Finished)
+    rank.stop()
+
+
+def test_a_model_that_reduces_its_own_gradients_is_not_attached(rank: Rank) -> None:
+    # Not made in the usual way, which needs a default process group.
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    with pytest.raises(TypeError, match="not DistributedDataParallel"):
+        rank.job.attach(wrapped, torch.optim.SGD(rank.model.parameters(), lr=0.1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -46,10 +47,10 @@ LATEST = 450  # of about 500 lines that such a run writes
 class Doomed:
     """A ``chaos run`` in a process of its own, watched until it is killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scenario: str) -> None:
         self.runs = folder / "runs"
         path = folder / "killed.yaml"
-        path.write_text(SCENARIO + (FULL if os.geteuid() == 0 else ""))
+        path.write_text(scenario)
         self.since_ns = time.time_ns()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "-q"],
@@ -133,7 +134,7 @@ def listening(*pids: int) -> list[int]:
 @pytest.fixture
 def doomed(tmp_path: Path) -> Iterator[Doomed]:
     """One that is gone afterwards, whatever the test did."""
-    one = Doomed(tmp_path)
+    one = Doomed(tmp_path, SCENARIO + (FULL if os.geteuid() == 0 else ""))
     try:
         yield one
     finally:
@@ -154,3 +155,56 @@ def test_nothing_is_left_of_a_killed_harness(
     assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
     assert capsys.readouterr().out == "nothing to heal\n"
     assert killed, f"{lines} lines came too late"
+
+
+# The first daemon keeps the environment it was given, the second has nothing of its parent.
+DAEMONS = """
+cd "$CHAOS_SCRATCH"
+(setsid sleep 600 & echo $! > kept) ; (setsid env -i sleep 600 & echo $! > cleared)
+for step in $(seq 100000); do echo "step $step"; sleep 0.02; done
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool) -> None:
+    """Without its guard, killed in the same moment, what cleared its environment can no longer be told from others'."""
+    daemons = DAEMONS if guarded else DAEMONS.replace("env -i ", "")
+    workload = {
+        "command": ["bash", "-c", daemons], "env": {"RANK": "0"}, "ranks": 1, "steps": 100000,
+        "progress": {"regex": "step (?P<step>[0-9]+)"},
+    }  # fmt: skip
+    scenario = {
+        "version": 1,
+        "name": "killed",
+        "seed": 5,
+        "workload": workload,
+        "faults": [],
+        "baseline": "none",
+    }
+    doomed = Doomed(tmp_path, json.dumps(scenario | {"invariants": ["liveness"]}))
+    pause, deadline = threading.Event(), time.monotonic() + DEADLINE_S
+    try:
+        while (
+            len(
+                pids := [
+                    int(text) for p in doomed.runs.rglob("checkpoints/*/[kc]*e*") if (text := p.read_text())
+                ]
+            )
+            < 2
+        ):
+            assert time.monotonic() < deadline and doomed.process.poll() is None, "the command did not start"
+            pause.wait(LOOK_S)
+        held = {pid: processes.start_time(pid) for pid in pids}
+        guards = [r["sid"] for r in doomed.records() if r["do"] == "kill-session"]
+        assert guards and all(processes.is_same(pid, started) for pid, started in held.items())
+        doomed.process.kill()
+        for pid in guards if not guarded else ():
+            os.kill(pid, signal.SIGKILL)
+        doomed.process.wait(timeout=DEADLINE_S)
+        assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
+        assert not [pid for pid, started in held.items() if processes.is_same(pid, started)]
+        assert doomed.left() == []
+    finally:
+        doomed.process.kill()
+        doomed.process.wait(timeout=DEADLINE_S)
+        heal.heal_all(doomed.runs)

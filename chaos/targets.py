@@ -23,6 +23,12 @@ class ProcessTarget(Protocol):
     def state(self) -> str:
         """The kernel's word on it: R, S, D, T (stopped), Z, or X when gone."""
 
+    def starve(self, spare_mib: int) -> None:
+        """Let it have so much more memory than it has, and have it take more. Raises OSError or RuntimeError."""
+
+    def release(self) -> None:
+        """Take its limits away; safe to repeat."""
+
 
 class NodeTarget(Protocol):
     """What a NODE fault may touch: all processes of one node, or of all nodes of one rack."""

@@ -337,7 +337,7 @@ class Injector:
             else:
                 self._landed(live, landed)
             if not live.lasts and not live.healed:
-                self._healed(live, "over when done")
+                self._heal(live, "over when done")
         elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
             self._fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
 

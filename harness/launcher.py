@@ -68,10 +68,50 @@ class LinkControl(Protocol):
         """``round_trip_s`` and ``mbit_per_s`` (None: nothing came through), once measured."""
 
 
+class StoreControl(Protocol):
+    """The process that holds the key-value store; see chaos.targets.StoreTarget."""
+
+    def signal(self, signum: int) -> None:
+        """Send a signal through the held pidfd."""
+
+    def set_latency(self, seconds: float) -> None:
+        """Delay every request."""
+
+    def ended(self) -> Mapping[str, Any] | None:
+        """How the store ended that was signalled last (``reaped_signal``, ``next_port``), once it is reaped."""
+
+    def round_trip_s(self) -> float | None:
+        """Measured time of one request of an uninvolved client, once it was answered."""
+
+
+class GroupControl(Protocol):
+    """Limits memory of single processes, each in a group of its own."""
+
+    def undo(self, process: str) -> Sequence[Undo]:
+        """The records by which anybody can remove the groups of a process."""
+
+    def limit_memory(self, process: str, mib: int) -> None:
+        """Let it have that much more than it has; beyond that it is killed. Raises OSError."""
+
+    def oom_kills(self, process: str) -> int:
+        """How many processes were killed for it."""
+
+    def release(self, process: str) -> None:
+        """Take all limits away; safe to repeat. Raises OSError."""
+
+
 class Cluster(Protocol):
     """The processes of one arm."""
 
+    @property
+    def groups(self) -> GroupControl | None:
+        """Limits on memory, if the arm's faults need them."""
+
     store_port: int
+
+    @property
+    def store(self) -> StoreControl | None:
+        """The key-value store, if it is a process of its own; ``store_port`` changes when another takes over."""
 
     @property
     def links(self) -> LinkControl | None:

@@ -59,7 +59,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "incident",
             "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
         ),
-        "steps_lost": _lower("steps", "incident", "committed steps that were redone; those of one rollback count once"),
+        "steps_lost": _lower("steps", "incident", "committed steps that were redone, once for each rollback"),
         "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
         "samples_duplicated": _lower(
             "samples", "arm", "samples the lineage holds more often than the order does"

@@ -18,7 +18,7 @@ from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
 from harness.injector import Injector
-from harness.launcher import ArmSetup, Cluster, Exited, LinkControl, Said, StoreControl
+from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Said, StoreControl
 from harness.ledger import Ledger
 from harness.placement import Placement
 from recovery.controller import Controller, Stage, Timing
@@ -214,6 +214,11 @@ class Orchestrator:
     def storage(self) -> StorageTarget | None:
         """Of the checkpoints."""
         return self.cluster.storage
+
+    @property
+    def groups(self) -> GroupControl | None:
+        """Limits on memory."""
+        return self.cluster.groups
 
     def now_ns(self) -> int:
         """Clock of the arm, nanoseconds."""

@@ -7,12 +7,13 @@ The supervisor decides; this only reports ``at_point`` and waits for ``go``, so 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -26,8 +27,8 @@ from harness.links.route import Router
 from harness.shims.body import BodyShim
 from harness.shims.disk import DiskShim
 from harness.shims.signs import SignsShim
+from harness.shims.tensors import TensorShim, digest
 from recovery.job import Job
-from recovery.mechanisms.state import bytes_of
 from recovery.wire import Extra
 
 HOLD_LIMIT_S = 10.0
@@ -44,6 +45,17 @@ class _Lasting:
         seconds, steps = command["duration_s"], command["duration_steps"]
         self.until_s = time.monotonic() + seconds if seconds is not None else float("inf")
         self.until_step = step + steps if steps is not None else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Next:
+    """What a fault still has to do, at the same phase of a later step."""
+
+    phase: str
+    after_step: int
+    surface: str | None
+    command: dict[str, Any]
+    action: Callable[[], None]
 
 
 class FaultAgent:
@@ -64,6 +76,10 @@ class FaultAgent:
         self.disk = DiskShim(sleep=self._stall, die=_die, say=self._effect)
         self.body = BodyShim(job)
         self.signs = SignsShim(job.marks)
+        self._tensors = TensorShim(job)
+        self._data_delay_s = 0.0
+        self._next: list[_Next] = []
+        self._acting: Fault | None = None
         self.model = job.state.model
         self.optimizer = job.state.optimizer
 
@@ -76,10 +92,12 @@ class FaultAgent:
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting or self.body.broken)
+            self.active = bool(armed or self._lasting or self._next or self.body.broken)
         elif topic == "go":
             self._go = payload
             self._answer.set()
+        elif topic == "hog":
+            self.body.hog(payload["at_most_mib"])
         elif topic == "disk":
             self.disk.break_next_save(payload)
             self._job.disk = self.disk
@@ -96,6 +114,21 @@ class FaultAgent:
             )
             if self._wait_for_answer() and self._go is not None and self._go["act"]:
                 self._act(self._go, step)
+
+        if phase == "data" and self._data_delay_s:
+            self._stall(self._data_delay_s)
+        if self._next:
+            self._do_next(step, phase)
+
+    def _do_next(self, step: int, phase: str) -> None:
+        due = [item for item in self._next if item.phase == phase and item.after_step < step]
+        for item in due:
+            self._next.remove(item)
+            self.step, self.rank, self._go = step, self._job.rank, item.command
+            before = self._tensors.digest(item.surface)
+            item.action()
+            if before is not None:
+                self._effect(item.command, {"before": before, "after": self._tensors.digest(item.surface)})
 
     def ended(self, phase: str, seconds: float) -> None:
         """Stretch compute phases while slowed down."""
@@ -132,6 +165,38 @@ class FaultAgent:
         self.disk.set_trouble(trouble, self.seed)
         self._job.disk = self.disk if self.disk.active else None
 
+    def tensors(self, surface: str) -> Mapping[str, Any]:
+        """See chaos.targets.RankTarget."""
+        return self._tensors.stored(surface)
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        """See chaos.targets.RankTarget."""
+        self._tensors.change_forward(surface, change, self.seed, partial(self._effect, self._go or {}))
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        """See chaos.targets.RankTarget."""
+        self._tensors.change_rng(change, partial(self._effect, self._go or {}))
+
+    def shift_samples(self, by: int) -> None:
+        """See chaos.targets.RankTarget."""
+        self._tensors.shift_samples(by, partial(self._effect, self._go or {}))
+
+    def set_data_delay(self, seconds: float) -> None:
+        """See chaos.targets.RankTarget."""
+        self._data_delay_s = seconds  # from this very step on: the act comes first
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """See chaos.targets.RankTarget."""
+        fault, command = self._acting, self._go
+        if fault is None or command is None:
+            raise RuntimeError("only an act has a next step")
+        surface = getattr(fault, "surface", None)
+        phase = fault.point("forward")
+        self._next.append(
+            _Next(phase=phase, after_step=self.step, surface=surface, command=command, action=action)
+        )
+        self.active = True
+
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.targets.RankTarget."""
         command = self._go or {}
@@ -139,7 +204,7 @@ class FaultAgent:
         def changed(loss: Tensor) -> Tensor:
             result = change(loss)
             self._effect(
-                command, {"before": _digest([loss]), "after": _digest([result]), "value": str(float(result))}
+                command, {"before": digest([loss]), "after": digest([result]), "value": str(float(result))}
             )
             return result
 
@@ -151,10 +216,12 @@ class FaultAgent:
         fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
         if fault.where is not Where.RANK:
             return
-        before = self._surface_digest(fault)
+        surface = getattr(fault, "surface", None)
+        before = self._tensors.digest(surface)
+        self._acting = fault
         done = dict(fault.act(self))
         if before is not None:
-            done |= {"before": before, "after": self._surface_digest(fault)}
+            done |= {"before": before, "after": self._tensors.digest(surface)}
         self._effect(command, done)
         if fault.lasting:
             self._lasting.append(_Lasting(fault, command, step))
@@ -163,7 +230,7 @@ class FaultAgent:
     def _heal(self, lasting: _Lasting) -> None:
         lasting.fault.heal(self)
         self._lasting.remove(lasting)
-        self.active = bool(self._armed or self._lasting or self.body.broken)
+        self.active = bool(self._armed or self._lasting or self._next or self.body.broken)
         command = {"fault": lasting.id, "occurrence": lasting.occurrence}
         self._job.agent.channel.send(Extra(topic="healed", payload=command))
 
@@ -172,18 +239,6 @@ class FaultAgent:
         job = self._job
         data = {"fault": command["fault"], "occurrence": command["occurrence"], "evidence": dict(evidence)}
         job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
-
-    def _surface_digest(self, fault: Fault) -> str | None:
-        """Digest of the tensors a fault says it corrupts, by code the fault does not touch; None if it
-        names none here.
-        """
-        parameters = list(self.model.parameters())
-        match getattr(fault, "surface", None):
-            case "parameter":
-                return _digest([p.detach() for p in parameters])
-            case "gradient":
-                return _digest([p.grad for p in parameters if p.grad is not None])
-        return None
 
     def _wait_for_answer(self) -> bool:
         deadline = time.monotonic() + HOLD_LIMIT_S
@@ -227,10 +282,3 @@ class _TokenBucket:
         now = time.monotonic()
         self._free_at = max(now, self._free_at) + size / self._rate
         self._sleep(self._free_at - now + self._latency_s)
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(bytes_of(tensor))
-    return digest.hexdigest()[:16]

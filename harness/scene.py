@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events import Event, Kind
 from chaos.targets import StorageTarget
-from harness.launcher import ArmSetup, LinkControl, StoreControl
+from harness.launcher import ArmSetup, GroupControl, LinkControl, StoreControl
 from harness.ledger import Ledger
 from recovery.wire import Message
 
@@ -29,6 +29,10 @@ class Scene(Protocol):
     @property
     def storage(self) -> StorageTarget | None:
         """The file system of the checkpoints, if they have one of their own."""
+
+    @property
+    def groups(self) -> GroupControl | None:
+        """Limits on memory, if the arm's faults need them."""
 
     def now_ns(self) -> int:
         """Clock of the arm."""

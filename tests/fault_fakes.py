@@ -121,6 +121,12 @@ class FakeProcess:
     def signal_later(self, signum: int, delay_s: float) -> None:
         self.later.append((signum, delay_s))
 
+    def starve(self, spare_mib: int) -> None:
+        self.signals.append(signal.SIGKILL)
+
+    def release(self) -> None:
+        self.later = []
+
     def state(self) -> str:
         stopped = self.signals and self.signals[-1] == signal.SIGSTOP
         return "X" if signal.SIGKILL in self.signals else "T" if stopped else "S"
@@ -201,12 +207,39 @@ class FakeRank:
         self.body = FakeBody()
         self.signs = FakeSigns()
         self.disk: Any = None
+        self.optimizer.step()
+        self.forward: dict[str, Any] = {}
+        self.rng, self.samples, self.data_delay_s = 7, [1, 2, 3], 0.0
+        self.pending: list[Callable[[], None]] = []
 
     def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
         self.link = (bytes_per_s, latency_s)
 
     def set_slowdown(self, factor: float) -> None:
         self.slowdown = factor
+
+    def tensors(self, surface: str) -> dict[str, Any]:
+        named = dict(self.model.named_parameters())
+        if surface == "optimizer_state":
+            slots = {n: self.optimizer.state[p].get("momentum_buffer") for n, p in named.items()}
+            return {n: t for n, t in slots.items() if t is not None}
+        return {n: p.data if surface == "parameter" else p.grad for n, p in named.items()}
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        self.forward[surface] = torch.arange(1.0, 9.0)
+        change(self.forward[surface])
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        self.rng = change(self.rng)
+
+    def shift_samples(self, by: int) -> None:
+        self.samples = [sample + by for sample in self.samples]
+
+    def set_data_delay(self, seconds: float) -> None:
+        self.data_delay_s = seconds
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        self.pending.append(action)
 
     def set_disk(self, trouble: Any) -> None:
         self.disk = trouble
@@ -218,7 +251,25 @@ class FakeRank:
         values = [p.detach().numpy().tobytes() for p in self.model.parameters()]
         grads = [p.grad.numpy().tobytes() for p in self.model.parameters() if p.grad is not None]
         loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
-        return (*values, *grads, *self.body.done, *self.signs.look(), self.link, self.slowdown, str(loss), self.disk)
+        slots = [t.numpy().tobytes() for t in self.tensors("optimizer_state").values()]
+        passing = {surface: flat.tolist() for surface, flat in self.forward.items()}
+        others = (str(passing), self.rng, tuple(self.samples), self.data_delay_s, len(self.pending))
+        return (*slots, *others, *values, *grads, *self.body.done, *self.signs.look(), self.link, self.slowdown, str(loss), self.disk)
+
+
+class FakeStore(FakeProcess):
+    """The store's process."""
+
+    latency_s = 0.0
+
+    def set_latency(self, seconds: float) -> None:
+        self.latency_s = seconds
+
+    def round_trip_s(self) -> float | None:
+        return self.latency_s
+
+    def look(self) -> tuple[Any, ...]:
+        return (*super().look(), self.latency_s)
 
 
 class FakeLinks:
@@ -301,6 +352,7 @@ FAKES: dict[Where, Callable[[Path], Any]] = {
     Where.RANK: lambda folder: FakeRank(),
     Where.CHECKPOINT: FakeCheckpoint,
     Where.LINK: lambda folder: FakeLinks(),
+    Where.STORE: lambda folder: FakeStore(),
     Where.STORAGE: FakeStorage,
 }
 """One for each place; whoever adds a place adds its fake."""

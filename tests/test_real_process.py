@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from pathlib import Path
 
 import pytest
 from test_real import MLP, run
 
+from harness.cgroups import lacks_cgroup
+from harness.ledger import read_open
 from harness.results import Incident, Results
 
 pytestmark = pytest.mark.real
 
-NUMBERS = itertools.count()
 AT = "target: {rank: 2}, at: {step: 20, phase: forward}"
 
 
@@ -79,3 +80,15 @@ def test_a_crash_loop_ends_with_a_clear_word(tmp_path: Path) -> None:
     assert [incident.outcome for incident in results.faults] == ["fail-stop"] * 4
     (arm,) = [arm for arm in results.arms if arm.arm == "faulted"]
     assert arm.reason.startswith("rank 2 died 4 times in a row at step 20: ")
+
+
+@pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
+def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) -> None:
+    code, results = play(tmp_path, "oom-kill", "hot-spare", params="{spare_mib: 24}")
+    assert code == 0, results.reason
+    incident = only(results)
+    assert (incident.evidence, incident.outcome) == ({"signal": 9, "oom_kills": 1}, "recovered")
+    ledger = (tmp_path / "runs/real/latest/ledger.jsonl").read_text()
+    groups = [Path(path) for path in re.findall(r'"path":"(/sys/fs/cgroup[^"]*)"', ledger)]
+    assert groups and not any(path.exists() for path in groups)
+    assert not [e for e in read_open(tmp_path / "runs/real/latest/ledger.jsonl") if "cgroup" in str(e.undo)]

@@ -14,6 +14,7 @@ from chaos.errors import ScenarioError
 from chaos.fault import Need
 from chaos.scenario import Cell
 from harness import processes
+from harness.cgroups import CgroupControl, lacks_cgroup
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.links.client import LinkProxy
 from harness.needs import needs_of
@@ -40,10 +41,14 @@ class Local(Launcher):
     Warm processes are forked from one that has imported everything; cold ones start Python anew.
     """
 
-    offers: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY, Need.STORE_PROCESS, Need.MOUNT, Need.NODES})
+    offers: ClassVar[frozenset[Need]] = frozenset(
+        {Need.LINK_PROXY, Need.STORE_PROCESS, Need.MOUNT, Need.NODES, Need.CGROUP}
+    )
 
     def lacks(self, need: Need) -> str | None:
         """Privileges."""
+        if need is Need.CGROUP:
+            return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
     def session(self) -> AbstractContextManager[LocalSession]:
@@ -107,6 +112,10 @@ class LocalCluster:
         self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
         self._store, self.store_port = (None, self.store.port) if self.store else start_store()
         self.storage = mount_for(setup)
+        self._pids: dict[str, int] = {}
+        wanted = Need.CGROUP in needs_of(setup.cell)
+        name = f"{setup.run.root.name}-{setup.id}-{os.getpid()}"
+        self.groups = CgroupControl(name, self._pids.__getitem__) if wanted else None
         self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
 
     def identity(self) -> dict[str, Any]:
@@ -131,7 +140,7 @@ class LocalCluster:
             return start_cold("harness.rank", data, fds, _environment())
 
         pid = self._children.spawn(name, start)
-        self._devices[name] = config.device
+        self._devices[name], self._pids[name] = config.device, pid
         return pid
 
     def undo(self, name: str, pid: int) -> Undo | None:

@@ -17,6 +17,7 @@ from chaos import schedule
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from chaos.fault import Fault
 from chaos.sla import parse_stop
+from chaos.stops import Facts, Tally, to_stop
 from harness.injector import Injector
 from harness.launcher import ArmSetup
 from harness.ledger import Ledger
@@ -29,6 +30,7 @@ from harness.script.listening import Listener
 from harness.script.observer import Observer
 from harness.script.ranks import Gone, Ranks
 from harness.script.words import Told, ending
+from harness.storage import Storage, mount_for
 from harness.undo import KillSession
 from recovery.processes import become_subreaper
 from recovery.wire import Message
@@ -66,6 +68,8 @@ class ScriptArm:
             plan = schedule.plan_scenario(setup.cell.scenario, kinds, seed=setup.seed, spares=0)
         self.injector = Injector(self, plan, kinds)
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
+        self._tally = Tally()
+        self.storage: Storage | None = None
         self._command: Command | None = None
         self._record_of_command = ""
         self._attempt = 0
@@ -80,6 +84,7 @@ class ScriptArm:
         """Play the arm to its end and return the outcome; nothing of it lives afterwards, however it ends."""
         self._begin()
         try:
+            self.storage = mount_for(self.setup)
             self.injector.announce()
             self._start_command()
             while not self.outcome:
@@ -221,10 +226,13 @@ class ScriptArm:
         now = self.now_ns()
         if self._stop.signum:
             self._finish("interrupted", signals.Signals(self._stop.signum).name)
-        for rule in self._rules:
-            since = self._step_ns if rule.name == "no_committed_step_for" else self._started_ns
-            if rule.name in ("no_committed_step_for", "wall_time") and (now - since) / NS > rule.limit_s:
-                self._finish("halted", f"{rule.name} > {rule.limit_s:g}s")
+        facts = Facts(
+            idle_s=(now - self._step_ns) / NS, wall_s=(now - self._started_ns) / NS,
+            healthy=sum(1 for rank in range(self._spec.ranks) if self.process_of(rank)) if self._generation else None,
+            failures=self._tally.failures, nonfinite=self.observer.nonfinite,
+        )  # fmt: skip
+        if reason := to_stop(self._rules, facts):
+            self._finish("halted", reason)
         if (now - self._sign_ns) / NS > self._spec.progress_deadline:
             self._finish(*ending(self._told(), None))
 
@@ -267,6 +275,8 @@ class ScriptArm:
             left = self._close_command()
             self.injector.close()
         finally:
+            if self.storage is not None:
+                self.storage.close()
             self._listener.close()
             self._ranks.close()
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
@@ -327,6 +337,7 @@ class ScriptArm:
         """Write an event; injector and watcher hear of it."""
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
+        self._tally.observe(event)
         if kind is Kind.FAILURE_DETECTED:
             self.injector.on_event("recovery_started")
         return event
@@ -358,6 +369,11 @@ class ScriptArm:
     @property
     def store(self) -> None:
         """A command has its own."""
+
+    @property
+    def groups(self) -> None:
+        """A command's processes are in groups of its own choice."""
+        return None
 
     @property
     def links(self) -> None:

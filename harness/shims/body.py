@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -75,6 +76,10 @@ class BodyShim:
             torch.empty(2 * total, dtype=torch.uint8, device=self._job.device)
         raise torch.OutOfMemoryError("emulated: the device has no memory left")
 
+    def hog(self, at_most_mib: int) -> None:
+        """Have a thread take memory until the kernel ends the process, or it has that much."""
+        threading.Thread(target=_take, args=(at_most_mib,), name="memory-hog", daemon=True).start()
+
     def _on_cuda(self) -> bool:
         import torch
 
@@ -98,6 +103,12 @@ class NeverWork:
     def is_completed(self) -> bool:
         """Never."""
         return False
+
+
+def _take(at_most_mib: int) -> None:
+    taken = []
+    for _ in range(at_most_mib):
+        taken.append(bytearray(1 << 20))  # written to, so that the kernel has to find it
 
 
 def _spin(seconds: float) -> None:

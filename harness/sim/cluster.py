@@ -11,11 +11,13 @@ from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
 from harness.sim.group import Group
+from harness.sim.groups import SimGroups
 from harness.sim.links import SimLinks
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
 from harness.sim.settings import MS, RankConfig, Timings
 from harness.sim.storage import SimStorage
+from harness.sim.store import SimStore
 from harness.undoing import Undo
 from recovery.marks import Mark
 from recovery.strategy import Strategy
@@ -24,7 +26,6 @@ from recovery.wire import Message
 WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not tell when it was simulated
 PID = 1
 FIRST_PID = 100
-STORE_PORT = 1
 LATENCY_MS = (0.05, 0.3)
 REAP_MS = (0.0, 3.0)  # from the closing of a process's connections to the supervisor's hearing of its exit
 REAP_LIMIT_S = 10.0
@@ -33,12 +34,18 @@ REAP_LIMIT_S = 10.0
 class SimCluster:
     """Processes that exist in memory only, but for their event logs and checkpoints."""
 
-    store_port = STORE_PORT
+    @property
+    def store_port(self) -> int:
+        """Of the store that lives."""
+        return self.store.port
 
     def __init__(self, setup: ArmSetup, timings: Timings, behaviour: Behaviour) -> None:
         self._clock = Clock()
+        self.store = SimStore()
+        self.store.on_end = self._store_lost
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
         self.storage = SimStorage(setup.checkpoints)
+        self.groups = SimGroups(self._clock, lambda name: self._ranks[name].process)
         self._config = replace(_rank_config(setup, timings), disk=self.storage.disk)
         self._behaviour = behaviour
         self._seed = f"{setup.seed}/{setup.arm}"
@@ -117,9 +124,14 @@ class SimCluster:
         if generation not in self._groups:
             form_ns = self._config.timings.form_ms * MS
             self._groups[generation] = Group(
-                generation=generation, size=size, form_ns=form_ns, links=self.links
+                generation=generation, size=size, form_ns=form_ns + self.store.forming_s(size) * NS_PER_S,
+                links=self.links,
             )
         return self._groups[generation]
+
+    def _store_lost(self) -> None:
+        for group in self._groups.values():
+            group.lose_store()
 
     def _report(self, process: Process, report: Report, extra_ms: float = 0.0) -> None:
         """Have the supervisor hear of it, after all it heard of that process before."""

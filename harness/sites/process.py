@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault import Fault
+from chaos.fault import Fault, Need
 from chaos.schedule import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
+from recovery.wire import Extra
+
+HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,18 @@ class ProcessHandle:
         """The kernel's word on it."""
         return self.scene.os_state(self.process)
 
+    def starve(self, spare_mib: int) -> None:
+        """Limit its memory, and have it take more."""
+        if self.scene.groups is None:
+            raise RuntimeError("there are no control groups here")
+        self.scene.groups.limit_memory(self.process, spare_mib)
+        self.scene.send(self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB}))
+
+    def release(self) -> None:
+        """No limit any more."""
+        if self.scene.groups is not None:
+            self.scene.groups.release(self.process)
+
 
 class ProcessSite:
     """One occurrence for each process."""
@@ -45,12 +60,12 @@ class ProcessSite:
         for rank in planned.ranks:
             process = self._scene.process_of(rank)
             who: dict[str, Any] = {"process": process, "rank": rank}
-            found.append(self._aim(process, rank, who) if process else miss_rank(rank))
+            found.append(self._aim(fault, process, rank, who) if process else miss_rank(rank))
         for index in planned.spares:
             process = self._scene.spare(index)
             who = {"process": process, "rank": None}
             found.append(
-                self._aim(process, None, who)
+                self._aim(fault, process, None, who)
                 if process
                 else Miss(who={"spare": index}, reason=f"no spare {index} waits")
             )
@@ -61,16 +76,24 @@ class ProcessSite:
         held = all(self._scene.process_of(rank) for rank in planned.ranks)
         return held and all(self._scene.spare(index) for index in planned.spares)
 
-    def _aim(self, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
-        look = partial(stopped, self._scene, process)
+    def _aim(self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
+        limited = self._scene.groups if Need.CGROUP in fault.wants() else None
+        look = partial(_seen, self._scene, process)
         return Aim(
-            target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look
-        )
+            target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look,
+            undo=limited.undo(process) if limited is not None else (),
+        )  # fmt: skip
 
 
 def miss_rank(rank: int) -> Miss:
     """A rank that nobody holds."""
     return Miss(who={"rank": rank}, reason=f"nobody holds rank {rank}")
+
+
+def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:
+    """The kernel's word that a process is stopped, or was killed for its memory."""
+    kills = scene.groups.oom_kills(process) if scene.groups is not None else 0
+    return {"oom_kills": kills} if kills else stopped(scene, process)
 
 
 def stopped(scene: Scene, process: str) -> Mapping[str, Any] | None:

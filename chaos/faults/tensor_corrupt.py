@@ -7,72 +7,170 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
 
-_PHASES = {"gradient": "collective", "parameter": "forward", "loss": "forward"}
+_PHASES = {"gradient": "collective", "optimizer_state": "optimizer"}  # the others: forward
+_STORED = ("parameter", "gradient", "optimizer_state")
+_TRIES = 64
 
 
 class TensorCorrupt(Fault):
     """Overwrites elements in one rank: a bad multiply, a flipped memory bit, an overflow. Real.
 
-    ``surface``: gradient (after backward, before it is reduced), parameter (before forward), or loss.
-    ``op``: nan, inf, or bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign).
-    ``count``: elements hit, chosen with the seed. Landed: the rank's own digest of the tensor differs from
-    the one taken just before.
+    ``surface``: parameter (before forward), input (the first floating-point tensor that enters the model or a part of
+    it), activation (what one module, chosen with the seed, puts out), loss, gradient (after backward, before it is
+    reduced), optimizer_state (before the optimizer uses it), or rng (the seed of the step's random numbers).
+    ``op``: nan, inf, bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``,
+    zero, or stale (what it holds in this step is there again in the next). ``count``: elements hit, chosen with the
+    seed. Landed: the rank's own digest of the tensor differs from the one taken just before.
     """
 
     where: ClassVar[Where] = Where.RANK
-    phases: ClassVar[tuple[str, ...]] = ("data", "forward", "backward", "collective")
+    phases: ClassVar[tuple[str, ...]] = ("data", "forward", "backward", "collective", "optimizer")
 
-    surface: Literal["gradient", "parameter", "loss"] = "gradient"
-    op: Literal["nan", "inf", "bitflip"] = "nan"
+    surface: Literal["parameter", "gradient", "activation", "input", "loss", "optimizer_state", "rng"] = (
+        "gradient"
+    )
+    op: Literal["nan", "inf", "bitflip", "scale", "stale", "zero"] = "nan"
     bit: int = Field(default=30, ge=0, le=31)
+    factor: float = Field(default=10.0, allow_inf_nan=False)
     count: int = Field(default=1, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> TensorCorrupt:
+        given = self.model_fields_set
+        if "op" in given and self.surface == "rng" and self.op in ("nan", "inf", "scale"):
+            raise ValueError(f"the seed of random numbers is an integer: op {self.op} needs another surface; "
+                             "rng takes bitflip, stale and zero")  # fmt: skip
+        if self.surface == "rng" and self.op == "nan":
+            raise ValueError("surface rng needs op bitflip, stale or zero")
+        for name, op in (("bit", "bitflip"), ("factor", "scale")):
+            if name in given and self.op != op:
+                raise ValueError(f"{name} is for op {op}, not for {self.op}")
+        if self.op == "scale" and self.factor == 1:
+            raise ValueError("factor 1 changes nothing")
+        if "count" in given and self.count > 1 and self.surface in ("loss", "rng"):
+            raise ValueError(f"count: surface {self.surface} has one element")
+        return self
 
     def point(self, phase: str) -> str:
         """Each surface exists at one point of a step only."""
-        return _PHASES[self.surface]
+        return _PHASES.get(self.surface, "forward")
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Change the values; returns where."""
-        if self.surface == "loss":
-            target.poison_loss(self._changed)
-            return {"surface": self.surface, "op": self.op}
+        """Change the values, or see to it that they are changed on their way; returns what is known of it."""
+        done = {"surface": self.surface, "op": self.op}
+        if self.surface in _STORED:
+            return done | self._overwrite(target)
+        if self.surface == "rng":
+            self._reseed(target)
+        elif self.surface == "loss":
+            self._spoil_loss(target)
+        else:
+            self._spoil_forward(target)
+        return done
+
+    # ---- tensors that are there between two phases
+
+    def _overwrite(self, target: RankTarget) -> dict[str, Any]:
         rng = random.Random(f"{target.seed}/{target.step}")
-        named = [
-            (n, p)
-            for n, p in target.model.named_parameters()
-            if self.surface == "parameter" or p.grad is not None
-        ]
-        name, parameter = named[rng.randrange(len(named))]
-        tensor = parameter.data if self.surface == "parameter" else parameter.grad
-        size = tensor.numel()
-        places = sorted({rng.randrange(size) for _ in range(self.count)})
+        tensors = sorted((n, t) for n, t in target.tensors(self.surface).items() if t.numel() > 1)
+        if not tensors:
+            raise LookupError(f"there is no tensor to corrupt on surface {self.surface}")
+        name, tensor = tensors[rng.randrange(len(tensors))]
         flat = tensor.view(-1)
+        places = self._places(flat, rng)
         old = [float(flat[place]) for place in places]
-        for place, value in zip(places, old, strict=True):
-            flat[place] = self._value(value)
-        new = [float(flat[place]) for place in places]
-        return {
-            "surface": self.surface, "op": self.op, "tensor": name, "elements": places[:10],
-            "old": [str(v) for v in old[:10]], "new": [str(v) for v in new[:10]],
-        }  # fmt: skip
+        what = {"tensor": name, "elements": places[:10], "old": [str(v) for v in old[:10]]}
+        if self.op == "stale":
+            target.next_step(lambda: self._put(target.tensors(self.surface)[name].view(-1), places, old))
+            return what
+        new = [self._value(value) for value in old]
+        self._put(flat, places, new)
+        return what | {"new": [str(v) for v in new[:10]]}
+
+    def _places(self, flat: Any, rng: random.Random) -> list[int]:
+        """Elements to hit. Where an operation would leave a zero as it is, others are looked for."""
+        idle = self.op in ("scale", "zero")
+        places: set[int] = set()
+        for _ in range(self.count):
+            tries = [rng.randrange(flat.numel()) for _ in range(_TRIES if idle else 1)]
+            places.add(next((p for p in tries if float(flat[p])), tries[0]) if idle else tries[0])
+        return sorted(places)
+
+    @staticmethod
+    def _put(flat: Any, places: Sequence[int], values: Sequence[float]) -> None:
+        for place, value in zip(places, values, strict=True):
+            flat[place] = value
+
+    # ---- values that exist for a moment
+
+    def _spoil_forward(self, target: RankTarget) -> None:
+        rng = random.Random(f"{target.seed}/{target.step}")
+        kept: list[float] = []
+
+        def change(flat: Any) -> None:
+            places = self._places(flat, random.Random(rng.random()))
+            self._put(flat, places, [self._value(float(flat[place])) for place in places])
+
+        def keep(flat: Any) -> None:
+            kept.extend(float(flat[place]) for place in range(min(self.count, flat.numel())))
+
+        def put_back(flat: Any) -> None:
+            places = range(min(len(kept), flat.numel()))
+            self._put(flat, places, kept[: len(places)])
+
+        if self.op == "stale":
+            target.change_forward(self.surface, keep)
+            target.next_step(lambda: target.change_forward(self.surface, put_back))
+        else:
+            target.change_forward(self.surface, change)
+
+    def _spoil_loss(self, target: RankTarget) -> None:
+        if self.op != "stale":
+            target.poison_loss(self._changed)
+            return
+        kept: list[float] = []
+
+        def keep(loss: Any) -> Any:
+            kept.append(float(loss.detach()))
+            return loss
+
+        def put_back(loss: Any) -> Any:
+            value = float(loss.detach())
+            return loss * (kept[0] / value if kept and value else 1.0)
+
+        target.poison_loss(keep)
+        target.next_step(lambda: target.poison_loss(put_back))
 
     def _changed(self, loss: Any) -> Any:
-        if self.op == "bitflip":
+        if self.op in ("bitflip", "scale"):
             value = float(loss.detach())
             return loss * (self._value(value) / value if value else 1.0)
+        # The graph stays as it is, so that the gradients are wrong in the same way.
         return loss * self._value(0.0)
+
+    def _reseed(self, target: RankTarget) -> None:
+        if self.op == "bitflip":
+            target.change_rng(lambda seed: seed ^ (1 << self.bit))
+        elif self.op == "zero":
+            target.change_rng(lambda seed: 0)
+        else:
+            kept: list[int] = []
+            target.change_rng(lambda seed: kept.append(seed) or seed)  # type: ignore[func-returns-value]
+            target.next_step(lambda: target.change_rng(lambda seed: kept[0]))
 
     def _value(self, value: float) -> float:
         operations: dict[str, Callable[[], float]] = {
             "nan": lambda: float("nan"),
             "inf": lambda: float("inf"),
             "bitflip": lambda: flip(value, self.bit),
+            "scale": lambda: value * self.factor,
+            "zero": lambda: 0.0,
         }
         return operations[self.op]()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from harness.sim.clock import NS_PER_S
 from harness.sim.group import Lost
 from harness.sim.process import Killed
 from harness.sim.signs import SimSigns
-from harness.sim.tensors import SimLoss, SimModel
+from harness.sim.tensors import SimLoss, SimModel, SimTensor
 from recovery.wire import Extra
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ class _Lasting:
         self.until_step = step + steps if steps is not None else float("inf")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Next:
+    """What a fault still has to do, at the same phase of a later step."""
+
+    phase: str
+    after_step: int
+    command: dict[str, Any]
+    action: Callable[[], None]
+
+
 class SimFaultAgent:
     """Holds its rank at armed points, acts when told to, and implements ``chaos.targets.RankTarget``."""
 
@@ -71,6 +82,9 @@ class SimFaultAgent:
         self.disk = DiskShim(sleep=_at_once, die=_die, say=self._effect)
         self.body = SimBody(job)
         self.signs = SimSigns(job)
+        self._data_delay_s = 0.0
+        self._next: list[_Next] = []
+        self._acting: Fault | None = None
         self.model = SimModel(b"", b"")
         self.optimizer: Any = None
 
@@ -83,7 +97,7 @@ class SimFaultAgent:
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting or self.body.broken)
+            self.active = bool(armed or self._lasting or self._next or self.body.broken)
         elif topic == "go" and self._holding is not None:
             self._go = payload
             self._job.process.wake(self._holding, True)
@@ -119,6 +133,12 @@ class SimFaultAgent:
             if answered and self._go is not None and self._go["act"]:
                 self._act(self._go, step)
                 yield from self.body.blocked()
+        if phase == "data" and self._data_delay_s:
+            yield from self._stall(self._data_delay_s * NS_PER_S)
+        for item in [item for item in self._next if item.phase == phase and item.after_step < step]:
+            self._next.remove(item)
+            self.step, self.rank, self._go = step, self._job.rank, item.command
+            self._effect(item.command, self._measured(item.action))
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
         """Stretch compute phases while slowed down."""
@@ -138,7 +158,7 @@ class SimFaultAgent:
             if step >= lasting.until_step or self._job.process.clock.now_ns >= lasting.until_ns:
                 lasting.fault.heal(self)
                 self._lasting.remove(lasting)
-                self.active = bool(self._armed or self._lasting or self.body.broken)
+                self.active = bool(self._armed or self._lasting or self._next or self.body.broken)
                 self._job.send(
                     Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence})
                 )
@@ -160,6 +180,50 @@ class SimFaultAgent:
         """See chaos.targets.RankTarget."""
         self.disk.set_trouble(trouble, self.seed)
 
+    def tensors(self, surface: str) -> Mapping[str, Any]:
+        """See chaos.targets.RankTarget."""
+        return self.model.stored(surface)
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        """See chaos.targets.RankTarget."""
+        command = self._go or {}
+
+        def changed(values: list[float]) -> list[float]:
+            tensor = SimTensor(list(values))
+            change(tensor)
+            self._effect(command, {"before": _digest(values), "after": _digest(tensor.values)})
+            return tensor.values
+
+        assert self._job.attempt is not None
+        self._job.attempt.change_forward.append((surface, changed))
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        """See chaos.targets.RankTarget."""
+        assert self._job.attempt is not None
+        before = self._job.attempt.seed
+        after = self._job.attempt.seed = change(before)
+        self._effect(self._go or {}, {"before": f"{before:x}", "after": f"{after:x}"})
+
+    def shift_samples(self, by: int) -> None:
+        """See chaos.targets.RankTarget."""
+        attempt = self._job.attempt
+        assert attempt is not None
+        before = attempt.samples
+        attempt.samples = [(sample + by) % self._job.config.samples for sample in before]
+        evidence = {"before": _digest_ids(before), "after": _digest_ids(attempt.samples)}
+        self._effect(self._go or {}, evidence)
+
+    def set_data_delay(self, seconds: float) -> None:
+        """See chaos.targets.RankTarget."""
+        self._data_delay_s = seconds
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """See chaos.targets.RankTarget."""
+        assert self._acting is not None and self._go is not None
+        phase = self._acting.point("forward")
+        self._next.append(_Next(phase=phase, after_step=self.step, command=self._go, action=action))
+        self.active = True
+
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.targets.RankTarget."""
         command = self._go or {}
@@ -179,26 +243,42 @@ class SimFaultAgent:
         fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
         if fault.where is not Where.RANK:
             return
-        attempt = self._job.attempt
-        assert attempt is not None
-        self.model = SimModel(self._job.state.parameters, attempt.part.gradient)
-        before = self.model.surfaces()
+        self._acting = fault
+        done: dict[str, Any] = {}
         try:
-            done = dict(fault.act(self))
+            measured = self._measured(lambda: done.update(fault.act(self)))
         except Exception as error:
             raise TrainingError(error) from error
-        after = self.model.surfaces()
-        # By digest, as a NaN is not even equal to itself.
-        changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
-        if changed:
-            name = changed[0]
-            done |= {"before": _digest(before[name]), "after": _digest(after[name]), "changed": changed}
-        for name in changed:
-            attempt.corrupted(name, after[name])
+        done |= measured
         self._effect(command, done)
         if fault.lasting:
             self._lasting.append(_Lasting(fault, command, step, self._job.process.clock.now_ns))
             self.active = True
+
+    def _measured(self, action: Callable[[], None]) -> dict[str, Any]:
+        """Do it, and have what it changed of the stored tensors follow into the state; digests, if anything."""
+        attempt = self._job.attempt
+        assert attempt is not None
+        state = self._job.state
+        self.model = SimModel(state.parameters, attempt.part.gradient, state.optimizer)
+        before = self.model.surfaces()
+        action()
+        after = self.model.surfaces()
+        # By digest, as a NaN is not even equal to itself.
+        changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
+        for name in changed:
+            attempt.corrupted(name, after[name])
+        if not changed:
+            return {}
+        name = changed[0]
+        return {"before": _digest(before[name]), "after": _digest(after[name]), "changed": changed}
+
+    def _stall(self, ns: float) -> Sleeping:
+        """Sleep without a sign of life; an abort ends it."""
+        until = self._job.process.clock.now_ns + int(ns)
+        while (left := until - self._job.process.clock.now_ns) > 0:
+            yield min(left, SLICE_NS)
+            self._job.check()
 
     def _effect(self, command: Mapping[str, Any], evidence: Mapping[str, Any]) -> None:
         names = {"fault": command["fault"], "occurrence": command["occurrence"]}
@@ -219,6 +299,10 @@ def _at_once(seconds: float) -> None:
 
 def _die() -> None:
     raise Killed(signal.SIGKILL)
+
+
+def _digest_ids(samples: list[int]) -> str:
+    return _digest([float(sample) for sample in samples])
 
 
 def _digest(values: list[float]) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from chaos.events import Kind
 from harness.sim.clock import NS_PER_S
 from harness.sim.settings import MS
-from harness.sim.state import Part, Reduced, digest, learning_rate
-from harness.sim.tensors import SimLoss, finite
+from harness.sim.state import Part, Reduced, digest, learning_rate, uniform
+from harness.sim.tensors import ELEMENTS, SimLoss, finite
 from recovery import checkpoints, marks, order
 from recovery.saving import Saving
 
@@ -38,6 +38,11 @@ class Attempt:
     def __init__(self, job: SimRank) -> None:
         self.number = job.state.step + 1
         self.change_loss: Callable[[SimLoss], SimLoss] | None = None
+        self.change_forward: list[tuple[str, Callable[[list[float]], list[float]]]] = []
+        self.samples: list[int] = []
+        self._usual_seed = int.from_bytes(digest("seed", job.state.seed, job.rank, self.number)[:4], "big")
+        self.seed = self._usual_seed  # of the step's random numbers
+        self._late: list[list[float]] = []  # what the optimizer will do with a state that a fault changed
         self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
         self._job = job
         self._phase = "data"
@@ -51,7 +56,7 @@ class Attempt:
         timings = job.config.timings
         job.mark.begin(job.generation, number)
         job.mark.enter(marks.DATA)
-        samples = self._share()
+        samples = self.samples = self._share()
         epoch = (number - 1) * job.config.global_batch // job.config.samples
         job.write(Kind.BATCH_TAKEN, step=number, rank=job.rank, samples=samples, epoch=epoch)
         if job.faults.active:
@@ -61,7 +66,11 @@ class Attempt:
         yield job.about(timings.phase_ns("forward"))
         yield from self._enter("backward")
         # The parameters as forward saw them, faults at its beginning included.
-        self.part = job.state.part(samples, job.behaviour.random_word(job, number), pause=False)
+        word = job.behaviour.random_word(job, number)
+        if self.seed != self._usual_seed:
+            word = digest(word, self.seed)
+        self.part = job.state.part(self.samples, word, pause=False)
+        self._corrupt_forward()
         self._poison_loss()
         yield job.about(timings.phase_ns("backward") / 2)
         job.check()
@@ -84,11 +93,14 @@ class Attempt:
             self.part = replace(
                 self.part, gradient=digest(self.part.gradient, values), bad=self.part.bad or bad
             )
+            return
+        state = self._job.state
+        if surface == "parameter":
+            parameters = digest(state.parameters, values)
+            self._job.state = replace(state, parameters=parameters, bad=state.bad or bad)
         else:
-            state = self._job.state
-            self._job.state = replace(
-                state, parameters=digest(state.parameters, values), bad=state.bad or bad
-            )
+            self._job.state = replace(state, optimizer=digest(state.optimizer, values))
+            self._late.append(values)
 
     def _share(self) -> list[int]:
         job = self._job
@@ -113,6 +125,18 @@ class Attempt:
         job.mark.enter(marks.PHASES.index(phase))
         if job.faults.active and phase != "backward":
             yield from job.faults.at(self.number, phase)
+
+    def _corrupt_forward(self) -> None:
+        """What passed through the model was changed on its way."""
+        for surface, change in self.change_forward:
+            source = digest(surface, self.part.gradient)
+            values = [uniform(digest(source, index)) for index in range(ELEMENTS)]
+            changed = change(values)
+            if repr(changed) != repr(values):
+                gradient = digest(self.part.gradient, changed)
+                bad = self.part.bad or not finite(changed)
+                loss = float("nan") if bad else self.part.loss_sum + 1e-6 * uniform(gradient)
+                self.part = replace(self.part, gradient=gradient, bad=bad, loss_sum=loss)
 
     def _poison_loss(self) -> None:
         if self.change_loss is not None:
@@ -144,6 +168,9 @@ class Attempt:
         job, number = self._job, self.number
         lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
         job.state = job.state.applied(reduced, lr)
+        for values in self._late:
+            bad = job.state.bad or not finite(values)
+            job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
         self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
         job.write(
             Kind.STEP_COMMITTED, step=number, rank=job.rank, world=job.world, samples=reduced.samples,

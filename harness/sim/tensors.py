@@ -31,6 +31,11 @@ class SimTensor:
     def __setitem__(self, index: int, value: float) -> None:
         self.values[index] = value
 
+    def mul_(self, factor: float) -> SimTensor:
+        """Multiply all, in place."""
+        self.values = [value * factor for value in self.values]
+        return self
+
 
 class SimParameter:
     """A parameter with its gradient."""
@@ -41,22 +46,32 @@ class SimParameter:
 
 
 class SimModel:
-    """Parameters and gradients drawn from the hashes that stand for them."""
+    """Parameters, gradients and the optimizer's state drawn from the hashes that stand for them."""
 
-    def __init__(self, parameters: bytes, gradient: bytes) -> None:
+    def __init__(self, parameters: bytes, gradient: bytes, optimizer: bytes = b"") -> None:
         self._named = {
             name: SimParameter(_tensor(name, parameters), _tensor(name, gradient)) for name in NAMES
         }
+        self._optimizer = {f"optimizer.{name}.momentum": _tensor(name, optimizer) for name in NAMES}
 
     def named_parameters(self) -> Iterator[tuple[str, SimParameter]]:
         """As ``torch.nn.Module.named_parameters``."""
         return iter(self._named.items())
+
+    def stored(self, surface: str) -> dict[str, SimTensor]:
+        """See chaos.targets.RankTarget.tensors."""
+        return {
+            "parameter": {name: p.data for name, p in self._named.items()},
+            "gradient": {name: p.grad for name, p in self._named.items()},
+            "optimizer_state": self._optimizer,
+        }[surface]
 
     def surfaces(self) -> dict[str, list[float]]:
         """Everything a fault may have changed."""
         return {
             "parameter": [v for p in self._named.values() for v in p.data.values],
             "gradient": [v for p in self._named.values() for v in p.grad.values],
+            "optimizer_state": [v for t in self._optimizer.values() for v in t.values],
         }
 
 

@@ -1,0 +1,46 @@
+"""One replica drifts away from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+
+
+class ReplicaDesync(Fault):
+    """Scales all parameters of one rank by 1 + ``amount``, a little: a missed update, a different kernel. Real.
+
+    Nothing is non-finite and no loss jumps; only who compares the replicas can see it (replica-equality, at the next
+    digest). Landed: the rank's own digest of its parameters differs from the one taken just before.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    phases: ClassVar[tuple[str, ...]] = ("data", "forward")
+    surface: ClassVar[str] = "parameter"
+
+    amount: float = Field(default=1e-3, gt=0, le=0.5)
+
+    def point(self, phase: str) -> str:
+        """Before forward."""
+        return "forward"
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Scale them."""
+        for tensor in target.tensors(self.surface).values():
+            tensor.mul_(1 + self.amount)
+        return {"amount": self.amount}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """Digests before and after, taken by the rank's own code."""
+        for event in events:
+            if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
+                continue
+            evidence, same_one = event.data["evidence"], event.data["occurrence"] == occurrence.number
+            if same_one and "after" in evidence and evidence["before"] != evidence["after"]:
+                return Landed(witness="rank: parameter digests", evidence=evidence)
+        return None

@@ -1,0 +1,95 @@
+"""Wrong values in simulation: what is not finite is caught and contained, what is silent shows where it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulate import cell_of
+from test_sim import SPARE, STRATEGIES, found, of
+
+from chaos.events import Kind
+from chaos.fault import Fault
+from chaos.plugins import load
+
+SURFACES = ("parameter", "gradient", "activation", "input", "loss", "optimizer_state")
+
+
+def tensor(kind: str = "tensor-corrupt", **more: Any) -> dict[str, Any]:
+    """One rank, in step 33."""
+    return {"id": "t", "kind": kind, "target": {"rank": 1}, "at": {"step": 33}, **more}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("op", ["nan", "inf"])
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_what_is_not_finite_is_caught_blamed_and_contained(
+    surface: str, op: str, recovery: str, memory: Path
+) -> None:
+    fault = tensor(params={"surface": surface, "op": op}, expect={"detected_by": "nonfinite"})
+    faulted, problems = found(cell_of(recovery, [fault]), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert {e.data["rank"] for e in of(faulted, Kind.FAILURE_DETECTED)} == {1}
+
+
+@pytest.mark.parametrize("surface", [*SURFACES, "rng"])
+@pytest.mark.parametrize("op", ["bitflip", "scale", "stale", "zero"])
+def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, memory: Path) -> None:
+    if (surface, op) == ("rng", "scale"):
+        return
+    fault = tensor(params={"surface": surface, "op": op})
+    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    assert faulted.outcome == "completed"
+    assert not of(faulted, Kind.FAILURE_DETECTED)
+    assert [e.data["witness"] for e in of(faulted, Kind.FAULT_LANDED)] == ["rank: tensor digests"]
+    assert "loss-equality" in problems
+    assert set(problems) <= {"loss-equality", "replica-equality"}
+
+
+def test_a_replica_that_drifts_is_found_at_the_next_digest(memory: Path) -> None:
+    faulted, problems = found(cell_of(SPARE, [tensor("replica-desync")]), memory, 3)
+    assert set(problems) == {"replica-equality", "loss-equality"}
+    assert "step 40" in problems["replica-equality"]
+
+
+def test_wrong_data_change_the_result_and_not_the_accounts(memory: Path) -> None:
+    fault = tensor("data-corrupt")
+    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    assert set(problems) == {"loss-equality"}
+    assert len(of(faulted, Kind.FAULT_LANDED)) == 1
+
+
+def test_a_short_stall_of_data_only_slows_the_job_down(memory: Path) -> None:
+    fault = tensor("data-stall", params={"delay_s": 0.2}, duration={"steps": 5}, expect={"outcome": "masked"})
+    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    assert problems == {}
+    assert not of(faulted, Kind.FAILURE_DETECTED)
+    assert of(faulted, Kind.FAULT_LANDED)[0].data["evidence"]["data_s"] > 0.2
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_a_long_stall_of_data_is_a_hang_of_that_rank(recovery: str, memory: Path) -> None:
+    fault = tensor(
+        "data-stall", params={"delay_s": 30}, duration={"steps": 5}, expect={"detected_by": "hang"}
+    )
+    faulted, problems = found(cell_of(recovery, [fault]), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert "data of step 33" in of(faulted, Kind.FAILURE_DETECTED)[0].data["detail"]
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"surface": "rng", "op": "nan"}, "the seed of random numbers is an integer"),
+        ({"surface": "rng", "op": "scale"}, "the seed of random numbers is an integer"),
+        ({"surface": "rng"}, "needs op bitflip, stale or zero"),
+        ({"op": "nan", "bit": 3}, "bit is for op bitflip, not for nan"),
+        ({"op": "bitflip", "factor": 3}, "factor is for op scale, not for bitflip"),
+        ({"op": "scale", "factor": 1}, "factor 1 changes nothing"),
+        ({"surface": "loss", "count": 2}, "surface loss has one element"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(params: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        load("chaos.faults", Fault)["tensor-corrupt"](**params)

@@ -34,8 +34,9 @@ format: $(STAMP) ## format the code
 soak: $(STAMP) ## more of the tests that kill real harnesses
 	$(BIN)/python -m pytest -m soak
 
-scenarios: $(STAMP) ## run every scenario for real
-	for file in scenarios/*.yaml; do $(BIN)/chaos run $$file || exit; done
+scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
+	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
+	  $(BIN)/chaos run $$file; code=$$?; [ $$code -eq 0 ] || [ $$code -eq 7 ] || exit $$code; done
 
 bench: $(STAMP) ## measure recovery and overhead; prints the table kept in docs/performance.md
 	$(BIN)/python -m benchmarks.recovery

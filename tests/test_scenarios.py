@@ -1,0 +1,81 @@
+"""Every scenario that comes with the project: complete, valid, and run to its outcome in simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos import cli
+from chaos.load import LoadedScenario, load
+from chaos.overrides import of_option
+from chaos.source import read_document
+from harness.results import Results
+from harness.runner import run_scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "scenarios"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+NAMES = [str(path.relative_to(FOLDER)) for path in FILES]
+EXIT_TAG = "exit-"
+"""A tag ``exit-3`` says that the scenario ends so, and its description says why."""
+
+
+@cache
+def catalogue() -> Any:
+    return cli.build_catalogue()
+
+
+def loaded(path: Path, overrides: Sequence[Any] = ()) -> LoadedScenario:
+    return load(path, catalogue(), overrides=overrides, env={})
+
+
+def expected_exit(scenario: LoadedScenario) -> int:
+    tags = [tag for tag in scenario.cells[0].scenario.tags if tag.startswith(EXIT_TAG)]
+    return int(tags[0].removeprefix(EXIT_TAG)) if tags else 0
+
+
+def test_there_are_enough() -> None:
+    assert len(FILES) >= 25
+    assert (FOLDER / "kill-one-rank.yaml") in FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_it_says_what_it_shows_and_is_valid(path: Path) -> None:
+    depth = "../" * (len(path.relative_to(FOLDER).parts) - 1)
+    first = path.read_text().split("\n", 1)[0]
+    assert first == f"# yaml-language-server: $schema={depth}scenario.schema.json"
+    own = read_document(path).tree
+    assert own["name"] == path.stem
+    assert len(str(own.get("description", ""))) > 30 and own.get("tags")
+    scenario = loaded(path)
+    assert scenario.warnings == (), "a scenario of ours must not be warned of"
+    assert scenario.cells[0].scenario.stop_conditions, "a scenario of ours ends by itself"
+
+
+def test_names_are_unique() -> None:
+    stems = [path.stem for path in FILES]
+    assert sorted(set(stems)) == sorted(stems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
+    scenario = loaded(path, [of_option("--launcher", "launcher", "sim"), of_option("--repeat", "repeat", 1)])
+    if any(cell.scenario.workload.command for cell in scenario.cells):
+        pytest.skip("a command is not simulated")
+    results = simulate(scenario, memory)
+    seen = [
+        f"{c.id}: {n}: {f.witness}"
+        for c in results.cells
+        for n, f in c.invariants.items()
+        if f.verdict != "pass"
+    ]
+    assert results.exit_code == expected_exit(scenario), "\n".join([results.reason, *seen])
+
+
+def simulate(scenario: LoadedScenario, runs: Path) -> Results:
+    return run_scenario(scenario, runs=runs, seed=None, live=False, argv=["run", str(scenario.path)])

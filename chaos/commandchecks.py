@@ -18,7 +18,8 @@ from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 
 OWN = "own"
 """The recovery of a command: its own."""
-FROM_OUTSIDE = (Where.PROCESS, Where.NODE)
+FROM_OUTSIDE = (Where.PROCESS, Where.NODE, Where.STORAGE)
+NEEDS = frozenset({Need.NODES, Need.MOUNT})
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
 
@@ -105,9 +106,7 @@ def check_command(
 
 def works_from_outside(model: type[BaseModel]) -> bool:
     """Whether a fault kind can be played against a program that lets nobody in."""
-    outside = getattr(model, "where", None) in FROM_OUTSIDE and set(getattr(model, "needs", ())) <= {
-        Need.NODES
-    }
+    outside = getattr(model, "where", None) in FROM_OUTSIDE and set(getattr(model, "needs", ())) <= NEEDS
     return outside and getattr(model, "role", None) != "spare"
 
 

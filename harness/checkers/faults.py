@@ -75,14 +75,22 @@ def detection(evidence: Evidence) -> Finding:
 
 
 def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
-    """Whether a command's failure came after one that a fault explains, in the same generation: launchers kill the
-    peers of a rank that died, and from outside nobody can tell that from a second blow.
+    """Whether a command's failure follows from one that a fault explains, as far as can be told from outside.
+
+    In the same generation: launchers kill the peers of a rank that died, which looks like a second blow. Or in a
+    later one that began while the fault lasted: a script that tries again on a full disk fails again.
     """
+    if not evidence.history.info.observed:
+        return False
     failures = evidence.log.of(Kind.FAILURE_DETECTED)
-    return evidence.history.info.observed and any(
-        id(other) in claimed and other.generation == event.generation and other.time_ns <= event.time_ns
-        for other in failures
-    )
+    if any(id(e) in claimed and e.generation == event.generation and e.time_ns <= event.time_ns for e in failures):
+        return True
+    generation = evidence.history.generation(event.generation)
+    return generation is not None and any(
+        e.injected and e.failure and e.healed
+        and e.injected.time_ns < generation.started_ns < e.healed.time_ns
+        for e in evidence.measures.episodes
+    )  # fmt: skip
 
 
 def _describe(event: Event) -> str:

@@ -15,6 +15,7 @@ failure of its own, but for ranks killed within ``SAME_BLOW_S`` of it.
 
 from __future__ import annotations
 
+import math
 import signal
 import statistics
 from collections import deque
@@ -58,6 +59,7 @@ class Observer:
         self.members: dict[int, str] = {}
         self.committed = 0
         self.reports = 0
+        self.nonfinite = False
         self._lost: set[str] = set()
         self._steps_of: dict[int, int] = {}  # by rank, in this generation
         self._first_step: int | None = None  # of this generation
@@ -137,6 +139,7 @@ class Observer:
             return
         self._turn_page(step, progress.rank, now_ns)
         started = self._last_ns
+        self.nonfinite = self.nonfinite or (progress.loss is not None and not math.isfinite(progress.loss))
         said = progress.time_ns
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1

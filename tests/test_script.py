@@ -16,6 +16,7 @@ import pytest
 from chaos.cli import invoke
 from chaos.events import Event, Kind, read_log
 from harness.results import Results
+from harness.storage import lacks_mount
 
 pytestmark = pytest.mark.real
 
@@ -225,6 +226,54 @@ def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
     code, results = run(tmp_path, scenario)
     assert code == 1
     assert "all 30 steps were reported, but the command had not ended 3 s" in results.reason
+
+
+def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
+    fault = "{id: hit, kind: node-kill, target: {node: 1}, at: {step: 12}}"
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault, more="launcher: {kind: local, nodes: 2}"
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "recovered"
+
+
+@pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
+def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
+    fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.5s}"
+    argv = command("--steps", "90", "--restarts", "100", "--save-every", "1")
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault, steps=90))
+    assert code == 0, results.reason
+    assert results.faults[0].evidence == {"errno": "ENOSPC"} and results.faults[0].healed
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--restarts", "2")
+    scenario = write(
+        tmp_path / "s.yaml", argv, steps=3000, more='stop_conditions: [{when: "wall_time > 2s"}]'
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 6 and "wall_time > 2s" in results.reason
+
+
+def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
+    code_text = (
+        "import os, subprocess, sys, threading\n"
+        "if 'RANK' not in os.environ:\n"
+        "    env = {**os.environ, 'WORLD_SIZE': '2'}\n"
+        "    ranks = [subprocess.Popen([sys.executable, __file__], env={**env, 'RANK': str(r)}) for r in range(2)]\n"
+        "    [r.wait() for r in ranks]\n"
+        "    sys.exit(0)\n"
+        "for step in range(1, 31):\n"
+        "    threading.Event().wait(0.05)\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        print(f'step {step} loss 1.0', flush=True)\n"
+    )
+    (tmp_path / "alone.py").write_text(code_text)
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", [sys.executable, "alone.py"]))
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "degraded" and results.faults[0].steps_lost == 0
 
 
 def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:

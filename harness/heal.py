@@ -91,7 +91,12 @@ def heal(run: RunDirectory) -> Healed:
     with live.healing(run) as mine:
         if not mine:
             return Healed(run=run.root, state="busy", note="somebody else is healing it")
-        outcomes = finish(run)
+        try:
+            outcomes = finish(run)
+        except OSError as error:
+            return Healed(
+                run=run.root, state="left", note=f"it cannot be healed by this user: {error.strerror}"
+            )
     gone = f"its harness (process {holder.pid}) is gone" if holder else "its harness is gone"
     left = not all(outcome.ok for outcome in outcomes)
     return Healed(run=run.root, state="left" if left else "healed", note=gone, outcomes=outcomes)

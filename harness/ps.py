@@ -116,11 +116,13 @@ def _process(pid: int, name: str, members: list[str]) -> Process:
 
 
 def _command(pid: int) -> str:
-    """What a process runs, short: without the interpreter's path and options."""
+    """What a process runs, short: of Python the module, else the program with its arguments."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "?"
+    if "-m" in words[1:-1]:
+        return words[words.index("-m") + 1]
     words = [Path(words[0]).name, *words[1:]]
     return " ".join(word for word in words if word)[:60]
 

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,22 @@ def test_ps_lists_the_processes_of_a_live_run(
     (one,) = json.loads(chaos("ps", "--runs", dead.root.parents[1], "--format", "json")[1])
     assert one["state"] == "live" and [row["pid"] for row in one["processes"]] == [marked.pid]
     assert one["to_undo"] == []
+
+
+def test_ps_names_python_processes_by_their_module(chaos: Chaos, dead: RunDirectory) -> None:
+    command = [sys.executable, "-S", "-m", "code"]
+    silent = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, env={**os.environ, MARKER: MARK}
+    )
+    try:
+        (one,) = json.loads(chaos("ps", "--runs", dead.root.parents[1], "--format", "json")[1])
+        assert [row["name"] for row in one["processes"]] == ["code"]
+        assert chaos("heal", dead.root)[0] == 0
+        assert process.wait(timeout=20) == -9
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
 
 
 def test_ps_says_what_a_dead_run_has_left_and_how_to_heal_it(chaos: Chaos, dead: RunDirectory) -> None:

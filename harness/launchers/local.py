@@ -16,12 +16,13 @@ from chaos.scenario import Cell
 from harness import processes
 from harness.cgroups import CgroupControl, lacks_cgroup
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
+from harness.ledger import Ledger
 from harness.links.client import LinkProxy
 from harness.needs import needs_of
-from harness.rank_setup import rank_config
+from harness.rank_setup import places, rank_config
 from harness.storage import lacks_mount, mount_for
 from harness.stores import StoreKeeper
-from harness.undo import KillSession
+from harness.undo import KillProcess, KillSession
 from harness.undoing import Undo
 from recovery.forkserver import ForkServer, start_cold
 from recovery.local import Children, rank_environment, start_store
@@ -88,9 +89,13 @@ class LocalSession:
     def __init__(self) -> None:
         processes.become_subreaper()
         self.zygote = ForkServer("harness.rank:start", WARM_MODULES, _environment())
+        self._noted = False
 
     def cluster(self, setup: ArmSetup) -> LocalCluster:
         """Make ready for one arm. The first call waits for the zygote, so that no arm pays for its start."""
+        if not self._noted:
+            self._noted = True
+            Ledger(setup.run.ledger).will(KillProcess.of(self.zygote.process.pid, "zygote"), process="zygote")
         self.zygote.await_ready()
         return LocalCluster(self, setup)
 
@@ -106,7 +111,7 @@ class LocalCluster:
         self._session = session
         self._setup = setup
         self._children = Children()
-        self._devices: dict[str, str] = {}
+        self.places = places(setup)[0]
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
@@ -126,10 +131,9 @@ class LocalCluster:
         """Monotonic nanoseconds."""
         return time.monotonic_ns()
 
-    def spawn(self, name: str, role: str, mode: str) -> int:
+    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
         """Start a rank process; returns its pid."""
-        taken = [device for other, device in self._devices.items() if self._children.alive(other)]
-        config = rank_config(self._setup, name=name, role=role, taken=taken)
+        config = rank_config(self._setup, name=name, role=role, device=device)
         if self.links is not None:
             config = config.model_copy(update={"link_proxy": self.links.door})
         data = config.model_dump_json().encode()
@@ -140,7 +144,7 @@ class LocalCluster:
             return start_cold("harness.rank", data, fds, _environment())
 
         pid = self._children.spawn(name, start)
-        self._devices[name], self._pids[name] = config.device, pid
+        self._pids[name] = pid
         return pid
 
     def undo(self, name: str, pid: int) -> Undo | None:

@@ -29,6 +29,12 @@ class ProcessTarget(Protocol):
     def release(self) -> None:
         """Take its limits away; safe to repeat."""
 
+    def refuse_device(self) -> str:
+        """Let nobody start any more on its device, and name it. Raises RuntimeError where no other is left."""
+
+    def accept_device(self) -> None:
+        """Let processes start there again; safe to repeat."""
+
 
 class NodeTarget(Protocol):
     """What a NODE fault may touch: all processes of one node, or of all nodes of one rack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -44,18 +44,54 @@ def missing(cell: Cell) -> str | None:
 def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
     """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo otherwise.
 
-    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on.
+    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on. On CPU there is an
+    emulated slot for each process the job starts with, so that a lost device means the same there.
     """
     if workload.device == "cpu" or not devices:
-        return ["cpu"], "gloo"
+        return slots(workload.ranks + spares), "gloo"
     return [
         f"cuda:{index}" for index in range(devices)
     ], "nccl" if devices >= workload.ranks + spares else "gloo"
 
 
-def least_used(places: Sequence[str], taken: Sequence[str]) -> str:
-    """The device with the fewest living processes on it, the first of equals: a replacement gets the lost rank's."""
-    return min(places, key=lambda place: (taken.count(place), places.index(place)))
+def slots(count: int) -> list[str]:
+    """That many emulated devices."""
+    return [f"cpu:{index}" for index in range(count)]
+
+
+def torch_name(place: str) -> str:
+    """What torch calls a device that was dealt out."""
+    return "cpu" if place.startswith("cpu") else place
+
+
+class Board:
+    """Which process is on which device, and which devices take nobody."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places = list(places)
+        self._refused: set[str] = set()
+        self._device_of: dict[str, str] = {}
+
+    def assign(self, process: str, living: Collection[str]) -> str:
+        """The device for a process about to start: the one with the fewest living processes, the first of equals, so
+        that a replacement gets the lost rank's; none that is refused."""
+        taken = [device for name, device in self._device_of.items() if name in living]
+        free = [place for place in self._places if place not in self._refused]
+        device = min(free, key=lambda place: (taken.count(place), free.index(place)))
+        self._device_of[process] = device
+        return device
+
+    def refuse(self, process: str) -> str:
+        """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no other is left."""
+        device = self._device_of[process]
+        if not set(self._places) - self._refused - {device}:
+            raise RuntimeError(f"{device} is the last device there is")
+        self._refused.add(device)
+        return device
+
+    def accept(self, process: str) -> None:
+        """Let processes start on its device again."""
+        self._refused.discard(self._device_of[process])
 
 
 def memory_gib() -> float:

@@ -104,6 +104,10 @@ class Cluster(Protocol):
     """The processes of one arm."""
 
     @property
+    def places(self) -> Sequence[str]:
+        """Its devices, or emulated slots (``cpu:0`` ...) where there are none."""
+
+    @property
     def groups(self) -> GroupControl | None:
         """Limits on memory, if the arm's faults need them."""
 
@@ -127,8 +131,8 @@ class Cluster(Protocol):
     def now_ns(self) -> int:
         """Monotonic nanoseconds; simulated by a simulator."""
 
-    def spawn(self, name: str, role: str, mode: str) -> int:
-        """Start a process and return its pid. Raises InfrastructureError."""
+    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
+        """Start a process on one of ``places`` and return its pid. Raises InfrastructureError."""
 
     def undo(self, name: str, pid: int) -> Undo | None:
         """The record by which anybody can get rid of a process it has spawned; None: there is no real one."""

@@ -17,6 +17,7 @@ from chaos.fault import Fault
 from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
+from harness.devices import Board
 from harness.injector import Injector
 from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Said, StoreControl
 from harness.ledger import Ledger
@@ -65,6 +66,7 @@ class Orchestrator:
         self._spawned = 0
         self._exited: set[str] = set()
         self._names: list[str] = []
+        self._board = Board(cluster.places)
         self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
         self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
@@ -233,13 +235,14 @@ class Orchestrator:
         name = f"{'s' if role == 'spare' else 'w'}{self._spawned}"
         self._spawned += 1
         node = self._placement.place(name, role, self._living())
-        pid = self.cluster.spawn(name, role, mode)
+        device = self._board.assign(name, self._living())
+        pid = self.cluster.spawn(name, role, mode, device)
         self._names.append(name)
         self._pids[name] = pid
         undo = self.cluster.undo(name, pid)
         if undo is not None:
             self._undo[name] = self.ledger.will(undo, arm=self.setup.id, process=name)
-        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node)
+        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device)
         return name
 
     def send(self, process: str, message: Message) -> bool:
@@ -290,6 +293,14 @@ class Orchestrator:
     def on_node(self, node: int) -> list[str]:
         """Who lives on a node."""
         return self._placement.on(node, self._living())
+
+    def refuse_device(self, process: str) -> str:
+        """Its device takes nobody any more."""
+        return self._board.refuse(process)
+
+    def accept_device(self, process: str) -> None:
+        """It does again."""
+        self._board.accept(process)
 
     def _living(self) -> list[str]:
         """Processes that are not gone, and were not asked to go."""

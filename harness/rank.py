@@ -6,6 +6,7 @@ Started as ``python -m harness.rank`` (cold) or in a fork of the zygote (warm); 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from chaos import plugins
 from chaos.events import EventWriter
 from harness.links.route import Router
+from harness.stores import StoreConfig, be_store
 from harness.workload import Workload
 from recovery.agent import Agent
 from recovery.entry import Birth, live
@@ -86,7 +88,9 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork of the zygote becomes the rank that ``config``, a RankConfig as JSON, describes."""
+    """A fork of the zygote becomes what ``config``, a RankConfig or StoreConfig as JSON, describes."""
+    if config.startswith(b'{"be":"store'):
+        be_store(StoreConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
     run(RankConfig.model_validate_json(config), control_fd, mark_fd)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import cache
 
 from chaos import plugins
@@ -18,14 +17,22 @@ def _device_count() -> int:
     return len(devices.cuda_devices())
 
 
-def rank_config(setup: ArmSetup, *, name: str, role: str, taken: Sequence[str]) -> RankConfig:
-    """Configuration of one process. ``taken``: devices of the arm's living processes."""
+def places(setup: ArmSetup) -> tuple[list[str], str]:
+    """Devices to deal out to the arm's processes, and the backend they can talk through."""
+    spec = setup.cell.scenario.workload
+    return devices.placement(spec, _device_count(), _strategy(setup).spares_wanted)
+
+
+def _strategy(setup: ArmSetup) -> Strategy:
+    spec = setup.cell.scenario.recovery
+    return plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+
+
+def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankConfig:
+    """Configuration of one process. ``device``: one of ``places``."""
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](
-        **scenario.recovery.params
-    )
-    places, backend = devices.placement(spec, _device_count(), strategy.spares_wanted)
+    strategy, (_, backend) = _strategy(setup), places(setup)
     job = {
         "process": name,
         "world": spec.ranks,
@@ -42,5 +49,5 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, taken: Sequence[str]) 
     return RankConfig(
         name=name, role=role, parent=os.getpid(), events=setup.run.events(setup.id),
         log=setup.run.logs(setup.id) / f"{name}.log", workload=spec.kind, workload_params=spec.params,
-        data=setup.data.path, device=devices.least_used(places, taken), threads=1, job=job,
+        data=setup.data.path, device=devices.torch_name(device), threads=1, job=job,
     )  # fmt: skip

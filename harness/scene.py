@@ -60,5 +60,11 @@ class Scene(Protocol):
     def on_node(self, node: int) -> list[str]:
         """The living processes of a node."""
 
+    def refuse_device(self, process: str) -> str:
+        """Let nobody start any more on a process's device, and name it. Raises RuntimeError where that cannot be."""
+
+    def accept_device(self, process: str) -> None:
+        """Let processes start there again."""
+
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Have something done ``delay_s`` seconds from now, if the arm still runs then."""

@@ -14,6 +14,8 @@ from recovery.deeds import carry_out
 from recovery.failures import FailureBook
 from recovery.formation import Formation
 from recovery.progress import ProgressWatch
+from recovery.skipping import Skips
+from recovery.standing import Standing
 from recovery.strategy import (
     Cause,
     ClusterView,
@@ -30,7 +32,7 @@ from recovery.wire import Failed, Finished, Joined, Notice, Parked, PauseRequest
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
 
-class Controller:
+class Controller(Standing):
     """Supervises one job under one strategy.
 
     Call ``start`` once, then the ``on_*`` methods and ``tick`` as things happen.
@@ -54,44 +56,9 @@ class Controller:
         self._formation = Formation(
             hands, self._crew, store_port=store_port, join_timeout_s=self.timing.join_timeout_s
         )
+        self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
         self._abort_due = False
-
-    # ---- what others may ask
-
-    @property
-    def done(self) -> bool:
-        """The job is over and every process gone."""
-        return self.stage is Stage.DONE
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Processes of the current generation by rank."""
-        return self._crew.members
-
-    @property
-    def generation(self) -> int:
-        """Number of the current generation, 0 before the first."""
-        return self._formation.generation
-
-    @property
-    def committed(self) -> int:
-        """Highest step committed by all members and not rolled back, as seen by now."""
-        return self._progress.committed
-
-    @property
-    def ready_spares(self) -> tuple[str, ...]:
-        """Processes waiting outside the generation, oldest first."""
-        return tuple(p.name for p in self._crew.where(Health.READY))
-
-    def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now, if it lives."""
-        name = self.members[rank] if rank < len(self.members) else ""
-        return name if name and self._crew[name].health is not Health.DEAD else None
-
-    def exit_was_expected(self, process: str) -> bool:
-        """Whether the controller asked for this process's end."""
-        return process in self._crew and self._crew[process].expected_exit
 
     # ---- inputs
 
@@ -142,6 +109,13 @@ class Controller:
         else:
             self._fail(entry, Cause.EXIT, f"{how}: {entry.error}" if entry.error else how)
 
+    def store_is_at(self, port: int) -> None:
+        """Groups meet there from now on; one that is being formed elsewhere is broken."""
+        if port != self._formation.store_port:
+            self._formation.store_port = port
+            if self.stage is Stage.FORMING:
+                self._suspect("the key-value store was lost while the group formed")
+
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
         now = self.hands.now_s()
@@ -179,7 +153,7 @@ class Controller:
                 self._crew.fence(entry)
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
-        self._formation.begin()
+        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine)
 
     def _on_joined(self, entry: Process, message: Joined) -> None:
         if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
@@ -262,6 +236,7 @@ class Controller:
             return
         entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
         entry.finished = False
+        self._skips.note(entry.name, message.samples)
         if message.why == "nonfinite" and self.stage in (Stage.TRAINING, Stage.PAUSING):
             self._on_nonfinite(message)
         elif self.stage is Stage.STOPPING:
@@ -276,14 +251,16 @@ class Controller:
         ranks = [rank for rank in message.blamed if rank < len(self.members)]
         blamed: list[Process | None] = [self._crew[self.members[rank]] for rank in ranks]
         detail = "non-finite loss or gradient, refused before the optimizer step"
+        examined = self._skips.examine == message.step + 1  # the blamed look for the sample, and then park
         for entry in blamed or [None]:
             self._failures.current.append(self._declare(entry, Cause.NONFINITE, message.step + 1, detail))
-        if not self.strategy.keeps_survivors:
+        if not self.strategy.keeps_survivors and not examined:
             self._stop_generation()
             return
         # All ranks see the same flags and park by themselves; an abort now could cut one off.
         self.stage = Stage.STOPPING
-        self._deadline_s = self.hands.now_s() + self.timing.unforced_park_s
+        patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
+        self._deadline_s = self.hands.now_s() + patience_s
         self._abort_due = True
         self._decide_if_parked()
 
@@ -348,6 +325,7 @@ class Controller:
 
     def take(self, form: Form, new: Sequence[str]) -> None:
         """See recovery.deeds.Stages."""
+        self._skips.take(form)
         self._formation.want(form, new)
         self.stage = Stage.WAITING
         self._form_if_ready()
@@ -392,6 +370,6 @@ class Controller:
         return ClusterView(
             now_s=self.hands.now_s(), generation=self.generation, world=self.world,
             spares=self.strategy.spares_wanted, members=self.members, processes=self._crew.views(),
-            failures=tuple(self._failures.current), history=tuple(self._failures.history),
+            failures=self._skips.with_samples(self._failures.current), skipped=len(self._skips.samples), history=tuple(self._failures.history),
             rollbacks=self._formation.rollbacks,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from chaos.events import Kind
@@ -23,7 +23,7 @@ class Formation:
         self.rollbacks = 0
         self._hands = hands
         self._crew = crew
-        self._store_port = store_port
+        self.store_port = store_port
         self._join_timeout_s = join_timeout_s
         self._joined: dict[str, Joined] = {}
 
@@ -43,7 +43,7 @@ class Formation:
         wanted = self._crew if with_spares else [self._crew[name] for name in self.pending.members]
         return all(process.health in _ABLE for process in wanted)
 
-    def begin(self) -> None:
+    def begin(self, *, skip: Mapping[int, int], examine: int) -> None:
         """Tell every member of the pending form to join a new generation."""
         form = self.pending
         assert form is not None
@@ -68,11 +68,13 @@ class Formation:
                 generation=self.generation,
                 rank=rank,
                 members=list(form.members),
-                store_port=self._store_port,
+                store_port=self.store_port,
                 source=source,
                 receivers=receivers,
                 restore=form.state is StateFrom.CHECKPOINT,
                 timeout_s=self._join_timeout_s,
+                skip=dict(skip),
+                examine=examine,
             )
             self._hands.send(name, join)
 

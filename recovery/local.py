@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from chaos.errors import InfrastructureError
@@ -187,6 +188,21 @@ def start_store() -> tuple[Any, int]:
             f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1"
         ) from error
     return store, store.port
+
+
+def ask_store(port: int, *, timeout_s: float) -> float | None:
+    """Seconds that one request to a store takes, without those of making the connection; None: nobody answers."""
+    import torch.distributed as dist
+
+    try:
+        limit = timedelta(seconds=timeout_s)
+        client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
+        client.set("uninvolved-client", "?")
+        started_s = time.monotonic()
+        client.get("uninvolved-client")
+        return round(time.monotonic() - started_s, 6)
+    except RuntimeError:
+        return None
 
 
 def rank_environment() -> Mapping[str, str]:

@@ -114,12 +114,20 @@ class FakeProcess:
 
     signals: list[int] = field(default_factory=list)
     later: list[tuple[int, float]] = field(default_factory=list)
+    refused: bool = False
 
     def signal(self, signum: int) -> None:
         self.signals.append(signum)
 
     def signal_later(self, signum: int, delay_s: float) -> None:
         self.later.append((signum, delay_s))
+
+    def refuse_device(self) -> str:
+        self.refused = True
+        return "cpu:1"
+
+    def accept_device(self) -> None:
+        self.refused = False
 
     def starve(self, spare_mib: int) -> None:
         self.signals.append(signal.SIGKILL)
@@ -133,7 +141,7 @@ class FakeProcess:
 
     def look(self) -> tuple[Any, ...]:
         ends = [s for s in self.signals if s not in (signal.SIGSTOP, signal.SIGCONT)]
-        return (self.state(), tuple(ends), tuple(self.later))
+        return (self.state(), tuple(ends), tuple(self.later), self.refused)
 
 
 class FakeNode:

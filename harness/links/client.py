@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.errors import InfrastructureError
 from chaos.targets import LinkShape
-from harness.links.messages import Done, Link, Probe, Probed, Routed, SetShape, line
+from harness.links.messages import CloseForward, Done, Forward, Link, Probe, Probed, Routed, SetShape, line
 from recovery.processes import readable
 
 START_LIMIT_S = 30.0
@@ -45,6 +45,19 @@ class LinkProxy:
     def shape(self, links: Sequence[Link], shape: LinkShape) -> None:
         """Shape directed links, by names of processes; in force when this returns. Raises InfrastructureError."""
         self._say(line(SetShape(links=list(links), shape=shape)))
+        while not self._take(self._line()):
+            pass
+
+    def forward(self, link: Link, host: str, port: int) -> int:
+        """A port that leads to ``host:port`` along ``link``, for whoever connects. Raises InfrastructureError."""
+        self._say(line(Forward(link=link, host=host, port=port)))
+        while not (text := self._line()).startswith(b'{"port"'):
+            self._take(text)
+        return Routed.model_validate_json(text).port
+
+    def close_forward(self, port: int) -> None:
+        """Take no more connections at a port from ``forward``."""
+        self._say(line(CloseForward(port=port)))
         while not self._take(self._line()):
             pass
 

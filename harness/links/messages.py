@@ -27,6 +27,22 @@ class Route(_Message):
     port: int = Field(ge=1, le=65535)
 
 
+class Forward(_Message):
+    """From the launcher: lead every connection made to a new port of yours on to ``host:port``."""
+
+    do: Literal["forward"] = "forward"
+    link: Link
+    host: str
+    port: int = Field(ge=1, le=65535)
+
+
+class CloseForward(_Message):
+    """From the launcher: take no more connections at this port of yours."""
+
+    do: Literal["close-forward"] = "close-forward"
+    port: int
+
+
 class Routed(_Message):
     """The answer: connect to this port instead."""
 
@@ -63,8 +79,8 @@ class Done(_Message):
     do: Literal["done"] = "done"
 
 
-Request = Annotated[Route | SetShape | Probe, Field(discriminator="do")]
-REQUEST: TypeAdapter[Route | SetShape | Probe] = TypeAdapter(Request)
+AnyRequest = Route | Forward | CloseForward | SetShape | Probe
+REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="do")])
 
 
 def line(message: _Message) -> bytes:

@@ -16,7 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from harness.links.messages import REQUEST, Done, Link, Probe, Route, Routed, SetShape, line
+from harness.links.messages import (
+    REQUEST,
+    CloseForward,
+    Done,
+    Forward,
+    Link,
+    Probe,
+    Route,
+    Routed,
+    SetShape,
+    line,
+)
 from harness.links.pipe import Pipe
 from harness.links.probe import probe
 from harness.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
@@ -55,6 +66,7 @@ class Proxy:
         self._rules: dict[Link, _Rule] = {}
         self._connections: list[_Connection] = []
         self._buffer = bytearray(OPEN_CHUNK)
+        self._servers: dict[int, socket.socket] = {}
         self._over = False
         self._seed = 0
         self._lock = threading.Lock()  # answers of probes
@@ -91,7 +103,10 @@ class Proxy:
             accepted(sock)
 
         self._selector.register(server, selectors.EVENT_READ, ready)
-        return int(server.getsockname()[1])
+        port = int(server.getsockname()[1])
+        if not once:
+            self._servers[port] = server
+        return port
 
     def _welcome(self, sock: socket.socket) -> None:
         self._listen_to(sock, trusted=False)
@@ -126,6 +141,14 @@ class Proxy:
         if isinstance(request, Route):
             accepted = partial(self._accepted, request.link, (request.host, request.port))
             self._answer(sock, line(Routed(port=self._listen(accepted, once=True))))
+        elif isinstance(request, Forward):
+            accepted = partial(self._accepted, request.link, (request.host, request.port))
+            self._answer(sock, line(Routed(port=self._listen(accepted))))
+        elif isinstance(request, CloseForward):
+            server = self._servers.pop(request.port)
+            self._selector.unregister(server)
+            server.close()
+            self._answer(sock, line(Done()))
         elif isinstance(request, SetShape):
             self._shape(request)
             self._answer(sock, line(Done()))

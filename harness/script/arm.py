@@ -383,6 +383,13 @@ class ScriptArm:
         """A command has no spares that anybody could tell."""
         return None
 
+    def refuse_device(self, process: str) -> str:
+        """A command chooses its devices itself."""
+        raise RuntimeError("a command chooses its devices itself: no device can be refused to it")
+
+    def accept_device(self, process: str) -> None:
+        """Nothing was refused."""
+
     def on_node(self, node: int) -> list[str]:
         """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
         ranks = self.setup.cell.scenario.topology.ranks_on(node)

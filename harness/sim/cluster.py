@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from chaos import plugins
+from harness import devices
 from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
@@ -45,6 +46,10 @@ class SimCluster:
         self.store.on_end = self._store_lost
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
         self.storage = SimStorage(setup.checkpoints)
+        spec = setup.cell.scenario
+        strategy = plugins.load("recovery.strategies", Strategy)[spec.recovery.strategy]
+        spares = strategy(**spec.recovery.params).spares_wanted
+        self.places = devices.slots(spec.workload.ranks + spares)
         self.groups = SimGroups(self._clock, lambda name: self._ranks[name].process)
         self._config = replace(_rank_config(setup, timings), disk=self.storage.disk)
         self._behaviour = behaviour
@@ -62,7 +67,7 @@ class SimCluster:
         """Simulated time."""
         return self._clock.read()
 
-    def spawn(self, name: str, role: str, mode: str) -> int:
+    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
         """Start a simulated process."""
         pid = FIRST_PID + len(self._ranks)
         process = Process(name=name, role=role, pid=pid, clock=self._clock, seed=f"{self._seed}/{name}")

@@ -40,11 +40,14 @@ class Group:
         self._gone: set[int] = set()
         self._waiting: dict[int, _Waiter] = {}
         self._parts: dict[int, Any] = {}
+        self._formed = self._storeless = False
 
     def form(self, rank: int, process: Process) -> None:
         """Wait for all members."""
         self._members[rank] = process
         self._wait(rank)
+        if self._storeless:
+            self._cannot_form(rank)
         if len(self._members) == self._size:
             self._finish_when_open(dict(self._waiting), self._form_ns, None, 0)
 
@@ -62,12 +65,26 @@ class Group:
 
         They have it at slightly different times, and it may break in between: some have it, others never.
         """
+        self._formed = True  # whoever is here has formed it
         self._parts[rank] = part
         self._wait(rank)
         if len(self._parts) == self._size:
             parts, self._parts = self._parts, {}
             result = combine({member: parts[member] for member in sorted(parts)})
             self._finish_when_open(dict(self._waiting), takes_ns, result, size)
+
+    def lose_store(self) -> None:
+        """The store is gone: a group that is still forming never will."""
+        if self._formed:
+            return
+        self._storeless = True
+        for rank in sorted(self._waiting):
+            self._cannot_form(rank)
+
+    def _cannot_form(self, rank: int) -> None:
+        waiter = self._waiting[rank]
+        delay = waiter.process.rng.uniform(*NOTICE_MS) * MS
+        waiter.process.clock.after(delay, partial(self._break, rank, waiter, "could not form the group"))
 
     def abort(self, rank: int) -> None:
         """Break this member's wait, from its agent."""

@@ -23,6 +23,8 @@ from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
+STORE_ATTEMPT_S = 0.4
+STORE_PAUSE_S = 0.02
 
 
 class GenerationLost(Exception):
@@ -61,12 +63,32 @@ class Group:
     def form(self) -> None:
         """Meet the other members. Raises GenerationLost when that fails."""
         try:
-            client = dist.TCPStore("127.0.0.1", self._store_port, is_master=False, timeout=self._timeout)
-            store = dist.PrefixStore(f"generation-{self.generation}", client)
+            store = dist.PrefixStore(f"generation-{self.generation}", self._client())
             self._pg = _make_group(self._backend, store, self.rank, self.world, self._timeout, self._dial)
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
         self._own = _socket_inodes() - self._foreign
+
+    def _client(self) -> dist.TCPStore:
+        """Connect to the store. Raises GenerationLost when it does not answer, or the generation is aborted.
+
+        In short attempts, each longer than the last: nothing but its own timeout ends torch's wait for a store that
+        is gone.
+        """
+        deadline_s, attempt_s = time.monotonic() + self._timeout.total_seconds(), STORE_ATTEMPT_S / 2
+        address = ("127.0.0.1", self._store_port)
+        while True:
+            try:
+                with socket.create_connection(address, timeout=STORE_ATTEMPT_S):
+                    attempt_s *= 2  # there is one; it may be slow
+                client = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=attempt_s))
+                client.set_timeout(self._timeout)
+                return client
+            except (OSError, RuntimeError) as error:
+                self._check()
+                if time.monotonic() > deadline_s:
+                    raise GenerationLost(f"the store does not answer: {_first_line(error)}") from error
+                time.sleep(STORE_PAUSE_S)
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work:
         """Begin to sum ``tensor`` over the ranks, in place. Raises GenerationLost."""

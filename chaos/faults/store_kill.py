@@ -1,0 +1,36 @@
+"""The key-value store's process is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Landed, Need, Occurrence, Where
+from chaos.targets import StoreTarget
+
+
+class StoreKill(Fault):
+    """SIGKILL for the process that holds the key-value store through which groups are formed.
+
+    Training needs no store and does not notice. The launcher starts another, empty, on a new port; a group that
+    was being formed fails, and is formed again. Landed: the wait status of the reaped store, and the new port.
+    """
+
+    where: ClassVar[Where] = Where.STORE
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS})
+
+    def act(self, target: StoreTarget) -> Mapping[str, Any]:
+        """Kill it."""
+        target.signal(signal.SIGKILL)
+        return {"sent_signal": int(signal.SIGKILL)}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """What the launcher saw end."""
+        for event in events:
+            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
+            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            if seen.get("reaped_signal") == signal.SIGKILL:
+                return Landed(witness="kernel: wait status", evidence=dict(seen))
+        return None

@@ -1,0 +1,48 @@
+"""The key-value store answers slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.targets import StoreTarget
+
+
+class StoreLatency(Fault):
+    """Every request to the key-value store comes ``latency_ms`` late, by a proxy in front of it. Emulated.
+
+    Training needs no store; groups take longer to form. Landed: the measured time of a request of an uninvolved
+    client is at least so long.
+    """
+
+    where: ClassVar[Where] = Where.STORE
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS})
+    lasting: ClassVar[bool] = True
+    harmless: ClassVar[bool] = True
+
+    latency_ms: float = Field(gt=0, le=5_000)
+
+    def act(self, target: StoreTarget) -> Mapping[str, Any]:
+        """Delay."""
+        target.set_latency(self.latency_ms / 1000)
+        return {"requested_latency_ms": self.latency_ms}
+
+    def heal(self, target: StoreTarget) -> None:
+        """As before."""
+        target.set_latency(0)
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The measured round trip."""
+        for event in events:
+            mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
+            seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
+            if seen.get("round_trip_s", 0) >= self.latency_ms / 1000:
+                measured_ms = round(1000 * seen["round_trip_s"], 2)
+                evidence = {"requested_latency_ms": self.latency_ms, "measured_round_trip_ms": measured_ms}
+                return Landed(witness="uninvolved client", evidence=evidence)
+        return None

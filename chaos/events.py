@@ -82,7 +82,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         ),
         # outcome: completed|gave-up|halted|interrupted|timed-out|broken
         Kind.RUN_FINISHED: frozenset({"outcome", "reason", "committed_step"}),
-        # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; node: its number
+        # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; node: its number; device: its slot
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
         Kind.PROCESS_READY: frozenset({"process"}),
         # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when first, if we did); last_seq: last event the process claims

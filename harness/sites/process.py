@@ -42,6 +42,14 @@ class ProcessHandle:
         self.scene.groups.limit_memory(self.process, spare_mib)
         self.scene.send(self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB}))
 
+    def refuse_device(self) -> str:
+        """Let nobody start on its device any more."""
+        return self.scene.refuse_device(self.process)
+
+    def accept_device(self) -> None:
+        """Let processes start there again."""
+        self.scene.accept_device(self.process)
+
     def release(self) -> None:
         """No limit any more."""
         if self.scene.groups is not None:

@@ -1,0 +1,42 @@
+"""A GPU has fallen off the bus."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import ProcessTarget
+from chaos.witness import exit_of
+
+
+class GpuLost(Fault):
+    """XID 79: the process on the device is killed, and the device takes no new process for the ``duration``, or for the
+    rest of the run without one. Emulated: the launcher refuses the device; on CPU it is one of the emulated slots
+    ``cpu:0``, ``cpu:1`` ..., one for each process the job starts with. The replacement goes elsewhere.
+
+    Landed: the kernel reports the process ended by SIGKILL, which its supervisor had not sent before.
+    """
+
+    where: ClassVar[Where] = Where.PROCESS
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    may_last: ClassVar[bool] = True
+
+    def act(self, target: ProcessTarget) -> Mapping[str, Any]:
+        """Refuse the device, then kill the process on it."""
+        device = target.refuse_device()
+        target.signal(signal.SIGKILL)
+        return {"device": device, "xid": 79}
+
+    def heal(self, target: ProcessTarget) -> None:
+        """The device was replaced."""
+        target.accept_device()
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit status."""
+        ended = exit_of(occurrence, events)
+        if ended is None or ended.data["signal"] != signal.SIGKILL:
+            return None
+        return Landed(witness="kernel: wait status", evidence={"signal": ended.data["signal"]})

@@ -1,0 +1,32 @@
+"""A rank's device has no memory left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from chaos.events import Event
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import RankTarget
+from chaos.witness import raised_and_exited
+
+
+class GpuOom(Fault):
+    """torch.OutOfMemoryError on the training thread: a longer sequence, fragmentation, a neighbour on the GPU. Real on
+    CUDA (an allocation larger than the device fails); on CPU the exception is raised without one.
+
+    Landed: the process ended with an exit code, and logged this error last.
+    """
+
+    where: ClassVar[Where] = Where.RANK
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    on_cuda: ClassVar[Fidelity | None] = Fidelity.REAL
+
+    def act(self, target: RankTarget) -> Mapping[str, Any]:
+        """Ask for too much."""
+        target.body.exhaust_device()
+        return {"asked": "more than there is"}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """The reaped exit code, and the error the rank logged as its last word."""
+        return raised_and_exited(occurrence, events, ("OutOfMemoryError",))

@@ -1,0 +1,9 @@
+"""How gpu-hang is tried."""
+
+from fault_fakes import FaultCase, calm, declared
+
+CASE = FaultCase(
+    variants=[{}, {"hold_s": 0.4}],
+    evidence=[declared("hang")],
+    elsewhere=[[declared("exit")], [declared("hang", process="w2")], calm(collective_s=0.2)],
+)

@@ -1,0 +1,94 @@
+"""Devices: who is on which, one that is refused, and the gpu faults, simulated and with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import judged
+from simulate import cell_of, evidence, play
+from test_real import MLP, run
+
+from chaos.events import Event, Kind
+from harness.devices import Board, slots, torch_name
+
+LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
+
+
+def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -> None:
+    board = Board(slots(3))
+    living = ["w0", "w1", "w2"]
+    assert [board.assign(name, living[:index]) for index, name in enumerate(living)] == slots(3)
+    assert board.assign("w3", ["w0", "w2"]) == "cpu:1"
+    assert board.refuse("w3") == "cpu:1"
+    assert board.assign("w4", ["w0", "w2"]) == "cpu:0"
+    board.accept("w3")
+    board.accept("w3")
+    assert board.assign("w5", ["w0", "w2", "w4"]) == "cpu:1"
+
+
+def test_the_last_device_cannot_be_lost() -> None:
+    board = Board(["cuda:0"])
+    board.assign("w0", [])
+    with pytest.raises(RuntimeError, match="last device"):
+        board.refuse("w0")
+    assert [torch_name(place) for place in ("cpu:3", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+def spawned(log: Any) -> dict[str, Event]:
+    """Process -> how it was started."""
+    return {event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED)}
+
+
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
+def test_nobody_starts_on_a_lost_device_until_it_is_replaced(recovery: str, memory: Path) -> None:
+    again = {"id": "again", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 45}}
+    cell = cell_of(recovery, [{**LOST, "duration": 0.7}, again])
+    faulted, control = (play(cell, memory, seed=3, arm=arm) for arm in ("faulted", "control"))  # type: ignore[arg-type]
+    found = evidence(faulted, control)
+    assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
+    started = spawned(faulted.log)
+    (lost,) = [e for e in faulted.log.of(Kind.FAULT_INJECTED) if e.data["fault"] == "lost"]
+    (healed,) = [e for e in faulted.log.of(Kind.FAULT_HEALED) if e.data["fault"] == "lost"]
+    device = started[lost.data["target"]["process"]].data["device"]
+    meanwhile = [e for e in started.values() if lost.time_ns < e.time_ns < healed.time_ns]
+    assert meanwhile and device not in {e.data["device"] for e in meanwhile}
+    if recovery == "checkpoint-restart":
+        assert device in {e.data["device"] for e in started.values() if e.time_ns > healed.time_ns}
+
+
+@pytest.mark.real
+def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
+    faults = ", ".join(
+        f"{{id: {kind}, kind: {kind}, params: {params}, target: {{rank: {rank}}}, at: {{step: {step}}}, "
+        f"expect: {{outcome: recovered, detected_by: {cause}}}}}"
+        for kind, params, rank, step, cause in (
+            ("gpu-error", "{}", 1, 12, "exit"),
+            ("gpu-oom", "{}", 2, 22, "exit"),
+            ("gpu-hang", "{hold_s: 60}", 0, 32, "hang"),
+            ("gpu-lost", "{}", 3, 42, "exit"),
+        )
+    )
+    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{faults}]")
+    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    assert (broken, code) == ({}, 0), results.reason
+    assert results.cells[0].exactness in ("bit for bit", "within the control band")
+    errors = [i.evidence.get("error") for i in results.faults if i.kind in ("gpu-error", "gpu-oom")]
+    assert errors == ["DeviceError", "OutOfMemoryError"]
+
+
+@pytest.mark.real
+def test_a_real_cuda_device_runs_out_of_memory_and_hangs() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    from types import SimpleNamespace
+
+    from harness.shims.body import BodyShim
+
+    body = BodyShim(SimpleNamespace(device="cuda:0"))  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA"):
+        body.exhaust_device()
+    body.block(0.2)
+    assert torch.zeros(1, device="cuda:0").item() == 0

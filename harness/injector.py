@@ -336,7 +336,9 @@ class Injector:
                 self._fail(live, f"it landed, but not as verify asks: {reason}")
             else:
                 self._landed(live, landed)
-            if not live.lasts and not live.healed:
+            if not live.lasts and not live.healed and live.fault.may_last:
+                self._healed(live, "over when done")  # without a duration, until whoever finds it ends it
+            elif not live.lasts and not live.healed:
                 self._heal(live, "over when done")
         elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
             self._fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")

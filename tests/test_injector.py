@@ -47,6 +47,7 @@ class FakeScene:
         self.setup: Any = SimpleNamespace(id="arm", run=run, checkpoints=run.checkpoints("arm"), cell=cell)
         self.now = 0
         self.members = ["w0", "w1", "w2", "w3"]
+        self.groups: Any = None
         self.states: dict[str, str] = {}
         self.story: list[tuple[str, Any]] = []
         self.hear: Callable[[Event], None] = lambda event: None
@@ -307,3 +308,14 @@ def test_evidence_must_meet_verify(tmp_path: Path, verify: dict[str, Any], lands
     assert [r.startswith("it landed, but not as verify asks: signal is 9") for r in failed(rig)] == [True] * (
         not lands
     )
+
+
+def test_a_hang_without_a_duration_is_left_to_be_found(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-stop", {"time": 1})
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.scene.states["w2"] = "T"
+    rig.injector.tick(5)
+    rig.injector.tick(5)
+    assert rig.scene.told("fault_landed")
+    assert [data["signum"] for data in rig.scene.told("signal")] == [signal.SIGSTOP]

@@ -47,10 +47,11 @@ LATEST = 450  # of about 500 lines that such a run writes
 class Doomed:
     """A ``chaos run`` in a process of its own, watched until it is killed."""
 
-    def __init__(self, folder: Path, scenario: str) -> None:
+    def __init__(self, folder: Path, scenario: str, name: str = "killed") -> None:
         self.runs = folder / "runs"
-        path = folder / "killed.yaml"
-        path.write_text(scenario)
+        self._name = name
+        path = folder / f"{name}.yaml"
+        path.write_text(scenario.replace("name: killed", f"name: {name}"))
         self.since_ns = time.time_ns()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "-q"],
@@ -60,16 +61,23 @@ class Doomed:
 
     def lines(self) -> int:
         """How far it is: lines written by anybody."""
-        logs = [*self.runs.glob("killed/*-5/ledger.jsonl"), *self.runs.glob("killed/*-5/events/*/*.jsonl")]
+        logs = [
+            *self.runs.glob(f"{self._name}/*-5/ledger.jsonl"),
+            *self.runs.glob(f"{self._name}/*-5/events/*/*.jsonl"),
+        ]
         return sum(path.read_bytes().count(b"\n") for path in logs)
 
-    def kill_after(self, lines: int) -> bool:
-        """Kill it once so many lines are written; False: it was over before."""
+    def wait_for(self, lines: int) -> None:
+        """Wait until so many lines are written, or it is over."""
         deadline = time.monotonic() + DEADLINE_S
         pause = threading.Event()
         while self.lines() < lines and self.process.poll() is None:
             assert time.monotonic() < deadline, f"only {self.lines()} lines"
             pause.wait(LOOK_S)
+
+    def kill_after(self, lines: int) -> bool:
+        """Kill it once so many lines are written; False: it was over before."""
+        self.wait_for(lines)
         self.ports = listening(self.process.pid, *(pid for pid, _ in self.marked()))
         self.process.kill()
         return self.process.wait(timeout=DEADLINE_S) < 0
@@ -77,7 +85,7 @@ class Doomed:
     @property
     def run(self) -> RunDirectory | None:
         """Its directory, if it came to that."""
-        found = [path for path in self.runs.glob("killed/*-5") if not path.is_symlink()]
+        found = [path for path in self.runs.glob(f"{self._name}/*-5") if not path.is_symlink()]
         return RunDirectory(found[0]) if found else None
 
     def records(self) -> list[dict[str, Any]]:
@@ -208,3 +216,22 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
         doomed.process.kill()
         doomed.process.wait(timeout=DEADLINE_S)
         heal.heal_all(doomed.runs)
+
+
+def test_a_heal_leaves_the_run_beside_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs in one directory; one is killed and healed while the other trains, and goes on to its end."""
+    dead, alive = Doomed(tmp_path, SCENARIO), Doomed(tmp_path, SCENARIO, name="beside")
+    try:
+        alive.wait_for(60)
+        assert dead.kill_after(60)
+        assert invoke(["heal", "--runs", str(dead.runs)]) == 0
+        assert "is alive: not touched" in capsys.readouterr().out
+        assert dead.left() == []
+        assert alive.process.wait(timeout=DEADLINE_S) in (0, 1, 3)
+        assert alive.run is not None and (alive.run.root / "report.html").exists()
+        assert alive.left() == []
+    finally:
+        for one in (dead, alive):
+            one.process.kill()
+            one.process.wait(timeout=DEADLINE_S)
+        heal.heal_all(dead.runs)

@@ -182,12 +182,27 @@ def test_joining_twice_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_step_that_fails_without_a_supervisor_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            ".sum())",
+            ".sum() * float('nan'))",
+            "step 1: the loss or a gradient is not finite; nobody supervises",
+        ),
+        ("step.commit()", "step.backward(model(x).sum())", "step.backward() was called twice in one step"),
+        ("step.backward(", "(", "commit() before backward()"),
+        ("job.attach(", "(", "job.attach(model, optimizer) comes before job.running()"),
+    ],
+)
+def test_a_step_that_fails_without_a_supervisor_is_an_error(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
     script = loop(tmp_path / "train.py")
-    script.write_text(script.read_text().replace(".sum())", ".sum() * float('nan'))"))
+    script.write_text(script.read_text().replace(old, new))
     ran = python(script, cwd=tmp_path)
     assert ran.returncode == 1
-    assert "step 1: the loss or a gradient is not finite; nobody supervises this job" in ran.stderr
+    assert complaint in ran.stderr
 
 
 @pytest.mark.real

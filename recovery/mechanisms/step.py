@@ -39,11 +39,15 @@ class NonFinite(Exception):
 
 
 class Step:
-    """One attempt at one step. ``samples``: ids of this rank's share of the global batch."""
+    """One attempt at one step. ``samples``: ids of this rank's share of the global batch.
 
-    def __init__(self, job: Job, number: int, samples: list[int]) -> None:
+    ``count``: how many of them count; 0 for one that has no share and computes a sample only to take part.
+    """
+
+    def __init__(self, job: Job, number: int, samples: list[int], *, count: int) -> None:
         self.number = number
         self.samples = samples
+        self.count = count
         self.change_loss: Callable[[Tensor], Tensor] | None = None
         self._job = job
         self._phase = "data"
@@ -79,16 +83,28 @@ class Step:
             probe.at(self.number, name)
 
     def backward(self, loss: Tensor) -> None:
-        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks."""
+        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks.
+
+        Raises RuntimeError the second time: a step has one reduction.
+        """
+        if self._reduced is not None:
+            raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
         job = self._job
         if self.change_loss is not None:
             loss = self.change_loss(loss)
+        if job.spoil is not None:
+            loss = job.spoil(self.samples, loss)
+        if not self.count:
+            loss = loss * 0.0
         value = float(loss.detach())
         self.phase("backward")
         loss.backward()
         self.phase("collective")
         self._reduced = job.reducer.finish(
-            rank=job.rank, loss_sum=value, count=len(self.samples), pause=job.agent.pause_wanted,
+            rank=job.rank,
+            loss_sum=value,
+            count=self.count,
+            pause=job.agent.pause_wanted,
             save=job.agent.save_wanted,
         )
 

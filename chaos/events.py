@@ -59,6 +59,7 @@ class Kind(StrEnum):
     NONFINITE_CAUGHT = "nonfinite_caught"
     PARKED = "parked"
     STATE_DIGEST = "state_digest"
+    SAMPLES_SKIPPED = "samples_skipped"
     CHECKPOINT_SAVING = "checkpoint_saving"
     CHECKPOINT_COMMITTED = "checkpoint_committed"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -136,6 +137,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.NONFINITE_CAUGHT: frozenset({"rank", "blamed", "what"}),
         # valid: False when the rank was in the middle of receiving state; why: aborted|pause|nonfinite
         Kind.PARKED: frozenset({"valid", "why"}),
+        # by the supervisor: ids that the job leaves out from step `since` on, as nobody can compute them
+        Kind.SAMPLES_SKIPPED: frozenset({"samples", "since"}),
         # hex digests of the state after `step`
         Kind.STATE_DIGEST: frozenset({"rank", "parameters", "optimizer", "scheduler", "rng"}),
         Kind.CHECKPOINT_SAVING: frozenset({"checkpoint"}),

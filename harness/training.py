@@ -36,6 +36,7 @@ def warm_up(job: Job, trainable: Trainable) -> None:
 
 def train(job: Job, trainable: Trainable) -> None:
     """Train until the supervisor says stop."""
+    job.loss_of = lambda samples: trainable.loss(trainable.load(samples))
     while job.running():
         with job.step() as step:
             batch = trainable.load(step.samples)

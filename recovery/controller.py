@@ -370,6 +370,7 @@ class Controller(Standing):
         return ClusterView(
             now_s=self.hands.now_s(), generation=self.generation, world=self.world,
             spares=self.strategy.spares_wanted, members=self.members, processes=self._crew.views(),
-            failures=self._skips.with_samples(self._failures.current), skipped=len(self._skips.samples), history=tuple(self._failures.history),
+            failures=self._skips.with_samples(self._failures.current), skipped=len(self._skips.samples),
+            history=tuple(self._failures.history),
             rollbacks=self._formation.rollbacks,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from recovery.strategy import (
 
 MAX_NONFINITE_ROLLBACKS = 2
 MAX_LOST_OUTSIDERS = 10
+MAX_SKIPPED_SAMPLES = 16
 
 
 def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
@@ -60,6 +61,29 @@ def refill(view: ClusterView) -> Decision | None:
     form = Form(members=view.members, state=StateFrom.PEER, refill=blamed, cause="refill")
     names = ", ".join(blamed) or "nobody"
     why = f"non-finite values ({names} blamed): state from a healthy peer, step redone"
+    return Decision(actions=(form,), reason=why)
+
+
+def skip(view: ClusterView) -> Decision | None:
+    """Answer samples found to be non-finite by themselves: leave them out from the step on, and redo it.
+
+    The ranks that computed them are well, so nobody's state is replaced. None when no sample was named, or something
+    else went wrong too. Gives up when the job would leave out too many.
+    """
+    named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
+    only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
+    if not named or not only_nonfinite or len(valid_survivors(view)) != len(view.members):
+        return None
+    if view.skipped + len(named) > MAX_SKIPPED_SAMPLES:
+        return Decision(
+            actions=(GiveUp(),),
+            reason=f"{view.skipped + len(named)} samples are non-finite, more than {MAX_SKIPPED_SAMPLES}: "
+            "the data or the model are broken",
+        )
+    step = view.failures[-1].step
+    form = Form(members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step)
+    many = "sample" if len(named) == 1 else "samples"
+    why = f"{many} {', '.join(map(str, named))} non-finite whoever computes them: left out from step {step} on"
     return Decision(actions=(form,), reason=why)
 
 

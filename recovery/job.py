@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -33,6 +33,7 @@ from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.dialing import Address, Dial
+from recovery.mechanisms.examine import LossOf, samples_to_blame
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.reduce import GradientReducer, Reduced
 from recovery.mechanisms.state import TrainState
@@ -56,6 +57,10 @@ class Job:
         self.probe: Probe | None = None
         self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
         self._saving = Saving(write=self._write, send=agent.channel.send, clock_s=time.perf_counter)
+        self.loss_of: LossOf | None = None
+        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None  # a fault injector's hand on the loss
+        self.skip: dict[int, int] = {}  # samples left out, each with the first step without it
+        self.examine = 0  # the step at which a non-finite value is to be traced to samples
         self.on_attach: Callable[[Job], None] | None = None
         self.dial: Callable[[str, Address], Address] | None = None  # the way to a process, if not straight
         self.current: Step
@@ -95,8 +100,10 @@ class Job:
         scheduler: LRScheduler | None = None,
         *,
         clip_norm: float = 0.0,
+        loss_of: LossOf | None = None,
     ) -> None:
-        """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none.
+        """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none; ``loss_of``: the
+        summed loss of given samples, by which one that nobody can compute is found and left out.
 
         Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type, and for a
         model wrapped in DistributedDataParallel, whose own reduction would get in the way.
@@ -108,6 +115,7 @@ class Job:
         self.reducer.check = self.check
         self.reducer.reached = self._in_backward
         self._clip_norm = clip_norm
+        self.loss_of = loss_of or self.loss_of
         self._attached = True
         model.register_forward_pre_hook(self._in_forward)
         if self.on_attach is not None:
@@ -163,11 +171,11 @@ class Job:
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.marks.enter(marks.DATA)
-        step = self.current = Step(self, number, self._share(number))
+        step = self.current = self._attempt(number)
         self._in_step = True
         try:
             self._write(
-                Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples,
+                Kind.BATCH_TAKEN, step=number, rank=self.rank, samples=step.samples[: step.count],
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
             )  # fmt: skip
             try:
@@ -192,7 +200,8 @@ class Job:
                 blamed=list(error.blamed),
                 what="loss or gradient",
             )
-            self._park("nonfinite", blamed=list(error.blamed))
+            samples = samples_to_blame(self, step, error.blamed)
+            self._park("nonfinite", blamed=list(error.blamed), samples=samples)
         finally:
             self._in_step = False
 
@@ -243,14 +252,20 @@ class Job:
         if self.probe is not None and self.probe.active:
             self.probe.at(number, "checkpoint")
 
-    def _share(self, number: int) -> list[int]:
+    def due(self, number: int) -> list[int]:
+        """The global batch of a step, without the samples that the job leaves out."""
         config = self.config
         ids = order.batch(number, config.global_batch, config.samples, config.seed)
-        if config.batch == "shrink":
-            part = order.share(self.rank, config.world, config.global_batch)
-        else:
-            part = order.share(self.rank, self.world, config.global_batch)
-        return ids[part.start : part.stop]
+        return order.without(ids, number, self.skip)
+
+    def _attempt(self, number: int) -> Step:
+        config, ids = self.config, self.due(number)
+        if not ids:
+            raise RuntimeError(f"every sample of step {number} is left out")
+        world = config.world if config.batch == "shrink" else self.world
+        part = order.share(self.rank, world, len(ids))
+        # A rank without a share takes part all the same, with a sample of another's that counts for nothing.
+        return Step(self, number, ids[part.start : part.stop] or ids[:1], count=len(part))
 
     def _in_forward(self, *_: object) -> None:
         """The model is called: the forward phase begins, if the loop has not said so itself."""
@@ -272,6 +287,7 @@ class Job:
         self._leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
         self.writer.generation = order.generation
+        self.skip, self.examine = order.skip, order.examine
         self.marks.begin(order.generation, self.state.step)
         self.marks.collective(0)
         self.marks.enter(marks.JOINING)
@@ -343,7 +359,9 @@ class Job:
     def _refused(self, bad: Checkpoint, reason: str) -> None:
         self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
-    def _park(self, why: Any, *, error: str = "", blamed: list[int] | None = None) -> None:
+    def _park(
+        self, why: Any, *, error: str = "", blamed: list[int] | None = None, samples: Sequence[int] = ()
+    ) -> None:
         generation = self.generation
         if why in ("pause", "nonfinite"):
             # All ranks park here after the same collective: breaking connections now could cut off one still
@@ -362,6 +380,7 @@ class Job:
                 why=why,
                 blamed=blamed or [],
                 error=error,
+                samples=list(samples),
             )
         )
 

@@ -9,6 +9,7 @@ state to save and no list to keep.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import lru_cache
 
 ROUNDS = 4
@@ -42,6 +43,11 @@ def sample_at(position: int, samples: int, seed: int) -> int:
 def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
     """Sample ids of the global batch of ``step`` (from 1), in order."""
     return list(_batch(step, global_batch, samples, seed))
+
+
+def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
+    """A batch without the samples that are left out at ``step``; ``skip``: sample -> first step without it."""
+    return [sample for sample in ids if skip.get(sample, step + 1) > step]
 
 
 @lru_cache(maxsize=8192)

@@ -53,13 +53,14 @@ class ProcessView:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One declared failure. ``time_s``: supervisor clock."""
+    """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite by themselves."""
 
     process: str
     rank: int | None
     cause: Cause
     step: int
     time_s: float
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class ClusterView:
 
     ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``:
     those this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
-    checkpoint restores so far.
+    checkpoint restores so far; ``skipped``: samples left out so far.
     """
 
     now_s: float
@@ -80,6 +81,7 @@ class ClusterView:
     failures: tuple[Failure, ...]
     history: tuple[Failure, ...] = ()
     rollbacks: int = 0
+    skipped: int = 0
 
     def process(self, name: str) -> ProcessView:
         """The process of that name. Raises KeyError when there is none."""
@@ -138,13 +140,16 @@ class Form:
     """Form the next generation.
 
     ``members[r]`` takes rank r; a name not yet known stands for the next process spawned by this decision
-    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted.
+    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted; ``skip``: samples to leave out
+    from step ``skip_from`` on, for the rest of the job.
     """
 
     members: tuple[str, ...]
     state: StateFrom
     refill: tuple[str, ...] = ()
     cause: str = "failure"
+    skip: tuple[int, ...] = ()
+    skip_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +179,8 @@ def describe(action: Action) -> str:
             return f"spawn {action.mode} {action.role}"
         case Form():
             refill = f", refilling {' '.join(action.refill)}" if action.refill else ""
-            return f"form {' '.join(action.members)} with state from {action.state.value}{refill}"
+            skip = f", without samples {' '.join(map(str, action.skip))}" if action.skip else ""
+            return f"form {' '.join(action.members)} with state from {action.state.value}{refill}{skip}"
         case Pause():
             return f"{'save a checkpoint and ' if action.save else ''}pause after the next commit"
         case _:

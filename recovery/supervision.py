@@ -62,6 +62,7 @@ class Timing:
     join_timeout_s: float = 60.0
     park_timeout_s: float = 1.0
     unforced_park_s: float = 0.25
+    examine_timeout_s: float = 60.0
     blame_grace_s: float = 0.3
     end_timeout_s: float = 5.0
     kill_timeout_s: float = 10.0

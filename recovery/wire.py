@@ -22,7 +22,8 @@ class Message(BaseModel):
 
 class Join(Message):
     """To a rank: become ``rank`` of ``generation``. ``source``: rank that sends its state to ``receivers``;
-    ``restore``: rank 0 first loads the newest good checkpoint."""
+    ``restore``: rank 0 first loads the newest good checkpoint; ``skip``: samples left out, each with the first step
+    without it; ``examine``: the step at which a non-finite value is to be traced to samples (0: none)."""
 
     type: Literal["join"] = "join"
     generation: int
@@ -33,6 +34,8 @@ class Join(Message):
     receivers: list[int]
     restore: bool
     timeout_s: float
+    skip: dict[int, int] = {}
+    examine: int = 0
 
 
 class Abort(Message):
@@ -83,6 +86,7 @@ class Parked(Message):
     why: Literal["aborted", "pause", "nonfinite", "failed"]
     blamed: list[int] = []
     error: str = ""
+    samples: list[int] = []
 
 
 class Joined(Message):

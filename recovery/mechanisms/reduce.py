@@ -152,6 +152,10 @@ class GradientReducer:
             save=tail[_SAVE] > 0,
         )  # fmt: skip
 
+    def all_finite(self) -> bool:
+        """Whether this rank's own gradients, as they are now, are finite."""
+        return all(_all_finite(bucket.gradients) for bucket in self._buckets)
+
     def clip(self, grad_norm: float, limit: float) -> None:
         """Scale gradients so that their norm is at most ``limit`` (as torch.nn.utils.clip_grad_norm_ does)."""
         scale = limit / (grad_norm + 1e-6)

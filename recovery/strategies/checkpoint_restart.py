@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+from recovery import fallback
 from recovery.strategy import (
     ClusterView,
     Decision,
@@ -38,9 +40,14 @@ class CheckpointRestart(Strategy):
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)
-        return Decision(
-            actions=(*kills, *spawns, form), reason=f"{self.restart} restart from the newest good checkpoint"
-        )
+        reason = f"{self.restart} restart from the newest good checkpoint"
+        traced = fallback.skip(view)
+        if traced is not None:
+            if not isinstance(traced.actions[0], Form):
+                return traced  # too many: it gives up
+            form = replace(form, skip=traced.actions[0].skip, skip_from=traced.actions[0].skip_from)
+            reason = f"{traced.reason}; {reason}"
+        return Decision(actions=(*kills, *spawns, form), reason=reason)
 
     def on_notice(self, view: ClusterView) -> Decision:
         """Save a checkpoint at the next step boundary, and park there."""

@@ -27,7 +27,7 @@ class DropReplica(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form or shrink, whichever loses least."""
-        whole = fallback.refill(view) or fallback.rejoin_all(view)
+        whole = fallback.skip(view) or fallback.refill(view) or fallback.rejoin_all(view)
         if whole:
             return whole
         return fallback.shrink(view, refill_world=self.rejoin, why="the lost rank is dropped")

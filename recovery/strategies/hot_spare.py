@@ -29,7 +29,7 @@ class HotSpare(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""
-        whole = fallback.refill(view) or fallback.rejoin_all(view)
+        whole = fallback.skip(view) or fallback.refill(view) or fallback.rejoin_all(view)
         if whole:
             return whole
         lost = fallback.lost(view)

@@ -14,9 +14,8 @@ from recovery.processes import become_subreaper, in_sessions, readable, start_ti
 
 __all__ = [
     "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
-    "free_shared_memory", "in_sessions",
-    "is_same", "listens", "memory_bytes", "readable", "shared_memory_names", "signal_exactly", "since", "start_time",
-    "state", "with_descendants",
+    "free_shared_memory", "in_sessions", "is_same", "listens", "memory_bytes", "readable", "shared_memory_names",
+    "since", "start_time", "state", "with_descendants",
 ]  # fmt: skip
 
 _SHM = Path("/dev/shm")
@@ -66,23 +65,6 @@ def end(pid: int, started: int, *, limit_s: float) -> Ending:
         return "gone"
     except PermissionError:
         return "refused"
-    finally:
-        os.close(pidfd)
-
-
-def signal_exactly(pid: int, started: int, signum: int) -> bool:
-    """Signal one process if it is still that very one; says whether the signal was delivered."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not is_same(pid, started):
-            return False
-        signal.pidfd_send_signal(pidfd, signum)
-        return True
-    except (ProcessLookupError, PermissionError):
-        return False
     finally:
         os.close(pidfd)
 

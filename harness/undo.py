@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -54,31 +53,6 @@ class KillProcess(Undo):
         if ending == "gone":
             return nothing(f"{who} is gone")
         return done(f"killed {who}") if ending == "ended" else failed(f"{who} {_why(ending)}")
-
-
-class ContinueProcess(Undo):
-    """Let a stopped process go on."""
-
-    do: Literal["continue-process"] = "continue-process"
-    pid: int = Field(gt=1)
-    start_time: int
-    name: str = ""
-
-    @classmethod
-    def of(cls, pid: int, name: str = "") -> ContinueProcess:
-        """The record for a process that lives now."""
-        return cls(pid=pid, start_time=processes.start_time(pid), name=name)
-
-    def intent(self) -> str:
-        """For people."""
-        return f"continue {_who(self.pid, self.name)}"
-
-    def _undo(self) -> Outcome:
-        if processes.state(self.pid) in "Tt" and processes.signal_exactly(
-            self.pid, self.start_time, signal.SIGCONT
-        ):
-            return done(f"continued {_who(self.pid, self.name)}")
-        return nothing(f"{_who(self.pid, self.name)} is not stopped")
 
 
 class KillSession(Undo):
@@ -241,25 +215,6 @@ class RemoveTree(Undo):
         return done(f"removed {self.path}")
 
 
-class RestoreFile(Undo):
-    """Put a file back: ``backup``, made by the run beside it, takes its place again."""
-
-    outlives_boot: ClassVar[bool] = True
-    do: Literal["restore-file"] = "restore-file"
-    path: Path
-    backup: Path
-
-    def intent(self) -> str:
-        """For people."""
-        return f"restore {self.path}"
-
-    def _undo(self) -> Outcome:
-        if not self.backup.exists():
-            return nothing(f"{self.path} is as it was")
-        os.replace(self.backup, self.path)
-        return done(f"restored {self.path}")
-
-
 class RemoveQdisc(Undo):
     """Remove the root queue of a network device, if it is the one the run put there (by its ``handle``, ``c4a0:``)."""
 
@@ -309,8 +264,7 @@ class FreeShm(Undo):
 
 
 AnyUndo = Annotated[
-    KillProcess | ContinueProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RestoreFile
-    | RemoveQdisc | FreeShm,
+    KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm,
     Field(discriminator="do"),
 ]  # fmt: skip
 
@@ -345,7 +299,7 @@ def _empty(group: Path) -> None:
         if (group / name).exists():
             (group / name).write_text(value)
     for word in (group / "cgroup.procs").read_text().split():
-        processes.end(int(word), processes.start_time(int(word)), limit_s=KILL_LIMIT_S)
+        processes.end(int(word), processes.start_time(int(word)), limit_s=0.0)
 
 
 def _tc(command: list[str]) -> str | None:

@@ -12,7 +12,6 @@ import pytest
 from chaos.errors import InfrastructureError
 from harness.ledger import Ledger, read_open
 from harness.undo import (
-    ContinueProcess,
     FreeShm,
     KillMarked,
     KillProcess,
@@ -20,7 +19,6 @@ from harness.undo import (
     RemoveCgroup,
     RemoveQdisc,
     RemoveTree,
-    RestoreFile,
     Unmount,
 )
 from harness.undoing import Undo
@@ -28,13 +26,11 @@ from harness.undoing import Undo
 HERE = Path("/somewhere")
 RECORDS: list[Undo] = [
     KillProcess(pid=2, start_time=1, name="w0"),
-    ContinueProcess(pid=2, start_time=1),
     KillSession(sid=2, start_time=1, marker="m"),
     KillMarked(marker="12345678", since=3),
     Unmount(path=HERE, source="chaos"),
     RemoveCgroup(path=HERE),
     RemoveTree(path=HERE, inside=HERE),
-    RestoreFile(path=HERE, backup=HERE),
     RemoveQdisc(device="eth0", handle="1:"),
     FreeShm(run=HERE, since_ns=4),
 ]
@@ -91,7 +87,7 @@ def test_only_what_outlives_the_machine_is_forced_to_the_disk(
     for record in RECORDS:
         before = len(forced)
         ledger.will(record)
-        assert len(forced) - before == isinstance(record, RemoveTree | RestoreFile)
+        assert len(forced) - before == isinstance(record, RemoveTree)
 
 
 @pytest.mark.parametrize("undo", [{"do": "later-invention"}, "kill", None, {"do": "kill-process", "pid": 1}])

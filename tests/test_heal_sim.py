@@ -89,13 +89,13 @@ def make_world(world: Path) -> None:
         SimCluster.spawn, SimCluster.wait, ProcessHandle.signal, ProcessSite._aim,
     )  # fmt: skip
 
-    def spawning(cluster: SimCluster, name: str, role: str, mode: str) -> int:
+    def spawning(cluster: SimCluster, name: str, *how: str) -> int:
         place = world / f"process-{name}-{os.getpid()}"
         cluster.records = getattr(cluster, "records", {})  # type: ignore[attr-defined]
         ledger = Ledger(Path(cluster._config.events).parents[1] / "ledger.jsonl")
         cluster.records[name] = (ledger, ledger.will(RemoveTree(path=place, inside=world)), place)  # type: ignore[attr-defined]
         place.mkdir()
-        return spawn(cluster, name, role, mode)
+        return spawn(cluster, name, *how)
 
     def waiting(cluster: SimCluster, timeout_s: float) -> list[Any]:
         reports = wait(cluster, timeout_s)

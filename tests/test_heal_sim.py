@@ -114,9 +114,9 @@ def make_world(world: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
         signal_process(handle, signum)
 
-    def aiming(site: ProcessSite, process: str, *arguments: Any) -> Aim:
-        place = world / f"stopped-{process}-{os.getpid()}"
-        aim = aim_at(site, process, *arguments)
+    def aiming(site: ProcessSite, *arguments: Any) -> Aim:
+        aim = aim_at(site, *arguments)
+        place = world / f"stopped-{aim.processes[0]}-{os.getpid()}"
         return Aim(**{**vars(aim), "undo": (RemoveTree(path=place, inside=world),)})
 
     SimCluster.spawn, SimCluster.wait = spawning, waiting  # type: ignore[method-assign]

@@ -144,7 +144,7 @@ def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], i
                 names[event.data["pid"]] = event.data["process"]
             elif event.kind is Kind.GENERATION_STARTED:
                 members = list(event.data["members"])
-            elif event.kind is Kind.STEP_COMMITTED:
+            elif event.kind in (Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
                 step = max(step, event.step or 0)
     return names, members, step
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from chaos.errors import LogError
-from chaos.events import Kind, Log, read_log
+from chaos.events import Event, Kind, Log, read_log
+from harness.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
 from reports._facts import arms_of, incidents_of, median_incident
@@ -63,7 +64,7 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     zero = start_ns(log)
     rows = [
         (e.generation, e.step, e.data["rank"], (e.time_ns - zero) / 1e9, e.data["samples"], e.data["loss"])
-        for e in log.of(Kind.STEP_COMMITTED)
+        for e in commits_of(log)
         if e.step is not None
     ]
     if not rows:
@@ -78,6 +79,14 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     return ArmSeries(
         arm=arm, steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True), healed=healed
     )
+
+
+def commits_of(log: Log) -> list[Event]:
+    """Commits as the ranks logged them; of a command, what its reports come to, at the moment each step ended."""
+    started = log.first(Kind.RUN_STARTED)
+    if started is None or not started.data.get("observed"):
+        return list(log.of(Kind.STEP_COMMITTED))
+    return [replace(run.commits[0], time_ns=run.end_ns) for run in history_of(log).runs]
 
 
 def start_ns(log: Log) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from chaos.errors import LogError
 from chaos.events import ORCHESTRATOR, Event, Kind, Log, read_log
+from harness.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
 from reports._series import start_ns
@@ -74,12 +75,23 @@ def _lanes(log: Log | None, arm: ArmResult, results: Results, left: int) -> dict
         lanes[ORCHESTRATOR, "generations"] = list(_generations(log, zero))
         for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.CHECKPOINT_COMMITTED):
             lanes[event.actor, "state"].append(_state(event, zero))
+        lanes[ORCHESTRATOR, "steps"] = list(_observed(log, zero, left))
         commits = list(log.of(Kind.STEP_COMMITTED))
         if len(commits) * (len(PHASES) + 1) <= left:
             for event in commits:
                 lanes[event.actor, "steps"].append(_step(event, zero))
                 lanes[event.actor, "phases"] += list(_phases(event, zero))
     return {lane: clip(spans) for lane, spans in sorted(lanes.items(), key=_lane_order) if spans}
+
+
+def _observed(log: Log, zero: int, left: int) -> Iterator[Span]:
+    """The steps of a command, which only its observer has seen."""
+    started = log.first(Kind.RUN_STARTED)
+    if started is None or not started.data.get("observed"):
+        return
+    for run in history_of(log).runs[: max(0, left)]:
+        args = {"generation": run.generation, "loss": _json(run.loss)}
+        yield Span(name=f"step {run.step}", start=_us(run.start_ns, zero), end=_us(run.end_ns, zero), args=args)
 
 
 def _lane_order(item: tuple[Lane, list[Span]]) -> tuple[bool, str, int]:

@@ -91,7 +91,9 @@ def _observed(log: Log, zero: int, left: int) -> Iterator[Span]:
         return
     for run in history_of(log).runs[: max(0, left)]:
         args = {"generation": run.generation, "loss": _json(run.loss)}
-        yield Span(name=f"step {run.step}", start=_us(run.start_ns, zero), end=_us(run.end_ns, zero), args=args)
+        yield Span(
+            name=f"step {run.step}", start=_us(run.start_ns, zero), end=_us(run.end_ns, zero), args=args
+        )
 
 
 def _lane_order(item: tuple[Lane, list[Span]]) -> tuple[bool, str, int]:

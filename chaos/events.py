@@ -38,6 +38,8 @@ class Kind(StrEnum):
     COMMAND_STARTED = "command_started"
     COMMAND_ENDED = "command_ended"
     STEP_REPORTED = "step_reported"
+    # orchestrator: what the health source says
+    HEALTH_REPORTED = "health_reported"
     # orchestrator: faults
     FAULT_PLANNED = "fault_planned"
     FAULT_INJECTED = "fault_injected"
@@ -46,6 +48,7 @@ class Kind(StrEnum):
     FAULT_HEALED = "fault_healed"
     # orchestrator: detection and recovery
     FAILURE_DETECTED = "failure_detected"
+    COORDINATOR_ADOPTED = "coordinator_adopted"
     ABORT_SENT = "abort_sent"
     SURVIVORS_PARKED = "survivors_parked"
     DECISION = "decision"
@@ -86,7 +89,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; node: its number; device: its slot
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
         Kind.PROCESS_READY: frozenset({"process"}),
-        # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when first, if we did); last_seq: last event the process claims
+        # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when first, if we did);
+        # last_seq: last event the process claims
         Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
         # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
@@ -97,6 +101,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what a command said of its progress. rank: None where it did not say; samples: of that rank alone;
         # reported_ns: when it said so, by its own (the host's) clock; source: beacon|output
         Kind.STEP_REPORTED: frozenset({"rank", "loss", "samples", "reported_ns", "source"}),
+        # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device, node, rank: whose, or
+        # None; source: nvml|injected
+        Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
@@ -106,6 +113,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
         # failure: running number; cause: exit|hang|error|nonfinite|start-timeout|notice; process and rank blamed
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
+        # a supervisor took the job over from one that was lost. down_s: nobody supervised for so long; events: lines
+        # of the log it knows the job by; stage: the lost one's, for people
+        Kind.COORDINATOR_ADOPTED: frozenset({"down_s", "events", "members", "stage"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),

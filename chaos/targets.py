@@ -152,6 +152,12 @@ class RankTarget(Protocol):
     def shift_samples(self, by: int) -> None:
         """Have this step compute the content of samples so many further on."""
 
+    def due_samples(self) -> Sequence[int]:
+        """The global batch of the step of the injection, the same on every rank."""
+
+    def poison_sample(self, sample: int | None) -> None:
+        """Have the loss of a sample be NaN whenever this rank computes it (None: of no sample any more)."""
+
     def set_data_delay(self, seconds: float) -> None:
         """Have the data phase of each step take so much longer (0: no more), without a sign of life."""
 
@@ -228,7 +234,7 @@ class CoordinatorTarget(Protocol):
 
 
 class HealthTarget(Protocol):
-    """What a HEALTH fault may touch: the health source that monitors read."""
+    """What a HEALTH fault may touch: the health source that monitors read, on behalf of one rank's device or a node."""
 
-    def report(self, *, node: int | None, rank: int | None, event: Mapping[str, Any]) -> None:
+    def report(self, *, what: str, code: int) -> None:
         """Have the source report an event, as a driver would."""

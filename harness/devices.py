@@ -81,6 +81,10 @@ class Board:
         self._device_of[process] = device
         return device
 
+    def device_of(self, process: str) -> str | None:
+        """The device a process was started on."""
+        return self._device_of.get(process)
+
     def refuse(self, process: str) -> str:
         """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no other is left."""
         device = self._device_of[process]

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from chaos.fault import Need
 from chaos.scenario import Cell
 from chaos.targets import LinkShape, StorageTarget
+from harness.health import Reading
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
 from harness.workload import DataInfo
@@ -136,6 +137,9 @@ class Cluster(Protocol):
 
     def undo(self, name: str, pid: int) -> Undo | None:
         """The record by which anybody can get rid of a process it has spawned; None: there is no real one."""
+
+    def hardware(self) -> Sequence[Reading]:
+        """What the machine's own monitors reported since the last call."""
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message; False when the process is gone."""

@@ -9,19 +9,23 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from chaos import schedule
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
 from chaos.fault import Fault
 from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
 from harness.devices import Board
+from harness.grip import Absence, CoordinatorLost, Grip
+from harness.health import HealthSource
 from harness.injector import Injector
-from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Said, StoreControl
+from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Report, Said, StoreControl
 from harness.ledger import Ledger
 from harness.placement import Placement
+from recovery.adoption import past
 from recovery.controller import Controller, Stage, Timing
 from recovery.marks import Mark
 from recovery.strategy import Strategy
@@ -66,15 +70,16 @@ class Orchestrator:
         self._spawned = 0
         self._exited: set[str] = set()
         self._names: list[str] = []
+        self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
         self._board = Board(cluster.places)
         self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
         self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
         spec = setup.cell.scenario.workload
-        self.controller = Controller(
-            strategy, self, world=spec.ranks, steps=spec.steps, store_port=cluster.store_port, timing=timing
-        )
+        self._timing = timing
         self.strategy = strategy
+        self._absence: Absence | None = None
+        self.controller = self._new_controller()
         plan: tuple[schedule.PlannedFault, ...] = ()
         if setup.arm == "faulted":
             plan = schedule.plan_scenario(
@@ -87,12 +92,23 @@ class Orchestrator:
         self._last_commit = (0, 0)
         self._later: list[tuple[int, Callable[[], None]]] = []
 
+    def _new_controller(self) -> Controller:
+        spec = self.setup.cell.scenario.workload
+        self._grip = Grip(self, self.before_act)
+        return Controller(
+            self.strategy, self._grip, world=spec.ranks, steps=spec.steps, store_port=self.cluster.store_port,
+            timing=self._timing,
+        )  # fmt: skip
+
+    def before_act(self, act: str) -> None:
+        """Called before each act of the coordinator; tests override it."""
+
     def run(self) -> str:
         """Play the arm to its end and return the outcome; everything is healed and gone afterwards, however it ends."""
         self._begin()
         try:
             self.injector.announce()
-            self.controller.start()
+            self._supervise(self.controller.start)
             self._last_commit = (0, self.now_ns())
             while not self.controller.done:
                 self._turn(TICK_S)
@@ -110,37 +126,92 @@ class Orchestrator:
 
     def _turn(self, timeout_s: float) -> None:
         for report in self.cluster.wait(timeout_s):
-            if isinstance(report, Said):
-                self._on_said(report)
-            else:
-                self._on_exit(report)
-        self.controller.store_is_at(self.cluster.store_port)
-        self.controller.tick()
+            self._hear(report)
+        if self._absence is not None and (self.now_ns() >= self._absence.until_ns or self._stop.signum):
+            self._take_over(self._absence)
+        self._supervise(lambda: self.controller.store_is_at(self.cluster.store_port))
+        self._supervise(lambda: self.controller.tick())
         self.injector.tick(self.controller.committed)
         self._do_what_is_due()
+        self._read_health()
         self._check_bounds()
         committed = self.controller.committed
         if committed > self._last_commit[0]:
             self._last_commit = (committed, self.now_ns())
         self._watcher.on_progress(self.setup, committed, self.now_ns())
 
+    def _hear(self, report: Report) -> None:
+        if isinstance(report, Exited):
+            self._note_exit(report)
+        if self._absence is not None and not (isinstance(report, Said) and isinstance(report.message, Extra)):
+            self._absence.held.append(report)
+        elif isinstance(report, Said):
+            self._on_said(report)
+        else:
+            self._supervise(lambda: self.controller.on_exit(report.process, report.how))
+
+    def _supervise(self, act: Callable[[], None]) -> None:
+        """Let the coordinator do something, if there is one; it may be lost in the middle of it."""
+        if self._absence is None:
+            try:
+                act()
+            except CoordinatorLost:
+                pass
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether somebody supervises the job now."""
+        return self._absence is None
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """See harness.scene.Scene. The injector and this log are no part of what is lost: they are the test's."""
+        now = self.now_ns()
+        self._grip.lost = True
+        self._absence = Absence(
+            since_ns=now, until_ns=now + int(down_s * 1e9), stage=self.controller.stage.value
+        )
+
+    def _take_over(self, absence: Absence) -> None:
+        """Another coordinator, which knows the log, and hears what nobody heard."""
+        log = read_actor(self.setup.run.events(self.setup.id) / f"{ORCHESTRATOR}.jsonl")
+        self._absence = None
+        self.controller = self._new_controller()
+        known = past(log.events, self._asked_ns)
+        down_s = (self.now_ns() - absence.since_ns) / 1e9
+        self.record(
+            Kind.COORDINATOR_ADOPTED, generation=known.generation, down_s=round(down_s, 6), events=len(log.events),
+            members=list(known.members), stage=absence.stage,
+        )  # fmt: skip
+        self._supervise(lambda: self.controller.adopt(known))
+        for rank, process in enumerate(known.members):
+            if process not in self._exited:
+                self.injector.arm(process, rank)
+        for report in absence.held:
+            if isinstance(report, Said):
+                self._hear(report)
+            elif self._absence is None:
+                self._supervise(partial(self.controller.on_exit, report.process, report.how))
+
     def _on_said(self, report: Said) -> None:
         message = report.message
         if isinstance(message, Extra):
             self.injector.on_said(report.process, self._rank_of(report.process), message)
             return
-        self.controller.on_message(report.process, message)
+        self._supervise(lambda: self.controller.on_message(report.process, message))
         if isinstance(message, CheckpointNote) and message.state in ("saving", "committed"):
             self.injector.on_event(f"checkpoint_{message.state}")
 
-    def _on_exit(self, report: Exited) -> None:
+    def _note_exit(self, report: Exited) -> None:
         self._exited.add(report.process)
         self.record(
             Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
             signal=report.signal, expected=self.controller.exit_was_expected(report.process),
             last_seq=self.cluster.mark(report.process).last_seq, asked_ns=self._asked_ns.get(report.process),
         )  # fmt: skip
-        self.controller.on_exit(report.process, report.how)
+
+    def _read_health(self) -> None:
+        for reading in (*self.cluster.hardware(), *self.health.read()):
+            self.record(Kind.HEALTH_REPORTED, **reading.model_dump())
 
     def _do_what_is_due(self) -> None:
         now = self.now_ns()
@@ -152,7 +223,7 @@ class Orchestrator:
     def _check_bounds(self) -> None:
         if self._stop.signum:
             name = signals.Signals(self._stop.signum).name
-            self.controller.stop("interrupted", name)
+            self._supervise(lambda: self.controller.stop("interrupted", name))
         now = self.now_ns()
         if self._rules and self.controller.stage is not Stage.ENDING:
             world = range(self.setup.cell.scenario.workload.ranks)
@@ -162,7 +233,7 @@ class Orchestrator:
                 failures=self._tally.failures, nonfinite=self._tally.nonfinite,
             )  # fmt: skip
             if reason := to_stop(self._rules, facts):
-                self.controller.stop("halted", reason)
+                self._supervise(partial(self.controller.stop, "halted", reason))
 
     def _begin(self) -> None:
         scenario = self.setup.cell.scenario
@@ -208,7 +279,8 @@ class Orchestrator:
         while len(self._exited) < len(self._names) and self.now_ns() < deadline:
             for report in self.cluster.wait(TICK_S):
                 if isinstance(report, Exited):
-                    self._on_exit(report)
+                    self._note_exit(report)
+                    self._supervise(partial(self.controller.on_exit, report.process, report.how))
 
     # ---- Hands and Scene
 
@@ -293,6 +365,10 @@ class Orchestrator:
     def on_node(self, node: int) -> list[str]:
         """Who lives on a node."""
         return self._placement.on(node, self._living())
+
+    def device_of(self, process: str) -> str | None:
+        """Where it was started."""
+        return self._board.device_of(process)
 
     def refuse_device(self, process: str) -> str:
         """Its device takes nobody any more."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events import Event, Kind
 from chaos.targets import StorageTarget
+from harness.health import HealthSource
 from harness.launcher import ArmSetup, GroupControl, LinkControl, StoreControl
 from harness.ledger import Ledger
 from recovery.wire import Message
@@ -17,6 +18,13 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether somebody supervises the job now."""
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """Whoever supervises the job forgets everything; another takes over ``down_s`` seconds later."""
 
     @property
     def store(self) -> StoreControl | None:
@@ -33,6 +41,13 @@ class Scene(Protocol):
     @property
     def groups(self) -> GroupControl | None:
         """Limits on memory, if the arm's faults need them."""
+
+    @property
+    def health(self) -> HealthSource | None:
+        """The source that monitors read, if anybody reads one."""
+
+    def device_of(self, process: str) -> str | None:
+        """The device a process was started on, if known."""
 
     def now_ns(self) -> int:
         """Clock of the arm."""

@@ -218,6 +218,7 @@ class FakeRank:
         self.optimizer.step()
         self.forward: dict[str, Any] = {}
         self.rng, self.samples, self.data_delay_s = 7, [1, 2, 3], 0.0
+        self.poison: int | None = None
         self.pending: list[Callable[[], None]] = []
 
     def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
@@ -243,6 +244,12 @@ class FakeRank:
     def shift_samples(self, by: int) -> None:
         self.samples = [sample + by for sample in self.samples]
 
+    def due_samples(self) -> list[int]:
+        return [3, 1, 4]
+
+    def poison_sample(self, sample: int | None) -> None:
+        self.poison = sample
+
     def set_data_delay(self, seconds: float) -> None:
         self.data_delay_s = seconds
 
@@ -261,7 +268,7 @@ class FakeRank:
         loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
         slots = [t.numpy().tobytes() for t in self.tensors("optimizer_state").values()]
         passing = {surface: flat.tolist() for surface, flat in self.forward.items()}
-        others = (str(passing), self.rng, tuple(self.samples), self.data_delay_s, len(self.pending))
+        others = (str(passing), self.rng, tuple(self.samples), self.data_delay_s, len(self.pending), self.poison)
         return (*slots, *others, *values, *grads, *self.body.done, *self.signs.look(), self.link, self.slowdown, str(loss), self.disk)
 
 
@@ -354,11 +361,25 @@ class FakeStorage:
         return (self.full, self.read_only)
 
 
+class FakeHealth:
+    """A health source."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, int]] = []
+
+    def report(self, *, what: str, code: int) -> None:
+        self.reports.append((what, code))
+
+    def look(self) -> tuple[Any, ...]:
+        return tuple(self.reports)
+
+
 FAKES: dict[Where, Callable[[Path], Any]] = {
     Where.PROCESS: lambda folder: FakeProcess(),
     Where.NODE: lambda folder: FakeNode(),
     Where.RANK: lambda folder: FakeRank(),
     Where.CHECKPOINT: FakeCheckpoint,
+    Where.HEALTH: lambda folder: FakeHealth(),
     Where.LINK: lambda folder: FakeLinks(),
     Where.STORE: lambda folder: FakeStore(),
     Where.STORAGE: FakeStorage,

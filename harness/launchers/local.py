@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from chaos.fault import Need
 from chaos.scenario import Cell
 from harness import processes
 from harness.cgroups import CgroupControl, lacks_cgroup
+from harness.health import Reading, nvml_events
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.ledger import Ledger
 from harness.links.client import LinkProxy
@@ -29,6 +30,7 @@ from recovery.local import Children, rank_environment, start_store
 from recovery.marks import Mark
 from recovery.wire import Message
 
+HARDWARE_EVERY_S = 1.0
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
 WARM_MODULES = (
     "numpy.random", "torch", "torch._dynamo", "torch.distributed.checkpoint", "harness.rank_faults", "harness.training",
@@ -112,6 +114,8 @@ class LocalCluster:
         self._setup = setup
         self._children = Children()
         self.places = places(setup)[0]
+        self._nvml = nvml_events() if self.places[0].startswith("cuda") else None
+        self._hardware_due_s = 0.0
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
@@ -151,6 +155,14 @@ class LocalCluster:
         """A rank leads a session of its own."""
         self._sessions.append(KillSession.of(pid, name))
         return self._sessions[-1]
+
+    def hardware(self) -> Sequence[Reading]:
+        """What NVML says, where there is a driver; asked at most once a second."""
+        now = time.monotonic()
+        if self._nvml is None or now < self._hardware_due_s:
+            return ()
+        self._hardware_due_s = now + HARDWARE_EVERY_S
+        return self._nvml.read()
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""

@@ -367,8 +367,26 @@ class ScriptArm:
         return self.observer.process_of(rank)
 
     @property
+    def has_coordinator(self) -> bool:
+        """A command may have one; we do not know it."""
+        return False
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """Nobody asks for it: no launcher of a command offers it."""
+        raise RuntimeError("a command has no coordinator that could be lost")
+
+    @property
     def store(self) -> None:
         """A command has its own."""
+
+    @property
+    def health(self) -> None:
+        """Nobody reads a health source for a command yet."""
+        return None
+
+    def device_of(self, process: str) -> str | None:
+        """A command chooses its devices itself."""
+        return None
 
     @property
     def groups(self) -> None:

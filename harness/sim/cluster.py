@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from chaos import plugins
 from harness import devices
+from harness.health import Reading
 from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
@@ -83,6 +85,10 @@ class SimCluster:
     def undo(self, name: str, pid: int) -> Undo | None:
         """It exists in memory only."""
         return None
+
+    def hardware(self) -> Sequence[Reading]:
+        """There is none."""
+        return ()
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""

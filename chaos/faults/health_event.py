@@ -1,0 +1,45 @@
+"""A driver reports something about a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.targets import HealthTarget
+
+
+class HealthEvent(Fault):
+    """An entry in the health source that monitors read, as a driver makes one: an XID, an ECC, thermal or NVLink event.
+    Emulated: the device itself is well. Strategies do not react to it yet.
+
+    ``code``: number of the XID (79: fallen off the bus, 94: contained ECC), else a count, or degrees. Landed: the
+    source's reader reported it.
+    """
+
+    where: ClassVar[Where] = Where.HEALTH
+    fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    harmless: ClassVar[bool] = True
+
+    what: Literal["xid", "ecc", "thermal", "nvlink"] = "xid"
+    code: int = Field(default=94, ge=0, le=100_000)
+
+    def act(self, target: HealthTarget) -> Mapping[str, Any]:
+        """Report it."""
+        target.report(what=self.what, code=self.code)
+        return {"what": self.what, "code": self.code}
+
+    def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
+        """What the reader of the source made of it."""
+        for event in events:
+            if event.kind is not Kind.HEALTH_REPORTED or event.time_ns < occurrence.time_ns:
+                continue
+            same = (event.data["what"], event.data["code"]) == (self.what, self.code)
+            whose = all(event.data[key] == occurrence.target.get(key) for key in ("rank", "node"))
+            if same and whose:
+                evidence = {key: event.data[key] for key in ("what", "code", "device")}
+                return Landed(witness="reader of the health source", evidence=evidence)
+        return None

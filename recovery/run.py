@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from chaos.errors import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_TERMINATED, ChaosError
 from chaos.events import Event, Kind
 from recovery import strategies
-from recovery.strategy import Strategy
+from recovery.strategy import Cause, Strategy
 from recovery.supervision import Timing
 from recovery.supervisor import JobSpec, Supervisor
 
@@ -172,13 +172,18 @@ class _Shown:
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
+        self._steps = 0
 
     def on_event(self, event: Event) -> None:
         """A line, if the event is worth one."""
         if event.kind is Kind.PROCESS_SPAWNED:
             self._pids[event.data["process"]] = event.data["pid"]
         text = _describe(event)
-        if event.kind is Kind.GENERATION_READY:
+        if event.kind is Kind.RUN_STARTED:
+            self._steps = event.data["steps"]
+        if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
+            text += f": of {self._steps} none is left"
+        elif event.kind is Kind.GENERATION_READY:
             text += f"; pids {' '.join(str(self._pids[name]) for name in event.data['members'])}"
         if text:
             _say(text)
@@ -206,7 +211,8 @@ def _describe(event: Event) -> str:
         case Kind.FAILURE_DETECTED:
             who = data["process"] or "no rank"
             who = who if data["rank"] is None else f"rank {data['rank']} ({who})"
-            return f"failure: {who}, {data['cause']}: {data['detail']}"
+            word = "notice" if data["cause"] == Cause.NOTICE else "failure"
+            return f"{word}: {who}, {data['cause']}: {data['detail']}"
         case Kind.DECISION:
             return f"decision: {data['reason']}"
         case Kind.LEFTOVERS if data["processes"]:

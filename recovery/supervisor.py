@@ -18,7 +18,7 @@ from recovery.joining import Seat
 from recovery.local import Children, Exited, Said, rank_environment, start_store
 from recovery.marks import Mark
 from recovery.script import ScriptConfig
-from recovery.strategy import StateFrom, Strategy
+from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
 TICK_S = 0.02
@@ -226,8 +226,9 @@ class Supervisor:
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Write an event; notes when a failure began."""
-        if kind is Kind.FAILURE_DETECTED and self._failed_s is None and data["rank"] is not None:
+        """Write an event; notes when a failure that stops training began."""
+        stops = kind is Kind.FAILURE_DETECTED and data["rank"] is not None and data["cause"] != Cause.NOTICE
+        if stops and self._failed_s is None:
             self._failed_s, self._failed_step = self.now_s(), self.controller.committed
         return self._write(kind, step=step, generation=generation, **data)
 

@@ -109,10 +109,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         job.process.communicate(timeout=LIMIT_S)
 
 
-def kill(pid: int) -> None:
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     """Through a pidfd, as an operator's tool would."""
     fd = os.pidfd_open(pid)
-    signal.pidfd_send_signal(fd, signal.SIGKILL)
+    signal.pidfd_send_signal(fd, signum)
     os.close(fd)
 
 
@@ -148,6 +148,19 @@ def test_a_killed_rank_is_recovered_without_the_harness(
         assert job.digest() == unharmed
     (finished,) = job.of("orchestrator", Kind.RUN_FINISHED)
     assert (finished.data["outcome"], finished.data["committed_step"]) == ("completed", STEPS)
+
+
+@pytest.mark.real
+def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
+    start: Callable[..., Running], unharmed: dict[str, object]
+) -> None:
+    job = start("--ranks", "4", RECOVERABLE, EPOCHS)
+    job.wait_for(lambda: job.trained(40))
+    kill(job.pid_of("w1"), signal.SIGTERM)
+    assert job.end() == 0, job.said
+    assert "recovery: notice: rank 1 (w1)" in job.said and "recovery: failure" not in job.said
+    assert "w1" not in job.of("orchestrator", Kind.GENERATION_READY)[-1].data["members"]
+    assert job.digest() == unharmed
 
 
 @pytest.mark.real

@@ -132,6 +132,11 @@ def _code(character: str | bytes | int) -> int:
     return character if isinstance(character, int) else ord(character)
 
 
+def _halved(text: str) -> bool:
+    """Whether there are surrogates in it, which no encoding takes."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
 class _Builder:
     """Turns a node graph into plain values, and notes where everything stands."""
 
@@ -170,6 +175,9 @@ class _Builder:
                 self._problem(key_node, "a key must be plain text", None)
                 continue
             key, at = key_node.value, self._span(key_node)
+            if _halved(key):
+                self._problem(key_node, "a key holds half of a surrogate pair", None)
+                continue
             if key in built:
                 first = self.keys[(*loc, key)].line
                 self.problems.append(
@@ -191,7 +199,7 @@ class _Builder:
                 return self._int(node, text, loc) if kind == "int" else self._float(node, text, loc)
             except ValueError:  # forms of YAML 1.1, such as 1:30, which a %YAML directive brings back
                 return self._problem(node, f"{text} is no number", loc)
-        if any("\ud800" <= char <= "\udfff" for char in text):
+        if _halved(text):
             return self._problem(node, "text holds half of a surrogate pair", loc)
         return text
 

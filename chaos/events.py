@@ -104,7 +104,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device, node, rank: whose, or
         # None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
-        # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger
+        # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger;
+        # lasts: it goes on after its act, until it is healed (missing in older logs)
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
         # witness: who saw it, never the injector; evidence: what was seen

@@ -18,8 +18,6 @@ from harness.lineage import History
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
-# kinds that are over once done, whenever their heal is noted
-INSTANT = ("tensor-", "checkpoint-", "process-kill", "exception")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,10 @@ class Episode:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
         if self.injected is None or self.failure is not None or self.failed is not None:
             return False
-        if self.kind.startswith(INSTANT):
-            return False
+        if self.target.get("everywhere"):
+            return False  # it makes a step fail, and none slow
+        if self.planned is None or not self.planned.data.get("lasts", True):
+            return False  # over once done, whenever its heal is noted
         until = self.healed.time_ns if self.healed else end_ns
         return self.injected.time_ns < end_ns and until > start_ns
 
@@ -138,8 +138,7 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
                 continue
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
             due = [failure for failure in left if start <= failure.time_ns < end]
-            hit = episode.processes or (None,)
-            found = [f for f in due if f.data["process"] in hit] if direct else due[:1]
+            found = [f for f in due if _explains(episode, f)] if direct else due[:1]
             if found:
                 paired[index] = found
                 left = [failure for failure in left if failure not in found]
@@ -149,6 +148,13 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
         else episode
         for index, episode in enumerate(episodes)
     ]
+
+
+def _explains(episode: Episode, failure: Event) -> bool:
+    """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
+    if episode.target.get("everywhere"):
+        return bool(failure.data["cause"] == "nonfinite")
+    return failure.data["process"] in (episode.processes or (None,))
 
 
 def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:

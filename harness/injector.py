@@ -27,7 +27,7 @@ from harness.guard import Guard
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
 from harness.sites.process import miss_rank
-from harness.struck import Live, announcement, first_phase
+from harness.struck import Live, announcement, command_of, first_phase, widened
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
@@ -40,6 +40,8 @@ class Injector:
         self, scene: Scene, plan: tuple[PlannedFault, ...], kinds: Mapping[str, type[Fault]]
     ) -> None:
         self._scene = scene
+        plan = widened(plan, kinds, scene.setup.cell.scenario.workload.ranks)
+        self._standing: list[dict[str, Any]] = []  # commands that hold for whoever joins, too
         self._plan = {planned.id: planned for planned in plan}
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
         self._all = plan
@@ -63,7 +65,7 @@ class Injector:
         """Record what is planned, targets resolved."""
         for planned in self._plan.values():
             points = [self._point(planned, point) for point in planned.points]
-            self._scene.record(Kind.FAULT_PLANNED, **announcement(planned, points))
+            self._scene.record(Kind.FAULT_PLANNED, **announcement(planned, self._faults[planned.id], points))
 
     # ---- triggers
 
@@ -88,7 +90,7 @@ class Injector:
         for held in self._holding.values():
             held.pop(rank, None)  # whoever held there has left
         if self._plan:
-            self._scene.send(process, Extra(topic="arm", payload={"points": points}))
+            self._scene.send(process, Extra(topic="arm", payload={"points": points, "standing": self._standing}))
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
         """A rank reached an armed point, or ended a lasting fault."""
@@ -245,16 +247,28 @@ class Injector:
             for process in held.values():
                 self._release(process)
             return
+        if self._faults[planned.id].everywhere:
+            self._fire_everywhere(planned, held, step)
+            return
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
             aim = Aim(target=None, who=who, processes=(process,), rank=rank)
-            live = self._begin(planned, aim, step)
-            command = {
-                "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
-                "params": planned.params, "duration_s": planned.duration_s,
-                "duration_steps": planned.duration_steps,
-            }  # fmt: skip
+            command = command_of(planned, self._begin(planned, aim, step), step)
             self._scene.send(process, Extra(topic="go", payload=command))
+
+    def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
+        """One occurrence in all ranks; those that do not hold hear of it when they are armed anew."""
+        names = tuple(process for _, process in sorted(held.items()))
+        aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
+        command = command_of(planned, self._begin(planned, aim, step), step)
+        self._standing.append(command)
+        self._waiting -= {(planned.id, rank) for rank in planned.ranks}
+        for process in names:
+            self._scene.send(process, Extra(topic="go", payload=command))
+        for rank in planned.ranks:
+            other = self._scene.process_of(rank)
+            if rank not in held and other:
+                self.arm(other, rank)
 
     def _refused(self, planned: PlannedFault, step: int | None) -> bool:
         """Whether the blast radius forbids an occurrence that is due; it is then recorded as failed."""

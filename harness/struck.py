@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.events import Event, Tail
@@ -32,7 +32,8 @@ class Live:
     @property
     def lasts(self) -> bool:
         """Whether it goes on until something ends it."""
-        return self.fault.lasting or self.until_ns is not None or self.until_step is not None
+        timed = self.until_ns is not None or self.until_step is not None
+        return self.fault.lasting or self.fault.everywhere or timed
 
 
 def first_phase(fault: Fault) -> str:
@@ -40,11 +41,30 @@ def first_phase(fault: Fault) -> str:
     return fault.phases[0] if fault.phases and DEFAULT_PHASE not in fault.phases else DEFAULT_PHASE
 
 
-def announcement(planned: PlannedFault, points: Sequence[Point]) -> dict[str, Any]:
+def widened(
+    plan: Sequence[PlannedFault], kinds: Mapping[str, type[Fault]], ranks: int
+) -> tuple[PlannedFault, ...]:
+    """The plan, in which faults that act everywhere hit all ranks."""
+    everybody = tuple(range(ranks))
+    return tuple(replace(each, ranks=everybody) if kinds[each.kind].everywhere else each for each in plan)
+
+
+def command_of(planned: PlannedFault, live: Live, step: int) -> dict[str, Any]:
+    """What a rank's agent is told to do. ``step``: of the injection."""
+    return {
+        "act": True, "fault": planned.id, "occurrence": live.occurrence.number, "kind": planned.kind,
+        "params": planned.params, "duration_s": planned.duration_s, "duration_steps": planned.duration_steps,
+        "step": step, "seed": planned.seed,
+    }  # fmt: skip
+
+
+def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -> dict[str, Any]:
     """What ``fault_planned`` says. ``points``: the planned ones, as the fault moves them."""
+    timed = planned.duration_s is not None or planned.duration_steps is not None
     return {
         "fault": planned.id,
         "kind": planned.kind,
+        "lasts": fault.lasting or fault.may_last or fault.everywhere or timed,
         "target": {
             "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
             "checkpoint": planned.checkpoint,

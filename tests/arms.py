@@ -26,7 +26,10 @@ def control(strategy: str, *, seed: int = 17, spares: int = 0, **more: Any) -> S
 
 def plan(script: Script, fault: str = "kill", kind: str = "process-kill", **target: Any) -> None:
     """The plan entry of a fault."""
-    script.orchestrator(Kind.FAULT_PLANNED, fault=fault, kind=kind, target=target, at={"step": 27})
+    lasts = kind in ("straggler", "link-throttle", "process-stop")
+    script.orchestrator(
+        Kind.FAULT_PLANNED, fault=fault, kind=kind, target=target, at={"step": 27}, lasts=lasts
+    )
 
 
 def inject(

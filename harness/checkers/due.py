@@ -21,7 +21,7 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     if _arrives(fault):
         return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
     if refused:
-        return f"{fault.id} was not fired: {refused[0].data['reason']}"
+        return f"{fault.id}: {refused[0].data['reason']}"
     if fired >= _times(fault, at):
         return None
     return _never_fired(evidence, fault, at, fired)
@@ -68,7 +68,7 @@ def _arrivals(
     if fired:
         return None
     if refused:
-        return f"{fault.id} was never fired: {refused[0].data['reason']}"
+        return f"{fault.id}: {refused[0].data['reason']}"
     lasted = _trained_s(evidence)
     if not times:
         return f"{fault.id}: its probability ruled out every arrival"

@@ -22,7 +22,7 @@ from chaos.events import Event, Kind
 from recovery import strategies
 from recovery.strategy import Cause, Strategy
 from recovery.supervision import Timing
-from recovery.supervisor import JobSpec, Supervisor
+from recovery.supervisor import JobSpec, StopFlag, Supervisor
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -151,19 +151,24 @@ def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", 
 
 
 def _supervise(spec: JobSpec, strategy: Strategy, timing: Timing) -> int:
-    supervisor = Supervisor(spec, strategy, timing, _Shown())
+    stop = StopFlag()
 
     def interrupt(signum: int, _: object) -> None:
-        supervisor.interrupted_by = signum
+        stop.signum = signum
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    outcome = supervisor.run()
+    # Before anything is started: an early Ctrl-C must end what has been.
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        supervisor = Supervisor(spec, strategy, timing, listener=_Shown(), stop=stop)
+        outcome = supervisor.run()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
     for failure in supervisor.late_failures:
         _say(f"after the last step {failure}")
     _say(f"events in {spec.events}")
     if outcome == "interrupted":
-        return EXIT_TERMINATED if supervisor.interrupted_by == signal.SIGTERM else EXIT_INTERRUPTED
+        return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
     return EXIT_PASS if outcome == "completed" and not supervisor.late_failures else EXIT_FAIL
 
 

@@ -44,6 +44,13 @@ class JobSpec:
     checkpoint_keep: int | None
 
 
+@dataclass(kw_only=True)
+class StopFlag:
+    """Set by a signal handler; the supervisor looks at it. ``signum`` 0: no signal came."""
+
+    signum: int = 0
+
+
 class Listener(Protocol):
     """Follows a job for a person."""
 
@@ -61,10 +68,10 @@ class Supervisor:
     """One job, from start to end. Implements ``recovery.supervision.Hands``."""
 
     def __init__(
-        self, spec: JobSpec, strategy: Strategy, timing: Timing, listener: Listener
-    ) -> None:  # fmt: skip
+        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, listener: Listener, stop: StopFlag
+    ) -> None:
         self.strategy = strategy
-        self.interrupted_by = 0
+        self._stop = stop
         self.late_failures: list[str] = []
         self._spec = spec
         self._listener = listener
@@ -120,8 +127,8 @@ class Supervisor:
             else:
                 self._on_exit(report)
         self.controller.tick()
-        if self.interrupted_by:
-            self._interrupt(signal.Signals(self.interrupted_by).name)
+        if self._stop.signum:
+            self._interrupt(signal.Signals(self._stop.signum).name)
         step = self.controller.committed
         if self._failed_s is not None and step > self._failed_step:
             self._listener.on_recovered(self.now_s() - self._failed_s, step)

@@ -250,6 +250,20 @@ def test_a_script_that_leaves_its_loop_early_is_told_so(
 
 
 @pytest.mark.real
+def test_an_interrupt_while_it_starts_ends_it_too(start: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKERS)
+    job = start("--ranks", "2", tmp_path / "train.py")
+    job.wait_for((job.events / "orchestrator.jsonl").exists)
+    below = [os.pidfd_open(pid) for pid in children_of(job.process.pid)]
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.said
+    assert "Traceback" not in job.said
+    for fd in below:
+        assert select.select([fd], [], [], 0)[0], "it left the process that pre-imports torch"
+        os.close(fd)
+
+
+@pytest.mark.real
 def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Running], tmp_path: Path) -> None:
     text = WORKERS.replace("1_000_000", "3") + "\nimport signal\nwhile True:\n    signal.pause()\n"
     (tmp_path / "train.py").write_text(text)

@@ -24,7 +24,12 @@ from harness.undo import MARKER
 from harness.undoing import mounts
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parent.parent
 KILLS, SOME = 20, 5
+SCENARIOS = (
+    "control/store-kill", "gpu/gpu-hang", "link/short-partition", "node/node-kill", "process/oom-kill",
+    "process/preemption-notice", "storage/read-only", "storage/torn-checkpoint",
+)  # fmt: skip
 SOAK = pytest.mark.soak
 LOOK_S = 0.005
 DEADLINE_S = 120.0
@@ -54,7 +59,7 @@ class Doomed:
         path.write_text(scenario.replace("name: killed", f"name: {name}"))
         self.since_ns = time.time_ns()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "-q"],
+            [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "--seed", "5", "-q"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self.ports: list[int] = []
@@ -163,6 +168,22 @@ def test_nothing_is_left_of_a_killed_harness(
     assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
     assert capsys.readouterr().out == "nothing to heal\n"
     assert killed, f"{lines} lines came too late"
+
+
+@SOAK
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_is_left_of_a_scenario_under_way(tmp_path: Path, scenario: str, seed: int) -> None:
+    text = (ROOT / "scenarios" / f"{scenario}.yaml").read_text()
+    doomed = Doomed(tmp_path, text, name=scenario.split("/")[1])
+    try:
+        doomed.kill_after(random.Random(f"{scenario}/{seed}").randint(20, LATEST))
+        assert invoke(["heal", "--runs", str(doomed.runs)]) == 0
+        assert doomed.left() == []
+    finally:
+        doomed.process.kill()
+        doomed.process.wait(timeout=DEADLINE_S)
+        heal.heal_all(doomed.runs)
 
 
 # The first daemon keeps the environment it was given, the second has nothing of its parent.

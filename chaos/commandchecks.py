@@ -18,7 +18,7 @@ from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 
 OWN = "own"
 """The recovery of a command: its own."""
-FROM_OUTSIDE = (Where.PROCESS, Where.NODE, Where.STORAGE)
+FROM_OUTSIDE = (Where.PROCESS, Where.NODE, Where.STORAGE, Where.CHECKPOINT)
 NEEDS = frozenset({Need.NODES, Need.MOUNT})
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
@@ -102,6 +102,23 @@ def check_command(
         model = faults.get(spec.kind) if spec else None
         if spec is not None and model is not None:
             yield from _fault(spec, model, ("faults", index), faults)
+            yield from _checkpoint(tree, spec, ("faults", index))
+
+
+def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
+    """Files can be changed once it is known where they are; what is in them is the command's secret."""
+    if spec.target.checkpoint is None:
+        return
+    given = tree["workload"].get("checkpoint")
+    if not isinstance(given, dict) or "directory" not in given:
+        message = f"{spec.kind} needs to know where the checkpoints are: workload.checkpoint.directory"
+        yield Problem(loc=(*loc, "kind"), message=message)
+    if spec.target.checkpoint != "latest":
+        message = "which checkpoint of a command is of which step cannot be told: say latest"
+        yield Problem(loc=(*loc, "target", "checkpoint"), message=message)
+    if spec.params.get("mode") in ("torn", "lose-unsynced"):
+        message = f"mode {spec.params['mode']} needs an agent in the rank; the other modes change files from outside"
+        yield Problem(loc=(*loc, "params", "mode"), message=message)
 
 
 def works_from_outside(model: type[BaseModel]) -> bool:

@@ -24,7 +24,8 @@ def rank_main(args: argparse.Namespace) -> int:
     """One rank: from the checkpoint on, each step once all ranks have done the one before."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     scratch, attempt = Path(args.scratch), os.environ.get("ATTEMPT", "0")
-    saved = scratch / "checkpoint.json"
+    saved = scratch / "saved" / "checkpoint.json"
+    saved.parent.mkdir(exist_ok=True)
     start = json.loads(saved.read_text())["step"] if saved.exists() else 0
     for step in range(start + 1, args.steps + 1):
         pause(args.step_s)

@@ -162,6 +162,9 @@ def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path)
     assert not unknown & results.cells[0].invariants.keys()
 
 
+AN_OLD_CHECKPOINT = (
+    'mkdir $CHAOS_SCRATCH/saved; echo \'{"step": 9}\' > $CHAOS_SCRATCH/saved/checkpoint.json; "$0" "$@"'
+)
 BAD = {
     "exits at once": (
         ["bash", "-c", "echo hello; echo cannot find data >&2; exit 3"], {},
@@ -183,7 +186,7 @@ BAD = {
     "fewer ranks": (command("--steps", "30", "--ranks", "1"), {}, r"1 of 2 ranks were found"),
     "over before the fault": (command("--steps", "10"), {"steps": 10}, r"due at step 12, the run ended at 10"),
     "from an earlier run": (
-        ["bash", "-c", 'echo \'{"step": 9}\' > $CHAOS_SCRATCH/checkpoint.json; "$0" "$@"', *command(*ALL_STEPS)],
+        ["bash", "-c", AN_OLD_CHECKPOINT, *command(*ALL_STEPS)],
         {}, r"first step reported was 10: .*CHAOS_SCRATCH",
     ),
 }  # fmt: skip
@@ -246,6 +249,23 @@ def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
     assert code == 0, results.reason
     assert results.faults[0].evidence == {"errno": "ENOSPC"} and results.faults[0].healed
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.parametrize("mode", ["truncate", "missing", "bitflip", "stale"])
+def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
+    what = f"kind: checkpoint-corrupt, params: {{mode: {mode}}}, target: {{checkpoint: latest}}"
+    rot = f"{{id: rot, {what}, at: {{step: 12}}}}"
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS, "--save-every", "11"), fault=f"{rot}, {KILL}",
+        workload="  checkpoint: {directory: $CHAOS_SCRATCH/saved}", baseline="paired",
+    )  # fmt: skip
+    code, results = run(tmp_path, scenario)
+    rotten, killed = results.faults
+    assert rotten.landed and rotten.evidence["complaint"].startswith("checkpoint.json ")
+    assert code == (0 if mode == "missing" else 1)  # without it, from the beginning; with it, never again
+    assert (killed.outcome, killed.steps_lost) == (
+        ("recovered", 11) if mode == "missing" else ("fail-stop", 0)
+    )
 
 
 def test_a_stop_condition_halts_it(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ BAD = [
     ("at: {step: 57}", "at: {step: 57, phase: backward}", ["the phases of a command's steps cannot be told from outside"]),
     ("at: {step: 57}", "at: {event: checkpoint_committed}", ["checkpoint_committed of a command cannot be seen from outside"]),
     ("kind: process-kill", "kind: process-stop, duration: {steps: 3}", ["a duration in steps needs an agent in the rank"]),
+    ("process-kill, target: {rank: 3}", "checkpoint-corrupt, target: {checkpoint: latest}", ["s.yaml:13:22: checkpoint-corrupt needs to know where the checkpoints are: workload.checkpoint.directory"]),
     ("at: {step: 57}", "at: {step: 57}, expect: {detected_by: nonfinite}", ["from outside a failure is seen as exit or hang"]),
     ("{leave_out: [sample-accounting]}", "{leave_out: [sample-acounting]}", ["unknown checker 'sample-acounting'; did you mean 'sample-accounting'?"]),
     ("[torchrun, --nproc-per-node, \"4\", train.py]", "torchrun train.py", ["s.yaml:5:12: command needs a list"]),

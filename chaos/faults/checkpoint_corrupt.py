@@ -91,6 +91,8 @@ class CheckpointCorrupt(Fault):
 
 
 def _largest(path: Path) -> Path:
+    if path.is_file():
+        return path  # of a command, whose checkpoint may be a single file
     return max((p for p in path.iterdir() if p.name != _MANIFEST), key=lambda p: p.stat().st_size)
 
 

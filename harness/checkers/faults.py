@@ -9,6 +9,7 @@ from chaos.events import Event, Kind
 from harness.checkers.due import all_declined, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.episodes import Episode
+from harness.incidents import recovery_of
 from harness.results import Finding
 
 
@@ -77,15 +78,19 @@ def detection(evidence: Evidence) -> Finding:
 def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
     """Whether a command's failure follows from one that a fault explains, as far as can be told from outside.
 
-    In the same generation: launchers kill the peers of a rank that died, which looks like a second blow. Or in a
-    later one that began while the fault lasted: a script that tries again on a full disk fails again.
+    Until the job has recovered from that: its launcher kills the peers of a rank that died, which looks like a
+    second blow, and starts them again on a checkpoint that cannot be read. Or in a generation that began while the
+    fault lasted: a script that tries again on a full disk fails again.
     """
-    if not evidence.history.info.observed:
+    history = evidence.history
+    if not history.info.observed:
         return False
-    failures = evidence.log.of(Kind.FAILURE_DETECTED)
-    if any(id(e) in claimed and e.generation == event.generation and e.time_ns <= event.time_ns for e in failures):
-        return True
-    generation = evidence.history.generation(event.generation)
+    for earlier in evidence.log.of(Kind.FAILURE_DETECTED):
+        if id(earlier) in claimed and earlier.time_ns <= event.time_ns:
+            first = recovery_of(history, earlier).first_new
+            if first is None or (first.committed_ns or 0) > event.time_ns:
+                return True
+    generation = history.generation(event.generation)
     return generation is not None and any(
         e.injected and e.failure and e.healed
         and e.injected.time_ns < generation.started_ns < e.healed.time_ns

@@ -31,7 +31,6 @@ class Prepared:
     scratch: Path
     output: Path
     reports: Path
-    checkpoints: Path | None
 
 
 def prepare(setup: ArmSetup) -> Prepared:
@@ -48,13 +47,24 @@ def prepare(setup: ArmSetup) -> Prepared:
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
     env["PATH"] = search_path(spec.env)
-    directory = spec.checkpoint.directory
     where = Path(spec.directory).absolute()
     return Prepared(
         argv=tuple(_fill(word, ours) for word in spec.command or ()), directory=where, env=env, mark=mark,
         scratch=scratch, output=logs / "output.log", reports=logs / "beacon.txt",
-        checkpoints=None if directory is None else where / _fill(directory, ours),
     )  # fmt: skip
+
+
+def checkpoint_directory(setup: ArmSetup) -> Path | None:
+    """Where the command keeps its checkpoints, as far as the scenario says."""
+    spec = setup.cell.scenario.workload
+    if spec.checkpoint.directory is None:
+        return None
+    ours = {
+        "CHAOS_SCRATCH": str(setup.checkpoints.absolute()),
+        "CHAOS_ARM": setup.arm,
+        "CHAOS_SEED": str(setup.seed),
+    }
+    return Path(spec.directory).absolute() / _fill(spec.checkpoint.directory, ours)
 
 
 def search_path(env: Mapping[str, str]) -> str:

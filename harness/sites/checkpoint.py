@@ -10,6 +10,8 @@ from typing import Any
 from chaos.fault import Fault
 from chaos.schedule import PlannedFault
 from harness.scene import Scene
+from harness.script.checkpoints import newest
+from harness.script.environment import checkpoint_directory
 from harness.sites import Aim, Miss
 from recovery import checkpoints
 from recovery.wire import Extra
@@ -68,6 +70,8 @@ class CheckpointSite:
         """One checkpoint."""
         if getattr(fault, "hits_next_save", False):
             return [self._next_save(planned, number)]
+        if self._scene.setup.cell.scenario.workload.command is not None:
+            return [self._of_a_command(planned, number)]
         found = checkpoints.newest_first(self._scene.setup.checkpoints)
         if planned.checkpoint != "latest":
             found = [c for c in found if c.step <= int(planned.checkpoint or 0)]
@@ -82,6 +86,17 @@ class CheckpointSite:
         return [
             Aim(target=handle, who=who, checkpoint=newest.name, step=newest.step, look=lambda: _look(handle))
         ]
+
+    def _of_a_command(self, planned: PlannedFault, number: int) -> Aim | Miss:
+        directory = checkpoint_directory(self._scene.setup)
+        saved = newest(directory, planned.seed + number) if directory is not None else None
+        if saved is None:
+            return Miss(who={"checkpoint": None}, reason=f"there is no checkpoint in {directory}")
+        who = {"checkpoint": saved.path.name}
+        # The files read again, by the digests taken before: nobody else knows what is in them.
+        return Aim(
+            target=saved, who=who, checkpoint=saved.path.name, look=lambda: {"verifier": saved.verify()}
+        )
 
     def _next_save(self, planned: PlannedFault, number: int) -> Aim | Miss:
         process = self._scene.process_of(SAVER)

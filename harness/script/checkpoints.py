@@ -1,0 +1,71 @@
+"""The checkpoint files of a command: the newest in the directory its scenario names, whatever they hold."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+UNFINISHED = (".tmp", ".temp", ".part", ".partial")
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFiles:
+    """One file or directory that holds a checkpoint; see chaos.targets.CheckpointTarget.
+
+    ``digests``: of its files before anybody touched them, so that a change is seen by reading it again.
+    """
+
+    path: Path
+    older: Path | None
+    seed: int
+    digests: dict[Path, str]
+
+    def verify(self) -> str | None:
+        """What is no longer as it was saved, or None."""
+        for path, before in self.digests.items():
+            now = digest(path)
+            if now is None:
+                return f"{path.name} is gone"
+            if now != before:
+                return f"{path.name} no longer holds what was saved"
+        return None
+
+    def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
+        """Nobody inside the command could."""
+        raise NotImplementedError("a command's save cannot be broken from outside")
+
+
+def newest(directory: Path, seed: int) -> SavedFiles | None:
+    """The newest checkpoint, or None when there is none. Hidden and unfinished files are none."""
+    if not directory.is_dir():
+        return None
+    entries = [
+        p for p in directory.iterdir()
+        if not p.name.startswith(".") and p.suffix not in UNFINISHED and (p.is_file() or any(_files(p)))
+    ]  # fmt: skip
+    entries.sort(key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
+    if not entries:
+        return None
+    files = [entries[0]] if entries[0].is_file() else _files(entries[0])
+    digests = {path: found for path in files if (found := digest(path)) is not None}
+    return SavedFiles(
+        path=entries[0], older=entries[1] if len(entries) > 1 else None, seed=seed, digests=digests
+    )
+
+
+def digest(path: Path) -> str | None:
+    """SHA-256 of a file; None when it is gone."""
+    total = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                total.update(block)
+    except OSError:
+        return None
+    return total.hexdigest()
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.iterdir() if p.is_file()) if directory.is_dir() else []

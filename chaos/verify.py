@@ -39,7 +39,8 @@ def unmet(verify: Mapping[str, Any], evidence: Mapping[str, Any]) -> str | None:
             have = ", ".join(sorted(map(str, evidence))) or "nothing"
             return f"the evidence has no {name!r} (it has: {have})"
         if not _meets(seen, wanted):
-            return f"{name} is {seen!r}, and must be {wanted if isinstance(wanted, str) else repr(wanted)}"
+            shown = repr(seen) if isinstance(seen, str) else str(seen)
+            return f"{name} is {shown}, and must be {wanted}"
     return None
 
 

@@ -20,6 +20,7 @@ OWN = "own"
 """The recovery of a command: its own."""
 FROM_OUTSIDE = (Where.PROCESS, Where.NODE, Where.STORAGE, Where.CHECKPOINT)
 NEEDS = frozenset({Need.NODES, Need.MOUNT})
+SCRATCH = "$CHAOS_SCRATCH"
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
 
@@ -75,6 +76,10 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         if name in workload["checkpoint"]:
             message = f"a command decides {name} itself; say only its checkpoint.directory"
             yield Problem(loc=("workload", "checkpoint", name), message=message, on_key=True)
+    where = workload["checkpoint"].get("directory") if isinstance(workload.get("checkpoint"), dict) else None
+    if isinstance(where, str) and (not where.startswith(SCRATCH) or ".." in where):
+        message = f"checkpoints that faults may touch lie in {SCRATCH}, the run's own: {SCRATCH}/{where.lstrip('./')}"
+        yield Problem(loc=("workload", "checkpoint", "directory"), message=message)
     for name, why in (("ranks", "how many ranks it starts"), ("steps", "how many steps it trains")):
         if name not in workload:
             message = f"{name!r} is missing in workload: a command does not tell {why}"

@@ -95,6 +95,7 @@ BAD = [
     ("  ranks: 4", "  kind: gpt\n  ranks: 4", ["give a kind (a built-in workload) or a command, not both"]),
     ("  ranks: 4", "  size: nano\n  ranks: 4", ["size is for built-in workloads"]),
     ("  ranks: 4", "  ranks: 4\n  checkpoint: {every: 5}", ["a command decides every itself"]),
+    ("  ranks: 4", "  ranks: 4\n  checkpoint: {directory: /home/me/ckpt}", ["checkpoints that faults may touch lie in $CHAOS_SCRATCH, the run's own: $CHAOS_SCRATCH/home/me/ckpt"]),
     ("step (?P<step>[0-9]+)", "step ([0-9]+)", ["s.yaml:9:21: the expression needs a group named step"]),
     ("step (?P<step>[0-9]+)", "step (?P<step>[0-9+", ["s.yaml:9:21: this is no regular expression"]),
     ("{regex: 'step (?P<step>[0-9]+)'}", "stdout", ["progress needs beacon or {regex: '...'}, not 'stdout'"]),

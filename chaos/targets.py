@@ -134,8 +134,8 @@ class RankTarget(Protocol):
         """Limit the communication path of this rank (None: unlimited): all its collectives by a token bucket, or
         each of its links to others by the proxy. Raises RuntimeError without a proxy."""
 
-    def set_slowdown(self, factor: float) -> None:
-        """Stretch this rank's compute phases to ``factor`` times their length (1: not at all)."""
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
+        """Stretch this rank's compute phases to ``factor`` times their length (1: not at all); says how it is done."""
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """Have the disk make trouble for this rank's saves (None: no more)."""

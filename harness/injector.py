@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.events import Event, Kind, Tail
-from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.schedule import (
     NEXT_STEP,
     NO_POINT,
@@ -27,7 +27,7 @@ from harness.guard import Guard
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
 from harness.sites.process import miss_rank
-from harness.struck import Live, announcement, command_of, first_phase, widened
+from harness.struck import Live, announcement, command_of, first_phase, undone, widened
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
@@ -101,7 +101,7 @@ class Injector:
             for live in self._live:
                 key = (message.payload["fault"], message.payload["occurrence"])
                 if key == (live.occurrence.fault, live.occurrence.number):
-                    self._healed(live, "ended by the rank's agent when its duration was over")
+                    self._heal(live, "ended by the rank's agent when its duration was over")
 
     def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, step: int, phase: str) -> None:
         if rank is not None and (planned.id, rank) in self._waiting:
@@ -252,7 +252,9 @@ class Injector:
             return
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
-            aim = Aim(target=None, who=who, processes=(process,), rank=rank)
+            groups = self._scene.groups if Need.CGROUP in self._faults[planned.id].wants() else None
+            undo = groups.undo(process) if groups is not None else ()
+            aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
             command = command_of(planned, self._begin(planned, aim, step), step)
             self._scene.send(process, Extra(topic="go", payload=command))
 
@@ -378,18 +380,12 @@ class Injector:
         )
 
     def _heal(self, live: Live, how: str) -> None:
-        if live.fault.where is not Where.RANK and live.aim is not None:
-            try:
-                live.fault.heal(live.aim.target)
-            except Exception as error:
-                # The records undo the same from outside; what even they cannot undo stays unhealed, and unsafe.
-                outcomes = [undo.undo() for undo in live.aim.undo]
-                if not outcomes or not all(outcome.ok for outcome in outcomes):
-                    return
-                how = f"{how}; by its undo record, since {type(error).__name__}: {error}"
+        remark = undone(live)
+        if remark is None:
+            return
         for record in live.records:
-            self._scene.ledger.undone(record, how)
-        self._healed(live, how)
+            self._scene.ledger.undone(record, how + remark)
+        self._healed(live, how + remark)
 
     def _healed(self, live: Live, how: str) -> None:
         if not live.healed:

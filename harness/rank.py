@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 class RankConfig(Birth):
     """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
-    ``link_proxy``: the door (port) of the link proxy, if connections to peers go through one."""
+    ``link_proxy``: the door (port) of the link proxy, if connections to peers go through one;
+    ``group``: name of the arm's control groups, if its faults need some."""
 
     role: Literal["worker", "spare"]
     workload: str
@@ -40,6 +41,7 @@ class RankConfig(Birth):
     threads: int
     job: dict[str, Any]
     link_proxy: int | None = None
+    group: str | None = None
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
@@ -81,7 +83,7 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
     router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
     job.dial = router
-    faults = FaultAgent(job)
+    faults = FaultAgent(job, config.group)
     faults.router = router
     job.probe = faults
     job.agent.on_extra = faults.on_command

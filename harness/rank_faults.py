@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -27,7 +27,9 @@ from harness.links.route import Router
 from harness.shims.body import BodyShim
 from harness.shims.disk import DiskShim
 from harness.shims.signs import SignsShim
+from harness.shims.slowness import Slowness
 from harness.shims.tensors import TensorShim, digest
+from recovery import order
 from recovery.job import Job
 from recovery.wire import Extra
 
@@ -61,13 +63,13 @@ class _Next:
 class FaultAgent:
     """Implements ``recovery.job.Probe`` for the training thread and ``RankTarget`` for faults."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, group: str | None = None) -> None:
         self._job = job
         self._armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
         self._lasting: list[_Lasting] = []
         self._go: dict[str, Any] | None = None
         self._answer = threading.Event()
-        self._slowdown = 1.0
+        self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.active = False
         self.router: Router | None = None  # to the link proxy
         self.rank = -1
@@ -78,6 +80,9 @@ class FaultAgent:
         self.signs = SignsShim(job.marks)
         self._tensors = TensorShim(job)
         self._data_delay_s = 0.0
+        self._standing: list[dict[str, Any]] = []
+        self._installed: set[tuple[str, int]] = set()
+        self._poisoned: set[int] = set()
         self._next: list[_Next] = []
         self._acting: Fault | None = None
         self.model = job.state.model
@@ -88,11 +93,13 @@ class FaultAgent:
     def on_command(self, topic: str, payload: dict[str, Any]) -> None:
         """``arm``: {"points": [...]} replaces what is armed; ``go``: act now (or not, ``act`` False)."""
         if topic == "arm":
+            self.slowness.began()
             armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting or self._next or self.body.broken)
+            self._standing = payload["standing"]
+            self.active = bool(armed or self._standing or self._lasting or self._next or self.body.broken)
         elif topic == "go":
             self._go = payload
             self._answer.set()
@@ -106,6 +113,8 @@ class FaultAgent:
 
     def at(self, step: int, phase: str) -> None:
         """Hold at each fault armed for this point until the supervisor answers."""
+        if self._standing:
+            self._install_standing()
         for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._answer.clear()
@@ -120,6 +129,15 @@ class FaultAgent:
         if self._next:
             self._do_next(step, phase)
 
+    def _install_standing(self) -> None:
+        """What acts in all ranks acts in this one too, though it joined later."""
+        standing, self._standing = self._standing, []
+        for command in standing:
+            if (command["fault"], command["occurrence"]) not in self._installed:
+                self.rank, self.seed = self._job.rank, command["seed"]
+                self._go = command
+                self._act(command, command["step"])
+
     def _do_next(self, step: int, phase: str) -> None:
         due = [item for item in self._next if item.phase == phase and item.after_step < step]
         for item in due:
@@ -133,8 +151,7 @@ class FaultAgent:
     def ended(self, phase: str, seconds: float) -> None:
         """Stretch compute phases while slowed down."""
         self.body.check()
-        if self._slowdown > 1 and phase in ("forward", "backward", "optimizer"):
-            self._sleep((self._slowdown - 1) * seconds)
+        self.slowness.ended(phase, seconds)
 
     def committed(self, step: int) -> None:
         """End faults whose time is over."""
@@ -156,9 +173,9 @@ class FaultAgent:
         bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
         self._job.reducer.pace = bucket.take if bucket else None
 
-    def set_slowdown(self, factor: float) -> None:
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.targets.RankTarget."""
-        self._slowdown = factor
+        return self.slowness.set(factor, mode)
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.targets.RankTarget."""
@@ -180,6 +197,19 @@ class FaultAgent:
     def shift_samples(self, by: int) -> None:
         """See chaos.targets.RankTarget."""
         self._tensors.shift_samples(by, partial(self._effect, self._go or {}))
+
+    def due_samples(self) -> Sequence[int]:
+        """See chaos.targets.RankTarget."""
+        config = self._job.config
+        return order.batch(self.step, config.global_batch, config.samples, config.seed)
+
+    def poison_sample(self, sample: int | None) -> None:
+        """See chaos.targets.RankTarget."""
+        self._poisoned = set() if sample is None else self._poisoned | {sample}
+        self._job.spoil = self._spoil if self._poisoned else None
+
+    def _spoil(self, samples: list[int], loss: Tensor) -> Tensor:
+        return loss * float("nan") if self._poisoned.intersection(samples) else loss
 
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.targets.RankTarget."""
@@ -216,6 +246,9 @@ class FaultAgent:
         fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
         if fault.where is not Where.RANK:
             return
+        self.step = step
+        if fault.everywhere:
+            self._installed.add((command["fault"], command["occurrence"]))
         surface = getattr(fault, "surface", None)
         before = self._tensors.digest(surface)
         self._acting = fault

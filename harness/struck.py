@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.events import Event, Tail
-from chaos.fault import Fault, Occurrence
+from chaos.fault import Fault, Occurrence, Where
 from chaos.schedule import DEFAULT_PHASE, PlannedFault, Point
 from harness.sites import Aim
 
@@ -74,3 +74,19 @@ def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -
             "nth": planned.nth, "probability": planned.probability, "declined": planned.declined,
         },
     }  # fmt: skip
+
+
+def undone(live: Live) -> str | None:
+    """Undo an occurrence's act, from outside; a remark for the log, or None when something of it is left."""
+    if live.aim is None:
+        return ""
+    if live.fault.where is not Where.RANK:
+        try:
+            live.fault.heal(live.aim.target)
+            return ""
+        except Exception as error:
+            remark = f"; by its undo record, since {type(error).__name__}: {error}"
+            # The records undo the same; what even they cannot undo stays unhealed, and unsafe.
+            return remark if live.aim.undo and all(undo.undo().ok for undo in live.aim.undo) else None
+    # A rank undoes its own; what it could not, being dead, its records do.
+    return "" if all(undo.undo().ok for undo in live.aim.undo) else None

@@ -224,8 +224,9 @@ class FakeRank:
     def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
         self.link = (bytes_per_s, latency_s)
 
-    def set_slowdown(self, factor: float) -> None:
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         self.slowdown = factor
+        return mode
 
     def tensors(self, surface: str) -> dict[str, Any]:
         named = dict(self.model.named_parameters())
@@ -285,6 +286,18 @@ class FakeStore(FakeProcess):
 
     def look(self) -> tuple[Any, ...]:
         return (*super().look(), self.latency_s)
+
+
+class FakeCoordinator:
+    """The job's supervisor."""
+
+    down_s: float | None = None
+
+    def kill(self, down_s: float) -> None:
+        self.down_s = down_s
+
+    def look(self) -> tuple[Any, ...]:
+        return (self.down_s,)
 
 
 class FakeLinks:
@@ -382,6 +395,7 @@ FAKES: dict[Where, Callable[[Path], Any]] = {
     Where.HEALTH: lambda folder: FakeHealth(),
     Where.LINK: lambda folder: FakeLinks(),
     Where.STORE: lambda folder: FakeStore(),
+    Where.COORDINATOR: lambda folder: FakeCoordinator(),
     Where.STORAGE: FakeStorage,
 }
 """One for each place; whoever adds a place adds its fake."""

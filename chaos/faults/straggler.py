@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.targets import RankTarget
 
 
 class Straggler(Fault):
-    """Stretches the rank's compute phases by a factor: a hot or degraded GPU. Emulated by sleeping.
+    """The rank's compute phases take ``factor`` times as long: a hot or degraded GPU, a noisy neighbour.
 
-    The phases are forward, backward and optimizer. ``factor``: how many times longer. Landed: the job's own
+    ``mode``: ``duty-cycle`` stretches forward, backward and optimizer by sleeping (emulated); ``cpu-contention`` runs
+    threads that compete for the rank's core (real); ``cgroup-quota`` gives the rank's process a quota of processor time
+    in a control group (real, as root); ``sm-contention`` runs matrix products on the rank's GPU (real, CUDA only). The
+    real ones are no more exact than the machine: what was measured stands beside what was asked. Landed: the job's own
     phase times of that rank grew by at least half of what was asked.
     """
 
@@ -26,24 +29,34 @@ class Straggler(Fault):
     harmless: ClassVar[bool] = True
 
     factor: float = Field(gt=1, le=100)
+    mode: Literal["duty-cycle", "cpu-contention", "cgroup-quota", "sm-contention"] = "duty-cycle"
+
+    def wants(self) -> frozenset[Need]:
+        """A control group for a quota."""
+        return frozenset({Need.CGROUP}) if self.mode == "cgroup-quota" else frozenset()
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Slow down."""
-        target.set_slowdown(self.factor)
-        return {"requested_factor": self.factor}
+        how = target.set_slowdown(self.factor, self.mode)
+        return {"requested_factor": self.factor, "how": how}
 
     def heal(self, target: RankTarget) -> None:
         """Full speed again."""
-        target.set_slowdown(1.0)
+        target.set_slowdown(1.0, self.mode)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Median compute time of the target's first three whole steps under the fault, and before."""
+        """Median compute time of the target's first three whole steps under the fault, and before.
+
+        Real competition takes a while to bite: any three steps in a row will do there.
+        """
         commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
         before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
-        during = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:4]
-        if len(during) < 3 or not before:
+        after = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:]
+        rows = 1 if self.mode == "duty-cycle" else len(after)
+        windows = [after[first : first + 3] for first in range(min(rows, len(after) - 2))]
+        if not windows or not before:
             return None
-        measured = median(during) / median(before)
+        measured = max(median(window) for window in windows) / median(before)
         if measured < 1 + (self.factor - 1) / 2:
             return None
         return Landed(

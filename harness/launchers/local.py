@@ -45,7 +45,7 @@ class Local(Launcher):
     """
 
     offers: ClassVar[frozenset[Need]] = frozenset(
-        {Need.LINK_PROXY, Need.STORE_PROCESS, Need.MOUNT, Need.NODES, Need.CGROUP}
+        {Need.LINK_PROXY, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.MOUNT, Need.NODES, Need.CGROUP}
     )
 
     def lacks(self, need: Need) -> str | None:
@@ -124,6 +124,7 @@ class LocalCluster:
         self._pids: dict[str, int] = {}
         wanted = Need.CGROUP in needs_of(setup.cell)
         name = f"{setup.run.root.name}-{setup.id}-{os.getpid()}"
+        self._group = name if wanted else None
         self.groups = CgroupControl(name, self._pids.__getitem__) if wanted else None
         self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
 
@@ -140,6 +141,7 @@ class LocalCluster:
         config = rank_config(self._setup, name=name, role=role, device=device)
         if self.links is not None:
             config = config.model_copy(update={"link_proxy": self.links.door})
+        config = config.model_copy(update={"group": self._group})
         data = config.model_dump_json().encode()
 
         def start(fds: list[int]) -> int:

@@ -21,6 +21,7 @@ from harness.sim.group import Lost
 from harness.sim.process import Killed
 from harness.sim.signs import SimSigns
 from harness.sim.tensors import SimLoss, SimModel, SimTensor
+from recovery import order
 from recovery.wire import Extra
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class SimFaultAgent:
         self.body = SimBody(job)
         self.signs = SimSigns(job)
         self._data_delay_s = 0.0
+        self._standing: list[dict[str, Any]] = []
+        self._installed: set[tuple[str, int]] = set()
+        self.poisoned: set[int] = set()
         self._next: list[_Next] = []
         self._acting: Fault | None = None
         self.model = SimModel(b"", b"")
@@ -97,7 +101,8 @@ class SimFaultAgent:
             for point in payload["points"]:
                 armed.setdefault((point["step"], point["phase"]), []).append(point)
             self._armed = armed
-            self.active = bool(armed or self._lasting or self._next or self.body.broken)
+            self._standing = payload["standing"]
+            self.active = bool(armed or self._standing or self._lasting or self._next or self.body.broken)
         elif topic == "go" and self._holding is not None:
             self._go = payload
             self._job.process.wake(self._holding, True)
@@ -117,6 +122,11 @@ class SimFaultAgent:
 
     def at(self, step: int, phase: str) -> Sleeping:
         """Hold at each fault armed for this point until the supervisor answers."""
+        standing, self._standing = self._standing, []
+        for command in standing:
+            if (command["fault"], command["occurrence"]) not in self._installed:
+                self.rank, self.seed, self._go = self._job.rank, command["seed"], command
+                self._act(command, command["step"])
         for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._go = None
@@ -172,9 +182,10 @@ class SimFaultAgent:
         self._rate, self._latency_s = bytes_per_s or 0.0, latency_s
         self._free_at_ns = 0.0
 
-    def set_slowdown(self, factor: float) -> None:
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.targets.RankTarget."""
         self._slowdown = factor
+        return f"simulated {mode}"
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.targets.RankTarget."""
@@ -213,6 +224,15 @@ class SimFaultAgent:
         evidence = {"before": _digest_ids(before), "after": _digest_ids(attempt.samples)}
         self._effect(self._go or {}, evidence)
 
+    def due_samples(self) -> list[int]:
+        """See chaos.targets.RankTarget."""
+        config = self._job.config
+        return order.batch(self.step, config.global_batch, config.samples, config.seed)
+
+    def poison_sample(self, sample: int | None) -> None:
+        """See chaos.targets.RankTarget."""
+        self.poisoned = set() if sample is None else self.poisoned | {sample}
+
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.targets.RankTarget."""
         self._data_delay_s = seconds
@@ -244,6 +264,9 @@ class SimFaultAgent:
         if fault.where is not Where.RANK:
             return
         self._acting = fault
+        self.step = step
+        if fault.everywhere:
+            self._installed.add((command["fault"], command["occurrence"]))
         done: dict[str, Any] = {}
         try:
             measured = self._measured(lambda: done.update(fault.act(self)))

@@ -9,26 +9,25 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from chaos import schedule
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
+from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from chaos.fault import Fault
 from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
+from harness.coordinator import Coordinator
 from harness.devices import Board
-from harness.grip import Absence, CoordinatorLost, Grip
 from harness.health import HealthSource
 from harness.injector import Injector
 from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Report, Said, StoreControl
 from harness.ledger import Ledger
 from harness.placement import Placement
-from recovery.adoption import past
 from recovery.controller import Controller, Stage, Timing
 from recovery.marks import Mark
 from recovery.strategy import Strategy
+from recovery.supervision import Hands
 from recovery.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
@@ -78,8 +77,8 @@ class Orchestrator:
         spec = setup.cell.scenario.workload
         self._timing = timing
         self.strategy = strategy
-        self._absence: Absence | None = None
-        self.controller = self._new_controller()
+        log = setup.run.events(setup.id) / f"{ORCHESTRATOR}.jsonl"
+        self._coordinator = Coordinator(self._new_controller, self, log, self.before_act)
         plan: tuple[schedule.PlannedFault, ...] = ()
         if setup.arm == "faulted":
             plan = schedule.plan_scenario(
@@ -92,11 +91,10 @@ class Orchestrator:
         self._last_commit = (0, 0)
         self._later: list[tuple[int, Callable[[], None]]] = []
 
-    def _new_controller(self) -> Controller:
+    def _new_controller(self, hands: Hands) -> Controller:
         spec = self.setup.cell.scenario.workload
-        self._grip = Grip(self, self.before_act)
         return Controller(
-            self.strategy, self._grip, world=spec.ranks, steps=spec.steps, store_port=self.cluster.store_port,
+            self.strategy, hands, world=spec.ranks, steps=spec.steps, store_port=self.cluster.store_port,
             timing=self._timing,
         )  # fmt: skip
 
@@ -108,7 +106,7 @@ class Orchestrator:
         self._begin()
         try:
             self.injector.announce()
-            self._supervise(self.controller.start)
+            self._coordinator.supervise(lambda c: c.start())
             self._last_commit = (0, self.now_ns())
             while not self.controller.done:
                 self._turn(TICK_S)
@@ -127,10 +125,10 @@ class Orchestrator:
     def _turn(self, timeout_s: float) -> None:
         for report in self.cluster.wait(timeout_s):
             self._hear(report)
-        if self._absence is not None and (self.now_ns() >= self._absence.until_ns or self._stop.signum):
-            self._take_over(self._absence)
-        self._supervise(lambda: self.controller.store_is_at(self.cluster.store_port))
-        self._supervise(lambda: self.controller.tick())
+        if self._coordinator.due(at_once=bool(self._stop.signum)):
+            self._take_over()
+        self._coordinator.supervise(lambda c: c.store_is_at(self.cluster.store_port))
+        self._coordinator.supervise(lambda c: c.tick())
         self.injector.tick(self.controller.committed)
         self._do_what_is_due()
         self._read_health()
@@ -143,61 +141,41 @@ class Orchestrator:
     def _hear(self, report: Report) -> None:
         if isinstance(report, Exited):
             self._note_exit(report)
-        if self._absence is not None and not (isinstance(report, Said) and isinstance(report.message, Extra)):
-            self._absence.held.append(report)
-        elif isinstance(report, Said):
+        if self._coordinator.misses(report):
+            return
+        if isinstance(report, Said):
             self._on_said(report)
         else:
-            self._supervise(lambda: self.controller.on_exit(report.process, report.how))
+            self._coordinator.supervise(lambda c: c.on_exit(report.process, report.how))
 
-    def _supervise(self, act: Callable[[], None]) -> None:
-        """Let the coordinator do something, if there is one; it may be lost in the middle of it."""
-        if self._absence is None:
-            try:
-                act()
-            except CoordinatorLost:
-                pass
+    def _take_over(self) -> None:
+        missed = self._coordinator.take_over(self._asked_ns)
+        for rank, process in enumerate(self.controller.members):
+            if process not in self._exited:
+                self.injector.arm(process, rank)
+        for report in missed:
+            self._hear(report)
+
+    @property
+    def controller(self) -> Controller:
+        """Of the coordinator that supervises, or did last."""
+        return self._coordinator.controller
 
     @property
     def has_coordinator(self) -> bool:
         """Whether somebody supervises the job now."""
-        return self._absence is None
+        return self._coordinator.there
 
     def lose_coordinator(self, down_s: float) -> None:
-        """See harness.scene.Scene. The injector and this log are no part of what is lost: they are the test's."""
-        now = self.now_ns()
-        self._grip.lost = True
-        self._absence = Absence(
-            since_ns=now, until_ns=now + int(down_s * 1e9), stage=self.controller.stage.value
-        )
-
-    def _take_over(self, absence: Absence) -> None:
-        """Another coordinator, which knows the log, and hears what nobody heard."""
-        log = read_actor(self.setup.run.events(self.setup.id) / f"{ORCHESTRATOR}.jsonl")
-        self._absence = None
-        self.controller = self._new_controller()
-        known = past(log.events, self._asked_ns)
-        down_s = (self.now_ns() - absence.since_ns) / 1e9
-        self.record(
-            Kind.COORDINATOR_ADOPTED, generation=known.generation, down_s=round(down_s, 6), events=len(log.events),
-            members=list(known.members), stage=absence.stage,
-        )  # fmt: skip
-        self._supervise(lambda: self.controller.adopt(known))
-        for rank, process in enumerate(known.members):
-            if process not in self._exited:
-                self.injector.arm(process, rank)
-        for report in absence.held:
-            if isinstance(report, Said):
-                self._hear(report)
-            elif self._absence is None:
-                self._supervise(partial(self.controller.on_exit, report.process, report.how))
+        """See harness.scene.Scene."""
+        self._coordinator.lose(down_s)
 
     def _on_said(self, report: Said) -> None:
         message = report.message
         if isinstance(message, Extra):
             self.injector.on_said(report.process, self._rank_of(report.process), message)
             return
-        self._supervise(lambda: self.controller.on_message(report.process, message))
+        self._coordinator.supervise(lambda c: c.on_message(report.process, message))
         if isinstance(message, CheckpointNote) and message.state in ("saving", "committed"):
             self.injector.on_event(f"checkpoint_{message.state}")
 
@@ -223,7 +201,7 @@ class Orchestrator:
     def _check_bounds(self) -> None:
         if self._stop.signum:
             name = signals.Signals(self._stop.signum).name
-            self._supervise(lambda: self.controller.stop("interrupted", name))
+            self._coordinator.supervise(lambda c: c.stop("interrupted", name))
         now = self.now_ns()
         if self._rules and self.controller.stage is not Stage.ENDING:
             world = range(self.setup.cell.scenario.workload.ranks)
@@ -233,7 +211,7 @@ class Orchestrator:
                 failures=self._tally.failures, nonfinite=self._tally.nonfinite,
             )  # fmt: skip
             if reason := to_stop(self._rules, facts):
-                self._supervise(partial(self.controller.stop, "halted", reason))
+                self._coordinator.supervise(lambda c: c.stop("halted", reason))
 
     def _begin(self) -> None:
         scenario = self.setup.cell.scenario
@@ -279,8 +257,7 @@ class Orchestrator:
         while len(self._exited) < len(self._names) and self.now_ns() < deadline:
             for report in self.cluster.wait(TICK_S):
                 if isinstance(report, Exited):
-                    self._note_exit(report)
-                    self._supervise(partial(self.controller.on_exit, report.process, report.how))
+                    self._hear(report)
 
     # ---- Hands and Scene
 

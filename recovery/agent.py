@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.wire import Abort, Channel, Extra, Join, PauseRequest, Stop, WireError
+from recovery.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Status, Stop, WireError
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005
@@ -45,6 +45,7 @@ class Agent:
         self.orders: queue.SimpleQueue[Join | Abort | Stop] = queue.SimpleQueue()
         self.pause_wanted = self.save_wanted = False
         self.aborted_generation = 0
+        self.status: Callable[[], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -86,6 +87,8 @@ class Agent:
             self.orders.put(message)
         elif isinstance(message, PauseRequest):
             self.pause_wanted, self.save_wanted = True, message.save
+        elif isinstance(message, Inquiry) and self.status is not None:
+            self.channel.send(self.status())
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

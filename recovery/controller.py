@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chaos.events import Kind
+from recovery.adoption import Adopter
 from recovery.crew import Crew, Process
 from recovery.deeds import carry_out
 from recovery.failures import FailureBook
 from recovery.formation import Formation
 from recovery.progress import ProgressWatch
 from recovery.skipping import Skips
-from recovery.standing import Standing
 from recovery.strategy import (
     Cause,
     ClusterView,
@@ -27,12 +27,12 @@ from recovery.strategy import (
     Strategy,
 )  # fmt: skip
 from recovery.supervision import Hands, Stage, Timing
-from recovery.wire import Failed, Finished, Joined, Notice, Parked, PauseRequest, Ready
+from recovery.wire import Failed, Finished, Joined, Notice, Parked, PauseRequest, Ready, Status
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
 
-class Controller(Standing):
+class Controller(Adopter):
     """Supervises one job under one strategy.
 
     Call ``start`` once, then the ``on_*`` methods and ``tick`` as things happen.
@@ -84,6 +84,8 @@ class Controller(Standing):
         if entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
         match message:
+            case Status() if self.stage is Stage.ADOPTING:
+                self._on_status(entry, message)
             case Ready():
                 self._on_ready(entry)
             case Joined():
@@ -119,7 +121,9 @@ class Controller(Standing):
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
         now = self.hands.now_s()
-        if self.stage in (Stage.TRAINING, Stage.PAUSING):
+        if self.stage is Stage.ADOPTING:
+            self._go_on_if_known()
+        elif self.stage in (Stage.TRAINING, Stage.PAUSING):
             self._look_at_marks()
         elif self.stage is Stage.STOPPING and now > self._deadline_s:
             self._declare_unparked()
@@ -199,7 +203,9 @@ class Controller(Standing):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
         concerned = entry.name in self.members or self._formation.awaits(entry.name)
         (self._failures.current if concerned else self._failures.history).append(failure)
-        if self.stage is Stage.STARTING:
+        if self.stage is Stage.ADOPTING:
+            self._heard(entry)
+        elif self.stage is Stage.STARTING:
             self.stop("broken", f"{entry.name} failed before training began: {detail}")
         elif self.stage is Stage.STOPPING:
             self._decide_if_parked()
@@ -352,9 +358,12 @@ class Controller(Standing):
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
             return
         if all(member.finished for member in self._crew.member_processes()):
-            self._progress.reached(self.steps)
-            self.outcome, self.reason = "completed", f"{self.steps} steps committed"
-            self._end(kill=False)
+            self._complete()
+
+    def _complete(self) -> None:
+        self._progress.reached(self.steps)
+        self.outcome, self.reason = "completed", f"{self.steps} steps committed"
+        self._end(kill=False)
 
     def _end(self, *, kill: bool) -> None:
         self.stage = Stage.ENDING

@@ -58,6 +58,12 @@ class Crew:
         self._processes[name] = Process(name=name, role=role, deadline_s=deadline_s)
         return name
 
+    def know(self, name: str, role: str) -> Process:
+        """Remember a process that somebody else started."""
+        deadline_s = self._hands.now_s() + self._start_timeout_s
+        self._processes[name] = Process(name=name, role=role, deadline_s=deadline_s)
+        return self._processes[name]
+
     def overdue(self, now_s: float) -> list[Process]:
         """Processes that should have been ready by now."""
         return [process for process in self.where(Health.STARTING) if now_s > process.deadline_s]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chaos.events import Kind
 from recovery.crew import Process
 from recovery.strategy import Cause, Failure
@@ -49,6 +51,11 @@ class FailureBook:
             detail=detail,
         )
         return failure
+
+    def restore(self, answered: Sequence[Failure], current: Sequence[Failure]) -> None:
+        """Go on where another supervisor ended."""
+        self.history, self.current = list(answered), list(current)
+        self._declared = len(self.history) + len(self.current)
 
     def suspect(self, why: str) -> None:
         """A collective failed and nobody is known to be dead; the cause may be reported in a moment."""

@@ -32,6 +32,10 @@ class Formation:
         names = tuple(new[int(name[4:])] if name.startswith("new-") else name for name in form.members)
         self.pending = replace(form, members=names)
 
+    def restore(self, generation: int, rollbacks: int) -> None:
+        """Go on where another supervisor ended."""
+        self.generation, self.rollbacks = generation, rollbacks
+
     def awaits(self, name: str) -> bool:
         """Whether the pending form names that process."""
         return self.pending is not None and name in self.pending.members

@@ -32,7 +32,7 @@ from recovery.checkpoints import Checkpoint, Disk
 from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.dialing import Address, Dial
+from recovery.mechanisms.dialing import Address, by_rank
 from recovery.mechanisms.examine import LossOf, samples_to_blame
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.reduce import GradientReducer, Reduced
@@ -40,7 +40,7 @@ from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.step import NonFinite, Probe, Step
 from recovery.mechanisms.transfer import copy_state
 from recovery.saving import Saving
-from recovery.wire import Abort, Finished, Join, Parked, Ready, Stop
+from recovery.wire import Abort, Finished, Join, Parked, Ready, Status, Stop
 from recovery.wire import Joined as JoinedMessage
 
 __all__ = ["Job", "JobConfig"]
@@ -109,7 +109,7 @@ class Job:
         model wrapped in DistributedDataParallel, whose own reduction would get in the way.
         """
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces its gradients")
+            raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces gradients")
         self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
         self.reducer = GradientReducer(model, max_world=self.config.world, entering=self.marks.collective)
         self.reducer.check = self.check
@@ -125,6 +125,7 @@ class Job:
         """Listen to the supervisor, and tell it that this process is built; ``running`` does it if nobody did."""
         config = self.config
         self.reducer.rehearse()
+        self.agent.status = self._status
         self.agent.start()
         self._announced = True
         self.agent.channel.send(
@@ -187,6 +188,7 @@ class Job:
             self.state.seed_step(self.rank, number)
             self.reducer.begin()
             yield step
+            step.require_commit()
             if self._pausing and self.state.step < self.config.steps:
                 self._park("pause")
         except GenerationLost as error:
@@ -194,12 +196,8 @@ class Job:
             self._park("aborted" if aborted else "failed", error=str(error))
         except NonFinite as error:
             self._write(
-                Kind.NONFINITE_CAUGHT,
-                step=number,
-                rank=self.rank,
-                blamed=list(error.blamed),
-                what="loss or gradient",
-            )
+                Kind.NONFINITE_CAUGHT, step=number, rank=self.rank, blamed=list(error.blamed), what="loss or gradient"
+            )  # fmt: skip
             samples = samples_to_blame(self, step, error.blamed)
             self._park("nonfinite", blamed=list(error.blamed), samples=samples)
         finally:
@@ -242,7 +240,9 @@ class Job:
         assert directory is not None
         since_s = self._saving.begin(number)
         self._in_checkpoint(number)
-        if self._saving.attempt(number, lambda: self._put(directory), since_s=since_s, passes=(GenerationLost,)):
+        if self._saving.attempt(
+            number, lambda: self._put(directory), since_s=since_s, passes=(GenerationLost,)
+        ):
             self._saving.prune(directory, self.config.checkpoint_keep, disk=self.disk)
 
     def _put(self, directory: Path) -> tuple[Checkpoint, int]:
@@ -278,14 +278,16 @@ class Job:
         if self.probe is not None and self.probe.active:
             self.probe.at(self.state.step + 1, "backward")
 
-    def _dial_to(self, members: Sequence[str]) -> Dial | None:
-        self.peers = tuple(name for rank, name in enumerate(members) if rank != self.rank)
-        dial = self.dial
-        return None if dial is None else lambda rank, address: dial(members[rank], address)
+    def _status(self) -> Status:
+        joining, over = self.marks.read().phase == "joining", self.state.step >= self.config.steps
+        member: Any = "joining" if joining else "finished" if over else "training"
+        place = "waiting" if self._group is None else member
+        return Status(place=place, generation=self.generation, step=self.state.step, valid=self._valid)
 
     def _join(self, order: Join) -> None:
         self._leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self.peers = tuple(name for name in order.members if name != self.config.process)
         self.writer.generation = order.generation
         self.skip, self.examine = order.skip, order.examine
         self.marks.begin(order.generation, self.state.step)
@@ -296,7 +298,7 @@ class Job:
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
-            dial=self._dial_to(order.members),
+            dial=by_rank(self.dial, order.members),
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)
@@ -360,7 +362,7 @@ class Job:
         self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
     def _park(
-        self, why: Any, *, error: str = "", blamed: list[int] | None = None, samples: Sequence[int] = ()
+        self, why: Any, *, error: str = "", blamed: list[int] | None = None, samples: list[int] | None = None
     ) -> None:
         generation = self.generation
         if why in ("pause", "nonfinite"):
@@ -380,7 +382,7 @@ class Job:
                 why=why,
                 blamed=blamed or [],
                 error=error,
-                samples=list(samples),
+                samples=samples or [],
             )
         )
 

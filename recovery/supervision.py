@@ -43,6 +43,7 @@ class Stage(StrEnum):
     """Where the job is."""
 
     STARTING = "starting"
+    ADOPTING = "adopting"  # taking over from a supervisor that was lost
     FORMING = "forming"
     TRAINING = "training"
     STOPPING = "stopping"  # aborting a generation, waiting for its survivors to park
@@ -58,6 +59,7 @@ class Timing:
     ``max_deaths``: of one rank in a row at one step, whoever holds it.
     """
 
+    adopt_timeout_s: float = 2.0
     start_timeout_s: float = 120.0
     join_timeout_s: float = 60.0
     park_timeout_s: float = 1.0

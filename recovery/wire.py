@@ -58,6 +58,22 @@ class Stop(Message):
     type: Literal["stop"] = "stop"
 
 
+class Inquiry(Message):
+    """To a rank: say where you are; asked by a supervisor that takes over."""
+
+    type: Literal["inquiry"] = "inquiry"
+
+
+class Status(Message):
+    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one)."""
+
+    type: Literal["status"] = "status"
+    place: Literal["waiting", "joining", "training", "finished"]
+    generation: int
+    step: int
+    valid: bool
+
+
 class Extra(Message):
     """Either way: something the recovery stack passes on unread (fault commands and their answers)."""
 
@@ -128,14 +144,16 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | Abort | PauseRequest | Stop | Extra
-FromRank = Ready | Parked | Joined | CheckpointNote | Failed | Finished | Notice | Extra
+ToRank = Join | Abort | PauseRequest | Stop | Inquiry | Extra
+FromRank = Status | Ready | Parked | Joined | CheckpointNote | Failed | Finished | Notice | Extra
 _ANY: TypeAdapter[Any] = TypeAdapter(
     Annotated[
         Join
         | Abort
         | PauseRequest
         | Stop
+        | Inquiry
+        | Status
         | Extra
         | Ready
         | Parked

@@ -27,6 +27,8 @@ MESSAGES = [
     wire.PauseRequest(),
     wire.PauseRequest(save=True),
     wire.Stop(),
+    wire.Inquiry(),
+    wire.Status(place="training", generation=2, step=55, valid=True),
     Extra(topic="arm", payload={"points": [{"step": 1, "phase": "data"}], "x": None, "nan": "NaN"}),
     Ready(),
     wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),

@@ -51,6 +51,11 @@ class SimMark:
         """Note the number of the collective about to be entered, and the time."""
         self._collective, self._time = number, self._clock.now_ns
 
+    @property
+    def phase(self) -> str:
+        """The current one, hidden or not."""
+        return PHASES[self._phase]
+
     def touch(self) -> None:
         """Note that work goes on."""
         self._time = self._clock.now_ns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal
 
 from chaos.events import EventWriter, Kind
@@ -20,6 +20,7 @@ from recovery.wire import (
     Abort,
     Extra,
     Finished,
+    Inquiry,
     Join,
     Joined,
     Message,
@@ -27,6 +28,7 @@ from recovery.wire import (
     Parked,
     PauseRequest,
     Ready,
+    Status,
     Stop,
 )
 
@@ -59,11 +61,13 @@ class SimRank:
         self.pause_wanted = self.save_wanted = False
         self.pausing = False
         self.collectives = 0
+        self.skip: dict[int, int] = {}
+        self.examine = 0
         self._group_of = group_of
         self._orders: deque[Join | Abort | Stop] = deque()
         self._awaiting: int | None = None
         self._aborted_generation = 0
-        self._valid = False
+        self._valid = self._announced = False
         self._retired: Group | None = None
         process.on_message = self._on_message
         process.on_term = lambda: self.send(Notice())
@@ -82,6 +86,12 @@ class SimRank:
                 self._order(message)
             case PauseRequest():
                 self.pause_wanted, self.save_wanted = True, message.save
+            case Inquiry() if self._announced:
+                place: Any = "joining" if self.mark.phase == "joining" else "training"
+                place = "finished" if place == "training" and self.state.step >= self.config.steps else place
+                place = "waiting" if self.group is None else place
+                status = {"generation": self.generation, "step": self.state.step, "valid": self._valid}
+                self.send(Status(place=place, **status))
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
 
@@ -100,6 +110,7 @@ class SimRank:
         self.write(Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns)
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
+        self._announced = True
         self.send(Ready())
         try:
             while (yield from self._running()):
@@ -166,13 +177,15 @@ class SimRank:
                 blamed=blamed,
                 what="loss or gradient",
             )
-            self._park("nonfinite", blamed=blamed)
+            samples = yield from self.attempt.examined(error.blamed)
+            self._park("nonfinite", blamed=blamed, samples=samples)
 
     def _join(self, order: Join) -> Sleeping:
         self.leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
         assert self.writer is not None
         self.writer.generation = order.generation
+        self.skip, self.examine = order.skip, order.examine
         self.mark.begin(order.generation, self.state.step)
         self.mark.collective(0)
         self.mark.enter(marks.JOINING)
@@ -253,6 +266,7 @@ class SimRank:
         *,
         error: str = "",
         blamed: list[int] | None = None,
+        samples: Sequence[int] = (),
     ) -> None:
         generation = self.generation
         if why in ("pause", "nonfinite"):
@@ -270,6 +284,7 @@ class SimRank:
                 why=why,
                 blamed=blamed or [],
                 error=error,
+                samples=list(samples),
             )
         )
 

@@ -22,6 +22,11 @@ Dial = Callable[[int, Address], Address]
 _RANKS_LIMIT = 1 << 16
 
 
+def by_rank(dial: Callable[[str, Address], Address] | None, members: Sequence[str]) -> Dial | None:
+    """The way to ranks, given the way to the processes that hold them."""
+    return None if dial is None else lambda rank, address: dial(members[rank], address)
+
+
 def address_of(rank: int) -> str:
     """The loopback address that a rank listens at. Raises ValueError above 65535."""
     if not 0 <= rank < _RANKS_LIMIT:

@@ -1,0 +1,196 @@
+"""A supervisor that takes over a job from one that is gone, by the job's log and by asking the ranks.
+
+The log says who was started, who ended, which generation there is and what failed; only the ranks know where they
+are now. If all of them train, they train on undisturbed. Otherwise the generation is broken and the strategy decides
+anew: whatever the lost supervisor had decided, but not written down, is forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from chaos.events import Event, Kind
+from recovery.crew import Process
+from recovery.failures import FailureBook
+from recovery.skipping import Skips
+from recovery.standing import Standing
+from recovery.strategy import Cause, Failure, Form, Health, StateFrom, Strategy
+from recovery.supervision import Hands, Stage, Timing
+from recovery.wire import Inquiry, Status
+
+_ENDED_BY_US = (Cause.HANG, Cause.START_TIMEOUT)
+LOST = "the coordinator was lost in the middle of a recovery"
+
+
+@dataclass(kw_only=True)
+class Past:
+    """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``ready_generation``: the last
+    that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
+    ``skipped``: samples and the first step without them."""
+
+    roles: dict[str, str] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    members: tuple[str, ...] = ()
+    generation: int = 0
+    ready_generation: int = 0
+    resume_step: int = 0
+    rollbacks: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    answered: list[Failure] = field(default_factory=list)
+    skipped: dict[int, int] = field(default_factory=dict)
+    unnoticed: dict[str, str] = field(default_factory=dict)
+
+
+def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
+    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they are gone or not."""
+    found = Past(dead=set(asked))
+    for event in events:
+        data = event.data
+        match event.kind:
+            case Kind.PROCESS_SPAWNED:
+                found.roles[data["process"]] = data["role"]
+            case Kind.PROCESS_READY:
+                found.ready.add(data["process"])
+            case Kind.PROCESS_EXITED:
+                found.dead |= {data["process"]} if data["expected"] else set()
+                if data["process"] not in found.dead and not data["expected"]:
+                    how = data["signal"], data["exit_code"]
+                    found.unnoticed[data["process"]] = (
+                        f"exit code {how[1]}" if how[0] is None else f"signal {how[0]}"
+                    )
+            case Kind.FAILURE_DETECTED:
+                failure = Failure(
+                    process=data["process"] or "", rank=data["rank"], cause=Cause(data["cause"]),
+                    step=event.step or 0, time_s=event.time_ns / 1e9,
+                )  # fmt: skip
+                found.failures.append(failure)
+                died = failure.cause in (Cause.EXIT, *_ENDED_BY_US)
+                found.dead |= {failure.process} if died else set()
+                found.unnoticed.pop(failure.process, None)
+            case Kind.GENERATION_STARTED:
+                found.members, found.generation = tuple(data["members"]), event.generation
+                found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
+            case Kind.GENERATION_READY:
+                found.ready_generation, found.resume_step = event.generation, data["resume_step"]
+                found.answered, found.failures = found.answered + found.failures, []
+            case Kind.SAMPLES_SKIPPED:
+                found.skipped |= dict.fromkeys(data["samples"], data["since"])
+    return found
+
+
+class Adopter(Standing):
+    """The part of a controller that takes a job over."""
+
+    strategy: Strategy
+    hands: Hands
+    timing: Timing
+    _failures: FailureBook
+    _skips: Skips
+    _deadline_s: float
+    _past: Past
+    _unheard: set[str]
+
+    def adopt(self, known: Past) -> None:
+        """Take over, instead of ``start``: ask every process where it is, and go on once all have answered."""
+        self._past = known
+        self.stage = Stage.ADOPTING
+        for name, role in known.roles.items():
+            entry = self._crew.know(name, role)
+            entry.rank = known.members.index(name) if name in known.members else None
+            if name in known.dead:
+                entry.health, entry.expected_exit = Health.DEAD, True
+            elif name in known.ready:
+                entry.health = Health.TRAINING if name in known.members else Health.READY
+        self._crew.members = known.members
+        self._formation.restore(known.generation, known.rollbacks)
+        self._failures.restore(known.answered, known.failures)
+        self._skips.samples = dict(known.skipped)
+        self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
+        self._unheard = {p.name for p in self._crew.alive if p.name in known.ready}
+        for name, how in known.unnoticed.items():
+            self.on_exit(name, how)
+        for entry in self._crew.alive:
+            self.hands.send(entry.name, Inquiry())
+        self._go_on_if_known()
+
+    def _on_status(self, entry: Process, status: Status) -> None:
+        """A process says where it is."""
+        entry.step, entry.valid, entry.finished = status.step, status.valid, False
+        if status.place in ("joining", "training", "finished"):
+            entry.health = Health.TRAINING
+            entry.finished = status.place == "finished"
+            if (
+                entry.name not in self.members
+                or status.generation != self.generation
+                or status.place == "joining"
+            ):
+                self._past.ready_generation = -1  # it is on its way into another
+        elif status.generation:
+            entry.health = Health.PARKED
+        elif entry.health is Health.STARTING:
+            self._on_ready(entry)
+        else:
+            entry.health = Health.READY
+        self._heard(entry)
+
+    def _heard(self, entry: Process) -> None:
+        self._unheard.discard(entry.name)
+        self._go_on_if_known()
+
+    def _go_on_if_known(self) -> None:
+        """Nobody is waited for longer than ``adopt_timeout_s``: whoever is silent shows that by its marks too."""
+        if self.stage is not Stage.ADOPTING or (self._unheard and self.hands.now_s() < self._deadline_s):
+            return
+        known, members = self._past, self._crew.member_processes()
+        if known.generation:
+            self._progress.resumed(self.generation, self.members)
+            self._progress.reached(known.resume_step)
+        if known.generation and self._progress.committed >= self.steps:
+            self.stage = Stage.TRAINING
+            self._complete()
+        elif not known.generation:
+            first = tuple(p.name for p in self._crew if p.role == "worker")
+            self.stage = Stage.STARTING
+            gone = [p.name for p in self._crew if p.health is Health.DEAD]
+            if gone or len(first) < self.world:
+                self.stop("broken", "the coordinator was lost before the first processes had started")
+                return
+            self._formation.want(Form(members=first, state=StateFrom.INITIAL, cause="start"), ())
+            self._form_if_ready()
+        elif known.ready_generation == known.generation and not known.failures and all(
+            p.health is Health.TRAINING for p in members
+        ):  # fmt: skip
+            self.stage = Stage.TRAINING
+            self._end_if_finished()
+        else:
+            self.stage = Stage.FORMING  # whatever it was: something to break
+            self._break_up()
+
+    def _break_up(self) -> None:
+        if self._failures.current:
+            self._stop_generation()
+        else:
+            self._suspect(LOST)
+
+    world: int
+    steps: int
+
+    @abstractmethod
+    def on_exit(self, process: str, how: str) -> None: ...
+    @abstractmethod
+    def _complete(self) -> None: ...
+    @abstractmethod
+    def stop(self, outcome: str, reason: str) -> None: ...
+    @abstractmethod
+    def _on_ready(self, entry: Process) -> None: ...
+    @abstractmethod
+    def _form_if_ready(self) -> None: ...
+    @abstractmethod
+    def _end_if_finished(self) -> None: ...
+    @abstractmethod
+    def _stop_generation(self) -> None: ...
+    @abstractmethod
+    def _suspect(self, why: str) -> None: ...

@@ -108,6 +108,11 @@ class Step:
             save=job.agent.save_wanted,
         )
 
+    def require_commit(self) -> None:
+        """Raise RuntimeError unless this step is committed: the other ranks have gone on."""
+        if self._job.state.step < self.number:
+            raise RuntimeError(f"step {self.number} ended without step.commit(): every step needs it")
+
     def commit(self) -> None:
         """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
         touches anything.

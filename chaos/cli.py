@@ -199,9 +199,9 @@ def report(run: Path, quiet: bool) -> int:
 @_FORMAT
 @_QUIET
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
-    """Undo what runs whose harness was killed have left: processes, mounts, limits, shared memory, files.
+    """Undo what killed runs have left behind.
 
-    A run whose harness is alive is not touched. Exit code 5: something could not be undone.
+    That is processes, mounts, limits, shared memory and files. A run whose harness is alive is not touched. Exit code 5: something could not be undone.
     """
     from harness import heal as healing
 
@@ -222,7 +222,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @_RUNS
 @_FORMAT
 def ps(runs: Path, form: str) -> int:
-    """List live runs with their processes, and what dead ones have left."""
+    """List live runs, and what dead ones have left."""
     from harness import ps as live
 
     found = live.listing(runs)

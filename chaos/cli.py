@@ -201,7 +201,8 @@ def report(run: Path, quiet: bool) -> int:
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
     """Undo what killed runs have left behind.
 
-    That is processes, mounts, limits, shared memory and files. A run whose harness is alive is not touched. Exit code 5: something could not be undone.
+    That is processes, mounts, limits, shared memory and files. A run whose harness is alive is not touched.
+    Exit code 5: something could not be undone.
     """
     from harness import heal as healing
 

@@ -79,7 +79,8 @@ class Fault(BaseModel):
     and a heal; ``may_last``: takes a duration; otherwise it is over when done. ``harmless``: leaves nothing
     to recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
     attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that takes racks; ``role``: the only role it
-    hits, whatever the target says.
+    hits, whatever the target says. ``everywhere``: one occurrence acts in all ranks, in those that join later too,
+    until the run ends.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,6 +94,7 @@ class Fault(BaseModel):
     harmless: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
     relentless: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
 
     def wants(self) -> frozenset[Need]:
         """What it needs with its parameters; default: ``needs``."""

@@ -40,7 +40,8 @@ class Injector:
         self, scene: Scene, plan: tuple[PlannedFault, ...], kinds: Mapping[str, type[Fault]]
     ) -> None:
         self._scene = scene
-        plan = widened(plan, kinds, scene.setup.cell.scenario.workload.ranks)
+        if any(kinds[planned.kind].everywhere for planned in plan):
+            plan = widened(plan, kinds, scene.setup.cell.scenario.workload.ranks)
         self._standing: list[dict[str, Any]] = []  # commands that hold for whoever joins, too
         self._plan = {planned.id: planned for planned in plan}
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}

@@ -18,7 +18,7 @@ from harness.incidents import incident_of, lost_once
 from harness.lineage import NS, History, history_of
 from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
-from recovery.order import batch
+from recovery.order import batch, without
 
 Per = Literal["incident", "arm", "checkpoint"]
 FULL_RATE = 0.9
@@ -67,6 +67,9 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "checkpoint_stall": _seconds(
             "checkpoint", "pause of training after a checkpointed step beyond the usual one"
         ),
+        "samples_skipped": _lower(
+            "samples", "arm", "samples of the order that the job left out by decision, as nobody could compute them"
+        ),
         "saves_failed": _lower("saves", "arm", "checkpoints that could not be saved; the next interval tries again"),
         "step_time": _seconds("arm", "median duration of the surviving steps, checkpoint stalls left out"),
         "steady_overhead": _lower(
@@ -100,6 +103,7 @@ class Accounting:
     unexpected: int
     misplaced: int | None
     lost_in: Mapping[int, int]
+    skipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,19 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     )  # fmt: skip
 
 
+def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
+    """Samples that the supervisor said the job leaves out, each with the first step without it.
+
+    ``generation``: only what was decided before it began.
+    """
+    return {
+        int(sample): int(event.data["since"])
+        for event in history.log.of(Kind.SAMPLES_SKIPPED)
+        if generation is None or event.generation < generation
+        for sample in event.data["samples"]
+    }
+
+
 def account(history: History) -> Accounting:
     """Compare the lineage's samples with the reference order, as multisets and step by step."""
     info, lineage = history.info, history.lineage
@@ -143,8 +160,12 @@ def account(history: History) -> Accounting:
     taken: Counter[int] = Counter()
     misplaced: int | None = None
     lost_in: dict[int, int] = {}
+    skipping, skipped = bool(skips_of(history)), 0
     for step in range(1, history.committed_step + 1):
-        due = Counter(batch(step, info.global_batch, info.order_samples, info.order_seed))
+        ids = batch(step, info.global_batch, info.order_samples, info.order_seed)
+        skips = skips_of(history, lineage[step].generation if step in lineage else None) if skipping else {}
+        due = Counter(without(ids, step, skips))
+        skipped += len(ids) - due.total()
         got = Counter(lineage[step].samples if step in lineage else [])
         reference.update(due)
         taken.update(got)
@@ -157,6 +178,7 @@ def account(history: History) -> Accounting:
     return Accounting(
         steps=history.committed_step, lost=(reference - taken).total(), duplicated=duplicated,
         unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
+        skipped=skipped,
     )  # fmt: skip
 
 
@@ -261,4 +283,5 @@ def _add_accounting(values: dict[str, list[float]], history: History) -> None:
         0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
     )
     values["samples_lost"].append(float(accounting.lost + unused))
+    values["samples_skipped"].append(float(accounting.skipped))
     values["samples_duplicated"].append(float(accounting.duplicated))

@@ -48,7 +48,7 @@ def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, 
 
 
 def test_a_replica_that_drifts_is_found_at_the_next_digest(memory: Path) -> None:
-    faulted, problems = found(cell_of(SPARE, [tensor("replica-desync")]), memory, 3)
+    _, problems = found(cell_of(SPARE, [tensor("replica-desync")]), memory, 3)
     assert set(problems) == {"replica-equality", "loss-equality"}
     assert "step 40" in problems["replica-equality"]
 

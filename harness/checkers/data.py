@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from chaos.events import Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.lineage import StepRun
-from harness.measure import account
+from harness.lineage import History, StepRun
+from harness.measure import account, skips_of
 from harness.results import Finding
+from recovery.order import batch, without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:
@@ -18,7 +20,11 @@ def sample_accounting(evidence: Evidence) -> Finding:
     if not history.committed_step:
         return unknown("no step was committed, so no sample can be accounted for")
     found = account(history)
+    unjustified = _unjustified(history)
+    if unjustified:
+        return failed(f"{unjustified[0]}, though that step was not refused twice")
     numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
+    numbers += f", skipped by decision {found.skipped}" if found.skipped else ""
     numbers += f" in steps 1..{found.steps}"
     if found.duplicated or found.unexpected:
         return failed(f"{numbers}; first at step {found.misplaced}")
@@ -75,8 +81,20 @@ def _counters(run: StepRun) -> list[str]:
     return problems
 
 
+def _unjustified(history: History) -> list[str]:
+    """Samples left out although nobody had failed twice to compute the step."""
+    refused: dict[int, set[int]] = {}
+    for event in history.log.of(Kind.NONFINITE_CAUGHT):
+        refused.setdefault(event.step or 0, set()).add(event.generation)
+    skips = skips_of(history)
+    return [f"sample {s} was left out from step {n} on" for s, n in skips.items() if len(refused.get(n, ())) < 2]
+
+
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
-    due = evidence.history.info.global_batch
+    info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
+    due = info.global_batch
+    if skips:
+        due = len(without(batch(run.step, due, info.order_samples, info.order_seed), run.step, skips))
     taken = len(run.samples)
     problems = []
     for event in run.commits:

@@ -28,6 +28,7 @@ from typing import Literal
 from harness.checkers.evidence import Evidence, failed, passed, unknown
 from harness.incidents import final_digests
 from harness.lineage import History, history_of
+from harness.measure import skips_of
 from harness.results import Finding
 
 Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]
@@ -81,6 +82,9 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     if different is None:
         return "bit for bit", f"bit for bit over {len(steps)} steps"
     shrunk = [run.step for run in history.lineage.values() if run.world < history.info.ranks]
+    skipped = min(skips_of(history).values(), default=None)
+    if evidence.promises_exact and skipped is not None:
+        return _by_band(evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), ")
     if evidence.promises_exact and not shrunk:
         return "differs", different
     why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""

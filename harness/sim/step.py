@@ -70,6 +70,8 @@ class Attempt:
         if self.seed != self._usual_seed:
             word = digest(word, self.seed)
         self.part = job.state.part(self.samples, word, pause=False)
+        if job.faults.poisoned.intersection(self.samples):
+            self.part = replace(self.part, loss_sum=float("nan"), bad=True)
         self._corrupt_forward()
         self._poison_loss()
         yield job.about(timings.phase_ns("backward") / 2)
@@ -85,6 +87,16 @@ class Attempt:
             raise NonFinite(reduced.blamed)
         yield job.about(timings.phase_ns("optimizer"))
         yield from self._apply(reduced)
+
+    def examined(self, blamed: tuple[int, ...]) -> Generator[float | None, Any, list[int]]:
+        """Which samples are non-finite by themselves; see recovery.mechanisms.examine."""
+        job = self._job
+        if job.rank not in blamed or self.number != job.examine:
+            return []
+        yield job.about(job.config.timings.step_ms * MS)
+        if job.state.bad:
+            return []
+        return [sample for sample in self.samples if sample in job.faults.poisoned]
 
     def corrupted(self, surface: str, values: list[float]) -> None:
         """A fault changed tensor values; what follows from it shows in the digests from here on."""
@@ -104,11 +116,9 @@ class Attempt:
 
     def _share(self) -> list[int]:
         job = self._job
-        ids = job.behaviour.batch(job, self.number)
+        ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         config = job.config
-        part = order.share(
-            job.rank, config.world if config.batch == "shrink" else job.world, config.global_batch
-        )
+        part = order.share(job.rank, config.world if config.batch == "shrink" else job.world, len(ids))
         return ids[part.start : part.stop]
 
     def _enter(self, phase: str) -> Sleeping:

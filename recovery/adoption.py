@@ -118,6 +118,10 @@ class Adopter(Standing):
 
     def _on_status(self, entry: Process, status: Status) -> None:
         """A process says where it is."""
+        if self.stage is not Stage.ADOPTING:
+            if entry.health is Health.STARTING:  # it told the lost one that it is ready
+                self._on_ready(entry)
+            return
         entry.step, entry.valid, entry.finished = status.step, status.valid, False
         if status.place in ("joining", "training", "finished"):
             entry.health = Health.TRAINING
@@ -152,14 +156,7 @@ class Adopter(Standing):
             self.stage = Stage.TRAINING
             self._complete()
         elif not known.generation:
-            first = tuple(p.name for p in self._crew if p.role == "worker")
-            self.stage = Stage.STARTING
-            gone = [p.name for p in self._crew if p.health is Health.DEAD]
-            if gone or len(first) < self.world:
-                self.stop("broken", "the coordinator was lost before the first processes had started")
-                return
-            self._formation.want(Form(members=first, state=StateFrom.INITIAL, cause="start"), ())
-            self._form_if_ready()
+            self._start_the_rest()
         elif known.ready_generation == known.generation and not known.failures and all(
             p.health is Health.TRAINING for p in members
         ):  # fmt: skip
@@ -168,6 +165,22 @@ class Adopter(Standing):
         else:
             self.stage = Stage.FORMING  # whatever it was: something to break
             self._break_up()
+
+    def _start_the_rest(self) -> None:
+        """There has been no generation yet: start whom the lost supervisor had not started, and form the first."""
+        self.stage = Stage.STARTING
+        gone = [p.name for p in self._crew if p.health is Health.DEAD]
+        if gone:
+            self.stop("broken", f"{gone[0]} failed before training began, and so did the coordinator")
+            return
+        roles = [p.role for p in self._crew]
+        for _ in range(self.world - roles.count("worker")):
+            self._crew.spawn("worker", self.strategy.start_mode)
+        for _ in range(self.strategy.spares_wanted - roles.count("spare")):
+            self._crew.spawn("spare", "warm")
+        first = tuple(p.name for p in self._crew if p.role == "worker")
+        self._formation.want(Form(members=first, state=StateFrom.INITIAL, cause="start"), ())
+        self._form_if_ready()
 
     def _break_up(self) -> None:
         if self._failures.current:

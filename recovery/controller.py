@@ -84,7 +84,7 @@ class Controller(Adopter):
         if entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
         match message:
-            case Status() if self.stage is Stage.ADOPTING:
+            case Status():
                 self._on_status(entry, message)
             case Ready():
                 self._on_ready(entry)

@@ -1,0 +1,117 @@
+"""A supervisor is lost at any moment, in simulation; another takes over from the log, and every checker agrees."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulate
+from arms import judged
+from simulate import KILL, Played, cell_of, evidence, play
+
+from chaos.events import Event, Kind
+from chaos.scenario import Cell
+from harness.orchestrator import Orchestrator
+from recovery.adoption import past
+
+STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
+SEEDS, BLOCK = 50, 10
+
+
+def problems(faulted: Played, control: Played, *ignored: str) -> dict[str, str]:
+    """What did not pass."""
+    findings = judged(evidence(faulted, control))
+    return {
+        n: f"{f.verdict}: {f.witness}"
+        for n, f in findings.items()
+        if f.verdict != "pass" and n not in ignored
+    }
+
+
+def adoptions(played: Played) -> list[Event]:
+    """Takeovers."""
+    return list(played.log.of(Kind.COORDINATOR_ADOPTED))
+
+
+def cell(seed: int, *, time_s: float, down_s: float) -> Cell:
+    """A rank is killed in step 33, and the coordinator at some time."""
+    lost: dict[str, Any] = {
+        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": down_s}, "at": {"time": time_s},
+    }  # fmt: skip
+    return cell_of(STRATEGIES[seed % 3], [KILL, lost])
+
+
+@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+def test_lost_at_any_time_of_a_run_with_a_killed_rank(block: int, memory: Path) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        rng = random.Random(f"adoption {seed}")
+        near = rng.random() < 0.6  # close to the kill, which comes after about 1.3 s
+        time_s = rng.uniform(1.25, 1.6) if near else rng.uniform(0.05, 2.0)
+        faulted_cell = cell(seed, time_s=round(time_s, 4), down_s=round(rng.uniform(0.0, 0.5), 3))
+        faulted = play(faulted_cell, memory / str(seed), seed=seed)
+        control = play(faulted_cell, memory / str(seed), seed=seed, arm="control")
+        assert faulted.outcome == "completed", f"seed {seed}: {faulted.log.events[-3:]}"
+        assert len(adoptions(faulted)) == 1, f"seed {seed}"
+        assert problems(faulted, control) == {}, f"seed {seed}"
+
+
+def test_an_undisturbed_job_is_left_undisturbed(memory: Path) -> None:
+    played = play(cell(2, time_s=0.5, down_s=0.4), memory, seed=1)
+    (taken,) = adoptions(played)
+    lost = next(e for e in played.log.of(Kind.FAULT_INJECTED) if e.data["kind"] == "coordinator-kill")
+    own = [e for e in played.log.of(Kind.STEP_COMMITTED) if lost.time_ns < e.time_ns < taken.time_ns]
+    assert len({e.step for e in own}) >= 5, "ranks trained while nobody watched"
+    generations = list(played.log.of(Kind.GENERATION_STARTED))
+    assert [g.data["cause"] for g in generations] == ["start", "failure"], (
+        "no generation but for the killed rank"
+    )
+    assert not [p for p in played.log.problems], "the log has no gap"
+
+
+class Fragile(Orchestrator):
+    """Loses its coordinator just before, or in the middle of, its ``at``-th act."""
+
+    at = 0
+    acts = 0
+
+    def before_act(self, act: str) -> None:
+        """Count."""
+        Fragile.acts += 1
+        if Fragile.acts == Fragile.at:
+            self.lose_coordinator(0.1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lost_in_the_middle_of_any_act(strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the members told to join, one of two spares started, a decision written down and not begun ..."""
+    control = play(cell_of(strategy, []), memory / "control", seed=4, arm="control")
+    monkeypatch.setattr(simulate, "Orchestrator", Fragile)
+    taken = 0
+    for at in range(1, 200):
+        Fragile.at, Fragile.acts = at, 0
+        played = play(cell_of(strategy, [KILL]), memory / str(at), seed=4)
+        if not adoptions(played):
+            break  # it never did so many acts
+        taken += 1
+        assert played.outcome == "completed", f"act {at}: {played.log.events[-2].data}"
+        # Nobody planned this loss, so that no fault explains the failures it leads to.
+        assert problems(played, control, "detection") == {}, f"act {at}"
+    assert taken > 30
+
+
+def test_the_past_of_a_log_is_what_it_says(memory: Path) -> None:
+    played = play(cell_of("hot-spare", [KILL]), memory, seed=2)
+    events = played.log.actors["orchestrator"].events
+    started = [e for e in events if e.kind is Kind.GENERATION_STARTED]
+    failed = next(e for e in events if e.kind is Kind.FAILURE_DETECTED)
+    before = past([e for e in events if e.seq < failed.seq])
+    assert before.generation == before.ready_generation == 1
+    assert before.unnoticed == {"w2": "signal 9"}, "its exit is in the log, its failure is not"
+    between = past([e for e in events if e.seq <= started[1].seq])
+    assert (between.generation, between.ready_generation) == (2, 1)
+    assert [f.process for f in between.failures] == ["w2"]
+    assert "w2" in between.dead and not between.unnoticed
+    after = past(events)
+    assert not after.failures and [f.process for f in after.answered] == ["w2"]

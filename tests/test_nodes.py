@@ -39,6 +39,18 @@ def test_replacements_go_where_somebody_is_missing() -> None:
     assert placement.place("s8", "spare", left) == 0, "all are full: the emptiest"
 
 
+def test_a_restart_of_everybody_fills_nodes_in_blocks_again() -> None:
+    placement = Placement(Topology(ranks=4, nodes=2), spares=1)
+    for name in ("w0", "w1", "w2", "w3"):
+        placement.place(name, "worker", [])
+    placement.place("s4", "spare", [])
+    living: list[str] = []
+    for name in ("w5", "w6", "w7", "w8"):
+        placement.place(name, "worker", living)
+        living.append(name)
+    assert [placement.on(node, living) for node in (0, 1)] == [["w5", "w6"], ["w7", "w8"]]
+
+
 def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, list[Incident]]:
     """A faulted arm with which every checker agrees, and its incidents."""
     cell = cell_of(recovery, [{"id": "f", "at": {"step": 33}, **fault}], **more)

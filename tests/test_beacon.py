@@ -115,6 +115,16 @@ def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None
     assert max(len(line) for line in lines.last) <= LINE_LIMIT
 
 
+def test_a_line_without_end_is_not_kept_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"step 7 " + b"x" * LINE_LIMIT)
+    reader = RegexReader(Lines(path), r"step (?P<step>\d+)")
+    assert [progress.step for progress in reader.read()] == [7]
+    with path.open("ab") as stream:
+        stream.write(b" step 8\nstep 9\n")
+    assert [progress.step for progress in reader.read()] == [9]
+
+
 def test_prefixes_colours_and_thousands(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("[default0]:\x1b[32mstep 1,200\x1b[0m loss nan\n[rank1] step 1_201 loss 2e-3\n")

@@ -1,0 +1,154 @@
+"""The processes of a command: which is which rank, how it ended, and that all of them go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import processes
+from harness.script import tree
+from harness.script.command import Command
+from harness.script.environment import MARK
+from harness.script.ranks import Gone, Ranks
+from recovery.processes import become_subreaper
+
+pytestmark = pytest.mark.real
+
+DEADLINE_S = 30.0
+IDLE = f'"{sys.executable}" -c "import threading; threading.Event().wait(300)"'
+MARKED = "test-of-commands"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Command]]:
+    commands: list[Command] = []
+    yield commands
+    for command in commands:
+        command.close(MARKED)
+
+
+def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Command:
+    become_subreaper()
+    clean = {name: value for name, value in os.environ.items() if name not in tree.RANK_NAMES}
+    command = Command.start(
+        ["bash", "-c", shell], directory=tmp_path, env={**clean, MARK: MARKED, **env}, output=tmp_path / "out"
+    )
+    started.append(command)
+    return command
+
+
+def find(
+    command: Command, count: int, *, expected: int = 2, hints: dict[int, int] | None = None
+) -> dict[int, tree.Found]:
+    """The ranks, once there are so many and as many processes as will be."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        found = tree.find_ranks(command.guard_pid, expected, hints or {})
+        if len(found) == count and all(
+            "python" in row.name for row in (tree.process(f.pid) for f in found.values()) if row
+        ):
+            return found
+        signal.sigtimedwait([], 0.02)
+    raise AssertionError(f"{count} ranks were never there, but {found}")
+
+
+def await_exit(ranks: Ranks) -> Gone:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for gone in ranks.wait(0.1):
+            return gone
+    raise AssertionError("nobody ended")
+
+
+def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_path: Path) -> None:
+    # what a rank forks, such as a data loader's workers, inherits its environment and is younger
+    loader = "import os, threading; os.fork(); threading.Event().wait(300)"
+    command = start(started, tmp_path, f'RANK=1 WORLD_SIZE=2 "{sys.executable}" -c "{loader}" & wait')
+    deadline = time.monotonic() + DEADLINE_S
+    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    (found,) = find(command, 1).values()
+    rows = tree.below(command.guard_pid)
+    assert (found.rank, found.world) == (1, 2)
+    assert rows[found.pid].parent == command.pid
+    assert any(row.parent == found.pid for row in rows.values())
+
+
+def test_behind_a_wrapper_stands_the_rank(started: list[Command], tmp_path: Path) -> None:
+    command = start(started, tmp_path, f"RANK=0 timeout 300 nice {IDLE} & wait")
+    (found,) = find(command, 1).values()
+    row = tree.process(found.pid)
+    assert row is not None and row.name.startswith("python")
+
+
+def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:
+    command = start(started, tmp_path, f"{IDLE} & echo $! > pid; wait")
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert time.monotonic() < deadline
+        signal.sigtimedwait([], 0.02)
+    pid = int((tmp_path / "pid").read_text())
+    assert find(command, 1, hints={pid: 3, os.getpid(): 4})[3].pid == pid  # only what is below the command
+
+
+@pytest.mark.parametrize("value", ["-1", "1.0", "x", "99999999", "", "٣"])
+def test_a_rank_that_is_no_number(value: str) -> None:
+    assert tree.number(value) is None
+
+
+def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) -> None:
+    shell = f"RANK=0 {IDLE} & RANK=1 {IDLE} & wait"
+    ranks = Ranks()
+    members, new = ranks.hold(find(start(started, tmp_path, shell), 2))
+    assert sorted(members) == [0, 1] and len(new) == 2
+    ranks.signal(members[1], signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE_S
+    while ranks.state(members[1]) != "T":
+        assert time.monotonic() < deadline
+    ranks.signal(members[1], signal.SIGKILL)
+    gone = await_exit(ranks)
+    assert (gone.name, gone.exit_code, gone.signal) == (members[1], None, signal.SIGKILL)
+    assert ranks.state(members[1]) == "X" and ranks.living() == [members[0]]
+    ranks.signal(members[1], signal.SIGKILL)  # gone: no error, and nobody else is hit
+    ranks.close()
+
+
+def test_a_program_that_cannot_be_started(started: list[Command], tmp_path: Path) -> None:
+    command = Command.start([str(tmp_path)], directory=tmp_path, env=os.environ, output=tmp_path / "out")
+    started.append(command)
+    assert command.error == "Permission denied" and command.pid == 0
+
+
+def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_path: Path) -> None:
+    # the command itself dies with its guard; what it had started belongs to nobody any more
+    command = start(started, tmp_path, f"setsid {IDLE} & {IDLE} & wait")
+    deadline = time.monotonic() + DEADLINE_S
+    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    pids = [(pid, row.started) for pid, row in tree.below(command.guard_pid).items()]
+    assert len(pids) == 3
+    os.kill(command.guard_pid, signal.SIGKILL)
+    assert command.close(MARKED) == 0
+    assert not [pid for pid, born in pids if processes.is_same(pid, born)]
+    started.clear()
+
+
+def test_asked_to_end_it_may_clean_up(started: list[Command], tmp_path: Path) -> None:
+    command = start(started, tmp_path, f"trap 'echo bye > bye; exit 7' TERM; {IDLE} & wait")
+    deadline = time.monotonic() + DEADLINE_S
+    while len(tree.below(command.guard_pid)) < 2 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    command.terminate()
+    while command.ended is None and time.monotonic() < deadline:
+        command.look()
+    assert command.ended is not None and command.ended.exit_code == 7
+    assert (tmp_path / "bye").exists()
+    assert (
+        subprocess.run(["true"], check=False, timeout=10).returncode == 0
+    )  # our own children are still ours

@@ -117,14 +117,14 @@ PLACES = sorted(places(VALID), key=repr)
 def changed(how: str, loc: tuple[Any, ...], value: Any, tree: Any = VALID) -> Any:
     """A copy of the tree with the value at a place deleted, replaced, doubled, wrapped, or under another key."""
     out = copy.deepcopy(tree)
-    holder = out
-    for part in loc[:-1]:
-        if not isinstance(holder, dict | list) or (isinstance(holder, list) and part >= len(holder)):
-            return out
-        holder = holder[part] if isinstance(holder, list) else holder.get(part)
-    key = loc[-1]
-    there = key in holder if isinstance(holder, dict) else isinstance(holder, list) and key < len(holder)
-    if not there:
+    holder, key = out, loc[-1]
+    try:
+        for part in loc[:-1]:
+            holder = holder[part]
+        holder[key]
+    except (KeyError, IndexError, TypeError):  # an earlier change took it away
+        return out
+    if not isinstance(holder, dict | list):
         return out
     if how == "delete":
         del holder[key]

@@ -226,3 +226,15 @@ def test_the_example_needs_few_changed_lines() -> None:
     print(f"{len(added)} lines new, {len(removed)} gone")
     assert len(added) <= MOST_CHANGED_LINES, "\n".join(added)
     assert 55 <= len(PLAIN.read_text().splitlines()) <= 70
+
+
+@pytest.mark.real
+def test_the_plain_script_trains_as_it_is(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PLAIN), "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("loss ")
+    assert (tmp_path / "ddp-model.pt").is_file()

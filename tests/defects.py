@@ -192,6 +192,23 @@ class DoesNothing(DropReplica):
         return Decision(actions=(), reason="let us wait and see")
 
 
+class DiesOfFailedSave(Behaviour):
+    """A save that fails ends the rank, as an exception that nobody catches."""
+
+    def survives_failed_save(self, rank: SimRank) -> bool:
+        """Never."""
+        return False
+
+
+class LeavesOutSilently(Behaviour):
+    """One sample of a step is left out, and nobody has said so."""
+
+    def batch(self, rank: SimRank, step: int) -> list[int]:
+        """All but the last."""
+        whole = super().batch(rank, step)
+        return whole[:-1] if step == 45 else whole
+
+
 class NeverSwaps(HotSpare):
     """Shrinks although a spare waits."""
 

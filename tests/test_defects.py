@@ -23,6 +23,7 @@ CORRUPT = {
     "id": "corrupt", "kind": "checkpoint-corrupt", "params": {"mode": "bitflip"},
     "target": {"checkpoint": "latest"}, "at": {"event": "checkpoint_committed", "nth": 3},
 }  # fmt: skip
+FULL = {"id": "full", "kind": "disk-full", "at": {"step": 15}, "duration": {"steps": 10}}
 RESTART, DROP, SPARE = "checkpoint-restart", "drop-replica", "hot-spare"
 SMALLER = {"strategy": DROP, "rejoin": False}
 
@@ -49,6 +50,12 @@ DEFECTS: dict[str, tuple[Any, list[dict[str, Any]], Defect, dict[str, str]]] = {
     ),
     "the last line is lost": (SPARE, [KILL], defects.LosesLine, {"evidence-complete": OPEN}),
     "a failure is not answered": (DROP, [KILL], defects.DoesNothing, {"liveness": FAIL}),
+    "a failed save ends the rank": (
+        SPARE, [FULL], defects.DiesOfFailedSave, {"checkpoint-integrity": FAIL},
+    ),
+    "a sample is left out silently": (
+        DROP, [KILL], defects.LeavesOutSilently, {"sample-accounting": FAIL, "step-arithmetic": FAIL},
+    ),
     "a spare is not used": (SPARE, [KILL], defects.NeverSwaps, {"membership": FAIL}),
 }  # fmt: skip
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from simulate import BATCH, KILL, SAMPLES, cell_of, play
+from arms import judged
+from simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 from test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 
 from chaos.events import Kind
 from harness.lineage import history_of
 from harness.measure import account
+from harness.sim.faults import SimFaultAgent
 from recovery.order import batch
 
 
@@ -91,3 +94,21 @@ def test_a_step_that_fails_again_for_another_reason_costs_no_sample(memory: Path
     faulted, problems = found(cell_of(SPARE, [nan]), memory, 3)
     assert (faulted.outcome, problems) == ("completed", {})
     assert not of(faulted, Kind.SAMPLES_SKIPPED)
+
+
+def test_a_decision_that_nobody_wrote_down_or_that_nothing_justifies_is_noticed(memory: Path) -> None:
+    cell = cell_of(SPARE, [poison()])
+    faulted, control = (play(cell, memory / arm, seed=3, arm=arm) for arm in ("faulted", "control"))
+    unsaid = [e for e in faulted.log.events if e.kind is not Kind.SAMPLES_SKIPPED]
+    (said,) = of(faulted, Kind.SAMPLES_SKIPPED)
+    elsewhere = [replace(e, data={**e.data, "since": 35}) if e is said else e for e in faulted.log.events]
+    for events in (unsaid, elsewhere):
+        spoilt = replace(faulted, log=replace(faulted.log, events=tuple(events)))
+        red = {name for name, f in judged(evidence(spoilt, control)).items() if f.verdict == "fail"}
+        assert "sample-accounting" in red
+
+
+def test_a_poison_that_is_none_is_noticed(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimFaultAgent, "poison_sample", lambda self, sample: None)
+    _, problems = found(cell_of(SPARE, [poison(10)]), memory, 3)
+    assert set(problems) == {"fault-landed"}

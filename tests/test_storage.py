@@ -13,6 +13,8 @@ from chaos.events import Kind
 from chaos.fault import Fault, Need
 from chaos.plugins import load
 from harness.needs import needs_of, parameters
+from harness.sim.faults import SimFaultAgent
+from harness.sim.storage import SimStorage
 from harness.storage import DEFAULT_MIB
 
 
@@ -87,3 +89,20 @@ def test_the_file_system_is_as_large_as_its_faults_say() -> None:
     assert needs_of(cell) == {Need.MOUNT}
     assert parameters(cell, "size_mib") == [8]
     assert parameters(cell_of(SPARE, [storage("read-only")]), "size_mib") == [DEFAULT_MIB]
+
+
+def test_an_injector_that_does_nothing_is_noticed(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimStorage, "fill", lambda self, *, shrink: None)
+    faulted, problems = found(cell_of(SPARE, [storage("disk-full")]), memory, 3)
+    assert set(problems) == {"fault-landed"}
+    assert not of(faulted, Kind.CHECKPOINT_FAILED)
+
+
+@pytest.mark.parametrize("kind", ["io-error", "io-slow"])
+def test_a_disk_that_is_not_broken_after_all_is_noticed(
+    kind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimFaultAgent, "set_disk", lambda self, trouble: None)
+    params = {"delay_s": 0.1} if kind == "io-slow" else {}
+    fault = {**storage(kind, **params), "target": {"rank": 0}}
+    assert set(found(cell_of(SPARE, [fault]), memory, 3)[1]) == {"fault-landed"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, verdict_of
 from harness.lineage import Generation, History
@@ -96,7 +98,7 @@ def _after_parking(history: History) -> list[str]:
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
     """A corrupt checkpoint is never restored, what is restored was committed before, the last good one is
-    not deleted.
+    not deleted, and a save that fails ends no rank.
     """
     problems: list[str] = []
     good: dict[str, int] = {}
@@ -131,9 +133,20 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
                 problems.append(f"generation {event.generation} restored {name}, which was never committed")
             elif good.setdefault(name, saving.pop(name, 0)) != event.data["resume_step"]:
                 problems.append(f"{name} holds step {good[name]}, resumed at {event.data['resume_step']}")
+    problems += _ended_by_a_save(evidence)
     if not any(counts.values()) and not problems:
         return passed("nothing to check: no checkpoint was restored, refused or deleted")
     return verdict_of(problems, ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def _ended_by_a_save(evidence: Evidence) -> list[str]:
+    """Ranks whose last words come straight after a save that failed."""
+    problems = []
+    for name, log in evidence.log.actors.items():
+        for event, following in itertools.pairwise(log.events):
+            if event.kind is Kind.CHECKPOINT_FAILED and following.kind is Kind.ERROR_RAISED:
+                problems.append(f"{name} ended because {event.data['checkpoint']} could not be saved")
+    return problems
 
 
 def _corrupt(evidence: Evidence, event: Event, good: dict[str, int], bad: set[str]) -> None:

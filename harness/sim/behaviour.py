@@ -50,6 +50,10 @@ class Behaviour:
         """Which ranks to report for non-finite values."""
         return ranks
 
+    def survives_failed_save(self, rank: SimRank) -> bool:
+        """Whether training goes on after a save that failed."""
+        return True
+
     def snapshot(self, rank: SimRank) -> State:
         """The state to send to a peer."""
         return rank.state

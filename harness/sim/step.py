@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.events import Kind
 from harness.sim.clock import NS_PER_S
+from harness.sim.faults import TrainingError
 from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite
@@ -214,6 +215,8 @@ class Attempt:
             yield job.faults.disk.delay_s(OPERATIONS) * NS_PER_S
         if saving.attempt(number, self._commit, since_s=since_s):
             saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep, disk=self._disk)
+        elif not job.behaviour.survives_failed_save(job):
+            raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 
     def _commit(self) -> tuple[checkpoints.Checkpoint, int]:
         job = self._job

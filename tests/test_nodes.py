@@ -83,8 +83,12 @@ def test_a_lost_rack_takes_all_its_nodes_at_once(memory: Path) -> None:
 
 
 def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) -> None:
-    two = {"kind": "process-kill", "target": {"select": {"count": 2}}}
-    _, incidents = arm("checkpoint-restart", memory, two)
+    kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33}}
+    again = {"id": "again", "kind": "process-kill", "target": {"rank": 1}, "at": {"event": "regroup"}}
+    cell = cell_of("checkpoint-restart", [kill, again])
+    found = evidence(play(cell, memory, seed=3), play(cell, memory, seed=3, arm="control"))
+    incidents = found.measures.incidents
+    assert [incident.detected_by for incident in incidents] == ["exit", "exit"]
     assert [incident.steps_lost for incident in incidents] == [2, 0]
 
 

@@ -70,6 +70,22 @@ def test_a_rank_that_holds_its_interpreter_does_not_hear_the_abort(memory: Path)
     assert (sorted(causes), played.outcome) == ([("w0", "exit"), ("w2", "hang")], "completed")
 
 
+def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> None:
+    deaf = {
+        "id": "deaf", "kind": "gil-deadlock", "params": {"hold_s": 30}, "target": {"rank": 2},
+        "at": {"step": 33},
+    }  # fmt: skip
+    late = {
+        "id": "term", "kind": "process-term", "params": {"grace_s": 60}, "target": {"rank": 2},
+        "at": {"time": 1.6},
+    }  # fmt: skip
+    played = play(cell_of("hot-spare", [deaf, late]), memory, seed=3)
+    injected = {e.data["fault"]: e.time_ns for e in played.log.of(Kind.FAULT_INJECTED)}
+    (failure,) = played.log.of(Kind.FAILURE_DETECTED)
+    assert injected["deaf"] < injected["term"] < failure.time_ns
+    assert (failure.data["process"], failure.data["cause"]) == ("w2", "hang")
+
+
 @pytest.mark.parametrize(
     ("recovery", "outcome"),
     [

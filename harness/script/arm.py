@@ -28,6 +28,7 @@ from harness.script.command import Command
 from harness.script.environment import prepare
 from harness.script.listening import Listener
 from harness.script.observer import Observer
+from harness.script.outside import Outside
 from harness.script.ranks import Gone, Ranks
 from harness.script.words import Told, ending
 from harness.storage import Storage, mount_for
@@ -42,7 +43,7 @@ TERM_GRACE_S = 3.0  # from the request to end to the kill
 NS = 1e9
 
 
-class ScriptArm:
+class ScriptArm(Outside):
     """One arm of a command. Implements ``harness.scene.Scene``."""
 
     def __init__(
@@ -365,48 +366,6 @@ class ScriptArm:
     def process_of(self, rank: int) -> str | None:
         """Who holds a rank, if it lives."""
         return self.observer.process_of(rank)
-
-    @property
-    def has_coordinator(self) -> bool:
-        """A command may have one; we do not know it."""
-        return False
-
-    def lose_coordinator(self, down_s: float) -> None:
-        """Nobody asks for it: no launcher of a command offers it."""
-        raise RuntimeError("a command has no coordinator that could be lost")
-
-    @property
-    def store(self) -> None:
-        """A command has its own."""
-
-    @property
-    def health(self) -> None:
-        """Nobody reads a health source for a command yet."""
-        return None
-
-    def device_of(self, process: str) -> str | None:
-        """A command chooses its devices itself."""
-        return None
-
-    @property
-    def groups(self) -> None:
-        """A command's processes are in groups of its own choice."""
-        return None
-
-    @property
-    def links(self) -> None:
-        """A command's connections go straight."""
-
-    def spare(self, index: int) -> str | None:
-        """A command has no spares that anybody could tell."""
-        return None
-
-    def refuse_device(self, process: str) -> str:
-        """A command chooses its devices itself."""
-        raise RuntimeError("a command chooses its devices itself: no device can be refused to it")
-
-    def accept_device(self, process: str) -> None:
-        """Nothing was refused."""
 
     def on_node(self, node: int) -> list[str]:
         """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""

@@ -66,6 +66,9 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
     found: list[Episode] = []
     for event in log.of(Kind.FAULT_INJECTED):
         key = (event.data["fault"], event.data["occurrence"])
+        failed = marks[Kind.FAULT_FAILED].get(key)
+        if failed is not None and failed.data.get("again"):
+            continue  # it came too late for a point, and was armed again: another occurrence tells
         process, rank = _who(history, event)
         found.append(
             Episode(
@@ -78,7 +81,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 planned=planned.get(key[0]),
                 injected=event,
                 landed=marks[Kind.FAULT_LANDED].get(key),
-                failed=marks[Kind.FAULT_FAILED].get(key),
+                failed=failed,
                 healed=marks[Kind.FAULT_HEALED].get(key),
                 failure=None,
                 processes=_all_hit(event, process),

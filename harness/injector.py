@@ -14,7 +14,6 @@ from typing import Any
 from chaos.events import Event, Kind, Tail
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.schedule import (
-    NEXT_STEP,
     NO_POINT,
     PlannedFault,
     Point,
@@ -27,7 +26,7 @@ from harness.guard import Guard
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
 from harness.sites.process import miss_rank
-from harness.struck import Live, announcement, command_of, first_phase, undone, widened
+from harness.struck import Live, announcement, command_of, spoken_of, to_hold_at, undone, widened
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
@@ -72,22 +71,7 @@ class Injector:
 
     def arm(self, process: str, rank: int) -> None:
         """Tell a process that is about to take ``rank`` where it has to hold."""
-        points = [
-            {
-                "fault": planned.id,
-                "step": point[0],
-                "phase": self._point(planned, point)[1],
-                "seed": planned.seed,
-            }
-            for planned in self._plan.values()
-            if rank in planned.ranks
-            for point in planned.points
-            if self._fired[planned.id, point, rank] < planned.max_fires
-        ]
-        for planned in self._plan.values():
-            if (planned.id, rank) in self._waiting:
-                phase = self._faults[planned.id].point(first_phase(self._faults[planned.id]))
-                points.append({"fault": planned.id, "step": NEXT_STEP, "phase": phase, "seed": planned.seed})
+        points = to_hold_at(self._all, self._faults, rank, self._fired, self._waiting)
         for held in self._holding.values():
             held.pop(rank, None)  # whoever held there has left
         if self._plan:
@@ -98,11 +82,23 @@ class Injector:
         if message.topic == "at_point":
             planned = self._plan[message.payload["fault"]]
             self._on_hold(planned, process, rank, message.payload["step"], message.payload["phase"])
-        elif message.topic == "healed":
-            for live in self._live:
-                key = (message.payload["fault"], message.payload["occurrence"])
-                if key == (live.occurrence.fault, live.occurrence.number):
-                    self._heal(live, "ended by the rank's agent when its duration was over")
+        elif live := spoken_of(self._live, message):
+            if message.topic == "healed":
+                self._heal(live, "ended by the rank's agent when its duration was over")
+            elif message.topic == "missed" and not live.settled:
+                self._missed(live, process)
+
+    def _missed(self, live: Live, process: str) -> None:
+        """The word to act came when the rank had left the point: the occurrence is void, and it is armed again."""
+        fault, rank = live.planned.id, live.occurrence.rank or 0
+        self._fail(live, "the rank had left the point: armed again", again=True)
+        live.healed = True
+        point = next((p for p in live.planned.points if p[0] == live.occurrence.step), None)
+        if point is None:
+            self._waiting.add((fault, rank))
+        else:
+            self._fired[fault, point, rank] -= 1
+        self.arm(process, rank)
 
     def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, step: int, phase: str) -> None:
         if rank is not None and (planned.id, rank) in self._waiting:
@@ -372,13 +368,13 @@ class Injector:
             evidence=dict(evidence),
         )  # fmt: skip
 
-    def _fail(self, live: Live, reason: str) -> None:
+    def _fail(self, live: Live, reason: str, **more: bool) -> None:
         """It did not land. One that never acted has nothing to heal."""
         live.settled = True
         live.healed = live.healed or live.aim is None
         self._scene.record(
-            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason
-        )
+            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason, **more
+        )  # fmt: skip
 
     def _heal(self, live: Live, how: str) -> None:
         remark = undone(live)

@@ -149,11 +149,7 @@ class Orchestrator:
             self._coordinator.supervise(lambda c: c.on_exit(report.process, report.how))
 
     def _take_over(self) -> None:
-        missed = self._coordinator.take_over(self._asked_ns)
-        for rank, process in enumerate(self.controller.members):
-            if process not in self._exited:
-                self.injector.arm(process, rank)
-        for report in missed:
+        for report in self._coordinator.take_over(self._asked_ns):
             self._hear(report)
 
     @property

@@ -72,6 +72,7 @@ class FaultAgent:
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.active = False
         self.router: Router | None = None  # to the link proxy
+        self._holds = False  # at a point, until the supervisor answers
         self.rank = -1
         self.step = 0
         self.seed = 0
@@ -103,6 +104,8 @@ class FaultAgent:
         elif topic == "go":
             self._go = payload
             self._answer.set()
+            if not self._holds:
+                self._miss()
         elif topic == "hog":
             self.body.hog(payload["at_most_mib"])
         elif topic == "disk":
@@ -118,10 +121,15 @@ class FaultAgent:
         for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._answer.clear()
+            self._holds = True
             self._job.agent.channel.send(
                 Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase})
             )
-            if self._wait_for_answer() and self._go is not None and self._go["act"]:
+            try:
+                answered = self._wait_for_answer()
+            finally:
+                self._holds = False
+            if answered and self._go is not None and self._go["act"]:
                 self._act(self._go, step)
 
         if phase == "data" and self._data_delay_s:
@@ -272,6 +280,12 @@ class FaultAgent:
         job = self._job
         data = {"fault": command["fault"], "occurrence": command["occurrence"], "evidence": dict(evidence)}
         job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
+
+    def _miss(self) -> None:
+        """The word to act came too late: the supervisor is to arm the fault again."""
+        if self._go is not None and self._go["act"]:
+            about = {"fault": self._go["fault"], "occurrence": self._go["occurrence"]}
+            self._job.agent.channel.send(Extra(topic="missed", payload=about))
 
     def _wait_for_answer(self) -> bool:
         deadline = time.monotonic() + HOLD_LIMIT_S

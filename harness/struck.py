@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.events import Event, Tail
 from chaos.fault import Fault, Occurrence, Where
-from chaos.schedule import DEFAULT_PHASE, PlannedFault, Point
+from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
 from harness.sites import Aim
+from recovery.wire import Extra
 
 
 @dataclass(kw_only=True)
@@ -34,6 +35,29 @@ class Live:
         """Whether it goes on until something ends it."""
         timed = self.until_ns is not None or self.until_step is not None
         return self.fault.lasting or self.fault.everywhere or timed
+
+
+def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
+    """The occurrence that a rank's message is about."""
+    about = (message.payload.get("fault"), message.payload.get("occurrence"))
+    return next((live for live in struck if (live.occurrence.fault, live.occurrence.number) == about), None)
+
+
+def to_hold_at(
+    plan: Sequence[PlannedFault], faults: Mapping[str, Fault], rank: int, fired: Mapping[Any, int],
+    waiting: Container[tuple[str, int]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the next step."""
+    points = [
+        (planned, point[0], point[1]) for planned in plan if rank in planned.ranks for point in planned.points
+        if fired.get((planned.id, point, rank), 0) < planned.max_fires
+    ]  # fmt: skip
+    due = [planned for planned in plan if (planned.id, rank) in waiting]
+    points += [(planned, NEXT_STEP, first_phase(faults[planned.id])) for planned in due]
+    return [
+        {"fault": planned.id, "step": step, "phase": faults[planned.id].point(phase), "seed": planned.seed}
+        for planned, step, phase in points
+    ]
 
 
 def first_phase(fault: Fault) -> str:

@@ -212,6 +212,25 @@ def test_a_fault_from_outside_needs_nobody_to_hold(tmp_path: Path, trigger: dict
     assert len(rig.scene.told("fault_healed")) == 1
 
 
+def said(rig: Rig, topic: str, occurrence: int) -> None:
+    """Rank 2's agent speaks of an occurrence."""
+    rig.injector.on_said("w2", 2, Extra(topic=topic, payload={"fault": "f", "occurrence": occurrence}))
+
+
+def test_a_fault_whose_word_to_act_came_too_late_is_armed_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "exception", {"step": 20, "phase": "forward"})
+    rig.train()
+    rig.at_point("w2", 2, 20, "forward")
+    said(rig, "missed", 0)
+    (void,) = rig.scene.told("fault_failed")
+    assert void["again"] and void["occurrence"] == 0
+    assert [p["step"] for p in rig.scene.told("arm")[-1]["points"]] == [20]
+    rig.at_point("w2", 2, 20, "forward")
+    assert [told["occurrence"] for told in rig.scene.told("go") if told["act"]] == [0, 1]
+    said(rig, "missed", 0)
+    assert len(rig.scene.told("fault_failed")) == 1, "heard once"
+
+
 def test_a_rank_that_is_no_member_any_more_is_not_kept_waiting(tmp_path: Path) -> None:
     rig = Rig(tmp_path, "exception", {"step": 7})
     rig.train()

@@ -106,6 +106,9 @@ class SimFaultAgent:
         elif topic == "go" and self._holding is not None:
             self._go = payload
             self._job.process.wake(self._holding, True)
+        elif topic == "go" and payload["act"]:
+            about = {"fault": payload["fault"], "occurrence": payload["occurrence"]}
+            self._job.send(Extra(topic="missed", payload=about))
         elif topic == "disk":
             self.disk.break_next_save(payload)
 

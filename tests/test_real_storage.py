@@ -1,0 +1,140 @@
+"""Storage faults on real processes and a real file system of limited size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_real import DEADLINE_S, MLP, run, write
+
+from chaos.cli import invoke
+from chaos.events import Event, Kind, Tail
+from harness.results import Results
+from harness.storage import lacks_mount
+from harness.undoing import mounts
+
+pytestmark = pytest.mark.real
+NEEDS_MOUNT = pytest.mark.skipif(lacks_mount() is not None, reason="mounting needs root")
+KILL = "{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 44, phase: backward}}"
+
+
+def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
+    """Of the faulted arm, in order."""
+    paths = (tmp_path / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
+    found = [event for path in paths for event in Tail(path).read() if event.kind in kinds]
+    return sorted(found, key=lambda event: event.time_ns)
+
+
+def passes(code: int, results: Results) -> None:
+    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    assert not broken
+    assert code == 0, results.reason
+    assert all(incident.landed and incident.healed for incident in results.faults)
+
+
+def mounted(path: Path) -> list[str]:
+    return [place for place, _ in mounts() if place.startswith(str(path))]
+
+
+@NEEDS_MOUNT
+@pytest.mark.parametrize(
+    ("kind", "params", "says"),
+    [
+        ("disk-full", "{by: ballast, size_mib: 8}", "No space left on device"),
+        ("disk-full", "{by: shrink, size_mib: 8}", "No space left on device"),
+        ("read-only", "{}", "Read-only file system"),
+    ],
+)
+def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
+    tmp_path: Path, kind: str, params: str, says: str
+) -> None:
+    storage = f"{{id: s, kind: {kind}, params: {params}, at: {{step: 22}}, duration: {{steps: 25}}}}"
+    code, results = run(tmp_path, workload=MLP, recovery="checkpoint-restart", faults=f"[{storage}, {KILL}]")
+    passes(code, results)
+    failed = events(tmp_path, Kind.CHECKPOINT_FAILED)
+    assert failed and all(says in event.data["error"] for event in failed), failed
+    assert results.cells[0].metrics["saves_failed"].max == len(failed)
+    (restored,) = {incident.restored_step for incident in results.faults if incident.fault == "kill"}
+    assert restored in (20, 30), "at 30 only if it had been saved before the disk was full"
+    assert max(event.step or 0 for event in events(tmp_path, Kind.CHECKPOINT_COMMITTED)) == 60
+    assert not mounted(tmp_path)
+    assert [cell.exactness for cell in results.cells] == ["bit for bit"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stage"), [("torn", "data"), ("torn", "manifest"), ("lose-unsynced", "renamed")]
+)
+def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode: str, stage: str) -> None:
+    fault = (
+        f"[{{id: t, kind: checkpoint-corrupt, params: {{mode: {mode}, stage: {stage}}}, "
+        "target: {checkpoint: latest}, at: {step: 25}, expect: {detected_by: exit}}]"
+    )
+    code, results = run(tmp_path, workload=MLP, recovery="checkpoint-restart", faults=fault)
+    passes(code, results)
+    (incident,) = results.faults
+    saving = str(incident.evidence["saving"])
+    step = int(saving.removeprefix("step-"))
+    assert incident.restored_step == (step if stage == "renamed" else step - 10)
+    assert not events(tmp_path, Kind.CHECKPOINT_REFUSED)
+
+
+def test_two_data_files_exchanged_are_refused(tmp_path: Path) -> None:
+    fault = (
+        "[{id: swap, kind: checkpoint-corrupt, params: {mode: swap-shard}, target: {checkpoint: latest}, "
+        f"at: {{event: checkpoint_committed, nth: 4}}}}, {KILL}]"
+    )
+    code, results = run(tmp_path, workload=MLP, recovery="checkpoint-restart", faults=fault)
+    passes(code, results)
+    # The other half of the exchange spoilt the one before it, too.
+    refused = [event.data["checkpoint"] for event in events(tmp_path, Kind.CHECKPOINT_REFUSED)]
+    assert refused == ["step-00000040", "step-00000030"]
+    assert results.faults[-1].restored_step == 20
+
+
+def test_without_the_privilege_the_cell_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.launchers.local.lacks_mount", lambda: "this user may not mount; run as root")
+    faults = "[{id: s, kind: disk-full, at: {step: 22}, duration: {steps: 5}}]"
+    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)
+    assert code == 7
+    assert "run as root" in results.skipped[0].reason
+
+
+@NEEDS_MOUNT
+def test_a_killed_harness_leaves_a_mount_that_heal_removes(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "real.yaml", workload=MLP.replace("steps: 60", "steps: 100000"), recovery="hot-spare",
+        faults="[{id: s, kind: disk-full, at: {step: 12}, duration: {steps: 90000}}]", more="baseline: none",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / "runs"), "-q"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        wait_for_event(tmp_path, Kind.CHECKPOINT_FAILED, process)
+        assert mounted(tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    assert invoke(["heal", "--runs", str(tmp_path / "runs")]) == 0
+    assert not mounted(tmp_path)
+
+
+def wait_for_event(folder: Path, kind: Kind, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a rank has written it."""
+    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while True:
+        paths = (folder / "runs").glob("real/*/events/*/*.jsonl")
+        if any(event.kind is kind for path in paths for event in Tail(path).read()):
+            return
+        assert time.monotonic() < deadline and process.poll() is None, os.listdir(folder)
+        pause.wait(0.05)

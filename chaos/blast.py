@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -64,3 +64,21 @@ def refusal(limits: BlastRadius, damage: Damage, *, ranks: Collection[int], disa
     if least is not None and disables and left < least:
         return f"blast_radius keeps {least} replicas healthy, and of {damage.healthy} this would leave {max(0, left)}"
     return None
+
+
+def together(planned: Sequence[PlannedFault]) -> Iterator[tuple[int, tuple[PlannedFault, ...]]]:
+    """Steps at which more than one fault is due or still lasts, each with those faults, the newest last.
+
+    Only what is certain beforehand: triggers in steps, and durations in steps.
+    """
+    spans = [
+        (step, step + max(0, (fault.duration_steps or 1) - 1), fault)
+        for fault in planned
+        for step, _ in fault.points
+    ]
+    for step in sorted({start for start, _, _ in spans}):
+        there = sorted((s for s in spans if s[0] <= step <= s[1]), key=lambda span: span[0])
+        faults = tuple(dict.fromkeys(fault.id for _, _, fault in there))
+        if len(faults) > 1:
+            by_id = {fault.id: fault for _, _, fault in there}
+            yield step, tuple(by_id[name] for name in faults)

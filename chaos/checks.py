@@ -16,7 +16,7 @@ from chaos import commandchecks
 from chaos.catalogue import Catalogue
 from chaos.diagnostics import Loc, Problem, unknown
 from chaos.explain import validate
-from chaos.faultchecks import Setting, check_fault
+from chaos.faultchecks import Setting, check_fault, check_together
 from chaos.faultspec import StepsDuration
 from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
 from chaos.schedule import most_occurrences
@@ -70,6 +70,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     for index, raw in enumerate(faults):
         problems += check_fault(raw, ("faults", index), setting)
     problems += _repeated_ids(faults)
+    problems += check_together(faults, setting)
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))

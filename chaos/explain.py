@@ -181,9 +181,8 @@ def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
         if not place or place[-1] != part or (isinstance(value, dict) and tag in value):
             continue
         if isinstance(value, dict) and tag in _TELLING:
-            tags = [tag for tag in _TELLING if _offers(_FORMS[part], tag)]
-            near = any(nearest(str(key), [_TELLING[tag] for tag in tags]) for key in value)
-            return place, near
+            telling = [key for model, key in _TELLING.items() if _offers(_FORMS[str(part)], model)]
+            return place, any(nearest(str(key), telling) for key in value)
         return place, isinstance(value, list | dict if part == "invariants" else dict)
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,12 @@ from pydantic import BaseModel
 
 from chaos import blast
 from chaos.diagnostics import Loc, Problem, unknown
+from chaos.errors import ScenarioError
 from chaos.explain import validate
 from chaos.fault import Where
 from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
 from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
-from chaos.schedule import plan
+from chaos.schedule import PlannedFault, plan
 from chaos.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
 from chaos.topology import Topology
 from chaos.verify import complaint
@@ -206,3 +207,42 @@ def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
             last = ranks - 1
             return f"there is no {name} {getattr(target, name)}: with {ranks} ranks they go from 0 to {last}"
     return str(error)
+
+
+def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]:
+    """Faults that are due at the same step, and together break the blast radius."""
+    scope, limits = setting.scope, setting.limits
+    specs = [validate(FaultSpec, raw)[0] for raw in faults]
+    usable = [s for s in specs if s and s.kind in setting.kinds and not isinstance(s.at.trace, str)]
+    if scope is None or limits is None or len(usable) != len(specs):
+        return
+    traits = {name: traits_of(kind) for name, kind in setting.kinds.items()}
+    try:
+        planned = plan(
+            usable, seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, topology=scope.topology,
+            traits=lambda kind: traits[kind], protected=scope.protected,
+        )  # fmt: skip
+    except ScenarioError:
+        return  # a target that resolves to nobody is said where it stands
+    places = {fault.id: index for index, fault in enumerate(usable)}
+    said: set[str] = set()
+    for step, active in blast.together(planned):
+        last = active[-1]
+        reason = _too_much(active, setting, scope)
+        if reason and last.id not in said:
+            said.add(last.id)
+            names = ", ".join(fault.id for fault in active)
+            message = f"at step {step} {len(active)} faults are active ({names}): {reason}"
+            yield Problem(loc=("faults", places[last.id], "at"), message=message)
+
+
+def _too_much(active: Sequence[PlannedFault], setting: Setting, scope: Scope) -> str | None:
+    assert setting.limits is not None
+    hit: set[int] = set()
+    for fault in active:
+        kind = setting.kinds[fault.kind]
+        where = getattr(kind, "where", None)
+        if not getattr(kind, "harmless", False) and where in (Where.PROCESS, Where.RANK, Where.NODE):
+            hit |= blast.ranks_hit(fault, where, scope.topology)
+    before = blast.Damage(active=len(active) - 1, healthy=scope.topology.ranks)
+    return blast.refusal(setting.limits, before, ranks=hit, disables=bool(hit))

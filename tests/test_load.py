@@ -595,3 +595,21 @@ def test_steady_state_is_read(write: Any) -> None:
     assert heads(failure(write(SINGLE + 'steady_state: ["step_time_cv < 0.5"]\n'))) == [
         "s.yaml:14:17: step_time_cv needs 'over n steps'"
     ]
+
+
+def test_faults_that_together_are_too_much(write: Any) -> None:
+    slow = "  - {id: slow, kind: straggler, duration: {steps: 20}, target: {rank: 1}, at: {step: 40}}\nsla:"
+    two = SINGLE.replace("role: worker", "rank: 0").replace("sla:", slow, 1)
+    assert read(write(two + "blast_radius: {max_concurrent_faults: 2}\n"))
+    assert heads(failure(write(two + "blast_radius: {max_concurrent_faults: 1}\n"))) == [
+        "s.yaml:7:55: at step 57 2 faults are active (slow, kill): blast_radius allows 1 at once, and 1 are active"
+    ]
+    apart = two.replace("step: 40", "step: 20")
+    assert read(write(apart + "blast_radius: {max_concurrent_faults: 1}\n"))
+    both = "  - {id: more, kind: process-kill, target: {rank: 1}, at: {step: 57}}\nsla:"
+    kills = SINGLE.replace("role: worker", "rank: 0").replace("sla:", both, 1)
+    assert heads(failure(write(kills + "blast_radius: {min_healthy_replicas: 3}\n"))) == [
+        "s.yaml:8:55: at step 57 2 faults are active (kill, more): "
+        "blast_radius keeps 3 replicas healthy, and of 4 this would leave 2"
+    ]
+    assert read(write(kills + "blast_radius: {min_healthy_replicas: 2}\n"))

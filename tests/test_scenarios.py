@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from chaos import cli
+from chaos.checks import normalise
 from chaos.load import LoadedScenario, load
 from chaos.overrides import of_option
+from chaos.scenario import TriggerSpec
 from chaos.source import read_document
 from harness.results import Results
 from harness.runner import run_scenario
@@ -79,3 +83,16 @@ def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
 
 def simulate(scenario: LoadedScenario, runs: Path) -> Results:
     return run_scenario(scenario, runs=runs, seed=None, live=False, argv=["run", str(scenario.path)])
+
+
+def test_every_trigger_of_the_page_is_read() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text()
+    table = page.split("## When", 1)[1].split("\n\n", 3)[1]
+    found = [
+        snippet for line in table.splitlines()[2:] for snippet in re.findall(r"`({.*?})`", line.split("|")[1])
+    ]
+    assert len(found) >= 8
+    for snippet in found:
+        at = YAML(typ="safe", pure=True).load(snippet)
+        tree, problems = normalise({"faults": [{"at": at}]}, catalogue())
+        assert not problems and TriggerSpec.model_validate(tree["faults"][0]["at"])

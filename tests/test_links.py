@@ -1,0 +1,226 @@
+"""The link proxy with real connections, what shapes them, and how ranks are led to it."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from chaos.targets import LinkShape
+from harness.links.client import LinkProxy
+from harness.links.route import Router
+from harness.links.shaping import RTO_S, Pacer
+from harness.sim.clock import Clock
+from harness.sim.links import SimLinks
+from recovery.mechanisms.dialing import address_of, by_rank, redirected
+
+LINK = ("a", "b")
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def proxy() -> Iterator[LinkProxy]:
+    made = LinkProxy()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def measured(proxy: LinkProxy, link: tuple[str, str] = LINK) -> Mapping[str, Any]:
+    """What a probe says."""
+    number, deadline, pause = proxy.probe(link), time.monotonic() + DEADLINE_S, threading.Event()
+    while (found := proxy.probed(number)) is None:
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+    return found
+
+
+def connected(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection from ``link[0]`` to ``link[1]``."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE_S)
+        way = Router(link[0], proxy.door)(link[1], server.getsockname()[:2])
+        near = socket.create_connection(way, timeout=DEADLINE_S)
+        far, _ = server.accept()
+    far.settimeout(DEADLINE_S)
+    return near, far
+
+
+# ---- pure
+
+
+def test_a_bucket_lets_pass_what_it_is_told_to() -> None:
+    pacer = Pacer(LinkShape(bytes_per_s=1e6), 0.0)
+    due = [pacer.release_s(10.0, 5000) for _ in range(200)]
+    assert due == sorted(due)
+    assert due[-1] == pytest.approx(11.0, abs=0.02)
+    assert pacer.chunk < 10_000 and pacer.held < 50_000, "what is read waits only for a moment"
+
+
+def test_delay_keeps_the_order_and_loss_costs_a_timeout() -> None:
+    pacer = Pacer(LinkShape(delay_s=0.05, jitter_s=0.04), 0.0, seed=3)
+    due = [pacer.release_s(10 + n / 1000, 100) for n in range(100)]
+    assert due == sorted(due)
+    assert all(0.009 < when - 10 - n / 1000 < 0.2 for n, when in enumerate(due))
+    lossy = Pacer(LinkShape(loss=0.5), 0.0, seed=3)
+    late = [lossy.release_s(100.0 * n, 100) - 100.0 * n for n in range(200)]
+    assert set(map(lambda s: round(s, 6), late)) == {0.0, RTO_S}
+    assert 60 < sum(s > 0 for s in late) < 140
+    assert Pacer(LinkShape(loss=0.5), 0.0, seed=3).release_s(0.0, 100) == late[0], "the seed decides"
+
+
+def test_a_link_that_flaps_begins_down() -> None:
+    pacer = Pacer(LinkShape(down_s=1.0, up_s=2.0), since_s=5.0)
+    opens = [pacer.opens_s(5.0 + t) - 5.0 for t in (0.0, 0.5, 1.5, 2.9, 3.25)]
+    assert opens == pytest.approx([1.0, 1.0, 1.5, 2.9, 4.0])
+    assert Pacer(LinkShape(blocked=True), 0.0).opens_s(1.0) == math.inf
+
+
+def test_an_address_is_changed_in_what_gloo_publishes_and_nothing_else() -> None:
+    address = struct.pack("=H", socket.AF_INET) + struct.pack(">H", 4711) + socket.inet_aton(address_of(3))
+    blob = b"head" * 3 + address + bytes(40)
+    asked: list[tuple[str, int]] = []
+
+    def dial(at: tuple[str, int]) -> tuple[str, int]:
+        asked.append(at)
+        return "127.0.0.1", 99
+
+    changed = redirected(blob, 3, dial)
+    assert asked == [("127.1.0.3", 4711)]
+    assert len(changed) == len(blob)
+    assert changed[:12] == blob[:12] and changed[20:] == blob[20:]
+    assert changed[14:20] == struct.pack(">H", 99) + socket.inet_aton("127.0.0.1")
+    for strange in (b"", blob[:10], blob + address, bytes(100)):
+        with pytest.raises(RuntimeError, match="cannot find the address of rank 3"):
+            redirected(strange, 3, dial)
+
+
+def test_ranks_listen_at_addresses_that_grow_with_them_above_the_proxys() -> None:
+    packed = [socket.inet_aton(address_of(rank)) for rank in (0, 1, 255, 256, 65535)]
+    assert packed == sorted(packed) and len(set(packed)) == 5
+    assert socket.inet_aton("127.0.0.1") < packed[0]
+    for rank in (-1, 65536):
+        with pytest.raises(ValueError, match="no address"):
+            address_of(rank)
+    dial = by_rank(lambda name, at: (name, at[1]), ["x", "y"])
+    assert dial is not None and dial(1, ("h", 5)) == ("y", 5)
+    assert by_rank(None, ["x"]) is None
+
+
+def test_a_simulated_link_hurts_neighbours_of_the_ring_only() -> None:
+    links = SimLinks(Clock(), "seed")
+    ring = ("a", "b", "c", "d")
+    links.shape([("a", "c")], LinkShape(blocked=True))
+    assert not links.blocked(ring) and links.blocked(("a", "c", "d"))
+    links.shape([("b", "a")], LinkShape(delay_s=0.01))
+    assert links.extra_ns(ring, 1000) == pytest.approx(6 * 0.01 * 1e9)
+    links.shape([("a", "c"), ("b", "a")], LinkShape())
+    assert links.extra_ns(ring, 1000) == 0 and not links.blocked(("a", "c", "d"))
+
+
+# ---- the proxy
+
+
+def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkProxy) -> None:
+    near, far = connected(proxy)
+    sent = os.urandom(3 << 20)
+    for source, sink in ((near, far), (far, near)):
+        writer = threading.Thread(target=source.sendall, args=(sent,))
+        writer.start()
+        got = bytearray()
+        while len(got) < len(sent):
+            got += sink.recv(1 << 20)
+        writer.join(DEADLINE_S)
+        assert got == sent
+    near.shutdown(socket.SHUT_WR)
+    assert far.recv(1) == b"", "one side has ended"
+    far.sendall(b"still")
+    assert near.recv(5) == b"still"
+    far.close()
+    assert near.recv(1) == b""
+    near.close()
+
+
+def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
+    assert measured(proxy)["mbit_per_s"] > 500
+
+
+def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
+    proxy.shape([LINK], LinkShape(delay_s=0.05))
+    assert 0.05 <= measured(proxy)["round_trip_s"] < 0.05 * 3
+    assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, "an answer comes back over the slow link"
+    assert measured(proxy, ("a", "c"))["round_trip_s"] < 0.05, "no other link is touched"
+    proxy.shape([LINK], LinkShape(bytes_per_s=2.5e6))
+    assert measured(proxy)["mbit_per_s"] == pytest.approx(20, rel=0.3)
+    proxy.shape([LINK], LinkShape(blocked=True))
+    assert measured(proxy) == {"round_trip_s": None, "mbit_per_s": None}
+    proxy.shape([LINK], LinkShape())
+    assert measured(proxy)["round_trip_s"] < 0.05
+
+
+def test_what_waits_in_a_blocked_link_goes_on_when_it_is_healed(proxy: LinkProxy) -> None:
+    near, far = connected(proxy)
+    proxy.shape([LINK], LinkShape(blocked=True))
+    near.sendall(b"waits")
+    far.sendall(b"passes")
+    assert near.recv(6) == b"passes", "the other way is open"
+    assert not select.select([far], [], [], 0.2)[0]
+    proxy.shape([LINK], LinkShape())
+    assert far.recv(5) == b"waits"
+    near.close()
+    far.close()
+
+
+def test_a_connection_over_a_blocked_link_is_made_when_it_is_healed(proxy: LinkProxy) -> None:
+    proxy.shape([("b", "a")], LinkShape(blocked=True))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(
+            Router("a", proxy.door)("b", server.getsockname()[:2]), timeout=DEADLINE_S
+        )
+        assert not select.select([server], [], [], 0.2)[0], "its answer would not come back"
+        proxy.shape([("b", "a")], LinkShape())
+        server.settimeout(DEADLINE_S)
+        server.accept()[0].close()
+    near.close()
+
+
+def test_a_peer_that_does_not_listen_is_a_closed_connection(proxy: LinkProxy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = server.getsockname()[:2]
+    near = socket.create_connection(Router("a", proxy.door)("b", at), timeout=DEADLINE_S)
+    assert near.recv(1) == b""
+    near.close()
+
+
+def test_nonsense_at_its_door_does_not_end_it(proxy: LinkProxy) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.door), timeout=DEADLINE_S) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert sock.recv(10) == b""
+    assert measured(proxy)["round_trip_s"] is not None
+
+
+def test_it_ends_with_whoever_started_it() -> None:
+    code = (
+        "import sys, threading; from harness.links.client import LinkProxy; p = LinkProxy();"
+        "print(p.process.pid, flush=True); threading.Event().wait(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    pidfd = os.pidfd_open(int(starter.stdout.readline()))
+    starter.send_signal(signal.SIGKILL)
+    starter.wait(timeout=DEADLINE_S)
+    assert select.select([pidfd], [], [], DEADLINE_S)[0], "the proxy outlived its starter"
+    os.close(pidfd)
+    starter.stdout.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.events import Event, Kind
-from harness.checkers import check_all
+from chaos.faultspec import FaultSpec
+from harness.checkers import check_all, due
 
 PLAIN = "checkpoint-restart"
 
@@ -68,6 +70,26 @@ def test_arrivals_strike_again_and_again(memory: Path) -> None:
 def test_arrivals_after_the_end_do_not_count(memory: Path) -> None:
     played = arm(memory, {"at": {"trace": {"file": "t", "times": [0.5, 900.0]}}})
     assert len(injected(played)) == 1 and findings(played)["fault-landed"][0] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("at", "reason", "landed", "excuse"),
+    [
+        ({"mtbf": 3}, "the run ended before anybody saw an effect", True, True),
+        ({"mtbf": 3}, "the run ended before anybody saw an effect", False, False),
+        ({"mtbf": 3}, "no evidence within 15 s", True, False),
+        ({"step": 3}, "the run ended before anybody saw an effect", True, False),
+    ],
+)
+def test_an_arrival_at_the_very_end_is_excused(
+    at: dict[str, Any], reason: str, landed: bool, excuse: bool
+) -> None:
+    fault = FaultSpec.model_validate({**KILL, "at": at})
+    late: Any = SimpleNamespace(fault="kill", landed=None, failed=SimpleNamespace(data={"reason": reason}))
+    earlier: Any = SimpleNamespace(fault="kill", landed="seen" if landed else None, failed=None)
+    measures = SimpleNamespace(episodes=[earlier, late])
+    seen: Any = SimpleNamespace(fault=lambda name: fault, measures=measures)
+    assert due.excused(seen, late) == excuse
 
 
 def test_no_arrival_at_all_is_inconclusive(memory: Path) -> None:

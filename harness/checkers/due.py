@@ -7,7 +7,11 @@ from typing import Any
 from chaos.events import Event, Kind
 from chaos.faultspec import FaultSpec, TraceSpec
 from harness.checkers.evidence import Evidence
+from harness.episodes import Episode
 from harness.lineage import NS
+
+RUN_ENDED = "the run ended"
+"""How the injector begins the reason of an occurrence whose effect nobody had the time to see."""
 
 
 def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
@@ -25,6 +29,15 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     if fired >= _times(fault, at):
         return None
     return _never_fired(evidence, fault, at, fired)
+
+
+def excused(evidence: Evidence, episode: Episode) -> bool:
+    """Whether an arrival came so late that the run ended before its effect was seen, and an earlier one landed."""
+    fault = evidence.fault(episode.fault)
+    if fault is None or episode.failed is None or not _arrives(fault):
+        return False
+    others = (e for e in evidence.measures.episodes if e.fault == episode.fault)
+    return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(e.landed for e in others)
 
 
 def all_declined(evidence: Evidence) -> bool:

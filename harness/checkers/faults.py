@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from chaos.events import Event, Kind
-from harness.checkers.due import all_declined, shortfall
+from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.episodes import Episode
 from harness.incidents import recovery_of
@@ -31,6 +31,8 @@ def fault_landed(evidence: Evidence) -> Finding:
         missing.append("no fault fired: their probabilities ruled all of them out; use another seed")
     for episode in fired:
         name = f"{episode.fault} (occurrence {episode.occurrence})"
+        if excused(evidence, episode):
+            continue
         if episode.failed:
             missing.append(f"{name} could not be injected: {episode.failed.data['reason']}")
         elif episode.landed is None:
@@ -86,7 +88,11 @@ def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -
     if not history.info.observed:
         return False
     for earlier in evidence.log.of(Kind.FAILURE_DETECTED):
-        if id(earlier) in claimed and earlier.time_ns <= event.time_ns:
+        if id(earlier) not in claimed:
+            continue
+        if earlier.generation == event.generation:
+            return True  # whoever was seen first: both may have been gone at one look
+        if earlier.time_ns <= event.time_ns:
             first = recovery_of(history, earlier).first_new
             if first is None or (first.committed_ns or 0) > event.time_ns:
                 return True

@@ -1,0 +1,81 @@
+"""Tensor and data faults in real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_real import GPT, MLP, run
+from test_real_storage import events, passes
+
+from chaos.events import Kind
+
+pytestmark = pytest.mark.real
+
+SILENT = [
+    ("bitflip", "parameter", ", bit: 20"), ("scale", "activation", ", factor: 3, count: 50"),
+    ("zero", "gradient", ", count: 200"), ("stale", "input", ", count: 50"), ("stale", "parameter", ", count: 50"),
+    ("bitflip", "rng", ", bit: 3"), ("stale", "rng", ""), ("stale", "loss", ""),
+    ("scale", "optimizer_state", ", factor: 2, count: 50"), ("stale", "gradient", ", count: 50"),
+]  # fmt: skip
+
+
+def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
+    """One fault of several, each in a step of its own."""
+    return (
+        f"{{id: f{number}, kind: tensor-corrupt, params: {{surface: {surface}, op: {op}{more}}}, "
+        f"target: {{rank: {number % 4}}}, at: {{step: {10 + 4 * number}}}}}"
+    )
+
+
+@pytest.mark.parametrize("workload", [MLP, GPT.replace("steps: 36", "steps: 60")], ids=["mlp", "gpt"])
+@pytest.mark.parametrize("surface", ["activation", "input", "optimizer_state"])
+def test_what_is_not_finite_is_caught_blamed_and_contained(
+    tmp_path: Path, workload: str, surface: str
+) -> None:
+    code, results = run(
+        tmp_path, workload=workload, recovery="hot-spare", faults=f"[{corrupt(1, 'nan', surface)}]"
+    )
+    passes(code, results)
+    (incident,) = results.faults
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("nonfinite", 1, "recovered")
+    assert [cell.exactness for cell in results.cells] == ["bit for bit"]
+
+
+def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
+    faults = ", ".join(corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT))
+    _, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{faults}]")
+    seen = {incident.fault: (incident.landed, incident.healed) for incident in results.faults}
+    assert seen == {f"f{n}": (True, True) for n in range(len(SILENT))}
+    assert not events(tmp_path, Kind.FAILURE_DETECTED)
+    (cell,) = results.cells
+    assert cell.exactness == "differs"
+
+
+def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path) -> None:
+    drift = "{id: drift, kind: replica-desync, target: {rank: 1}, at: {step: 25}}"
+    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{drift}]")
+    assert code == 1
+    red = {name for name, f in results.cells[0].invariants.items() if f.verdict == "fail"}
+    assert red == {"replica-equality", "loss-equality"}
+    (tmp_path / "data").mkdir()
+    wrong = "{id: wrong, kind: data-corrupt, target: {rank: 1}, at: {step: 25}}"
+    code, results = run(tmp_path / "data", workload=MLP, recovery="hot-spare", faults=f"[{wrong}]")
+    assert code == 1
+    red = {name for name, f in results.cells[0].invariants.items() if f.verdict == "fail"}
+    assert red == {"loss-equality"}
+
+
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
+def test_a_sample_that_nobody_can_compute_is_left_out(tmp_path: Path, recovery: str) -> None:
+    # Two epochs and a half, so that it would come up again.
+    workload = MLP.replace("ranks: 4", "ranks: 4, params: {samples: 400}")
+    poison = "[{id: p, kind: poison-sample, target: {select: all}, at: {step: 20}}]"
+    code, results = run(tmp_path, workload=workload, recovery=recovery, faults=poison)
+    passes(code, results)
+    (skipped,) = events(tmp_path, Kind.SAMPLES_SKIPPED)
+    assert len(skipped.data["samples"]) == 1
+    metrics = results.cells[0].metrics
+    assert metrics["samples_lost"].max == 0
+    assert metrics["samples_skipped"].max in (1, 2)
+    assert len({event.generation for event in events(tmp_path, Kind.NONFINITE_CAUGHT)}) == 2

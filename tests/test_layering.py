@@ -33,12 +33,12 @@ REPORTS_MAY = (
 
 TORCH_AT_TOP = (
     "recovery.mechanisms", "recovery.job", "harness.workloads._transformer", "harness.training",
-    "harness.rank_faults",
+    "harness.rank_faults", "harness.shims.tensors",
 )  # fmt: skip
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
-    "harness.workloads", "harness.rank", "recovery.local", "chaos.faults",
+    "harness.workloads", "harness.rank", "recovery.local", "chaos.faults", "harness.shims",
 )  # fmt: skip
 
 PLOTS_AT_TOP = ("reports._plots", "reports._series", "reports._strips", "reports._svg", "reports._tables")

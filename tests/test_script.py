@@ -268,6 +268,15 @@ def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
     )
 
 
+def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: Path) -> None:
+    fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 13}, retrigger: {max: 2}}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault))
+    assert code == 0, results.reason
+    second = events(tmp_path, Kind.FAULT_INJECTED)[1]
+    before = [e.step for e in events(tmp_path, Kind.STEP_REPORTED) if e.generation == second.generation]
+    assert second.generation == 2 and second.step == 13 and before[:2] == [11, 12]
+
+
 def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
     argv = command("--steps", "3000", "--restarts", "2")
     scenario = write(

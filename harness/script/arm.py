@@ -111,9 +111,11 @@ class ScriptArm(Outside):
             self._on_gone(one)
         self.observer.tick(self.now_ns())
         self._on_generation()
-        self.injector.tick(self.observer.committed)
-        for process, message in self._agents.due(self.observer.committed, self.observer.resumed_after):
-            self.injector.on_said(process, self.observer.rank_of(process), message)
+        done = self.observer.committed_here
+        self.injector.tick(done or 0)
+        if done is not None:  # before its first report nobody knows where a generation is
+            for process, message in self._agents.due(done, self.observer.resumed_after):
+                self.injector.on_said(process, self.observer.rank_of(process), message)
         self._do_what_is_due()
         if self._command is not None and self._command.ended is not None and not self.outcome:
             self._on_command_ended(self._command)

@@ -89,6 +89,11 @@ class Observer:
         return self._reports_here == 1
 
     @property
+    def committed_here(self) -> int | None:
+        """The last step that this generation reported; None before its first."""
+        return self._last_step
+
+    @property
     def resumed_after(self) -> int:
         """The step this generation began with, as far as the reports' spacing tells; 0 in the first."""
         return 0 if self.generation <= 1 or self._first_step is None else self._first_step - self._stride

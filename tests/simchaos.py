@@ -23,8 +23,12 @@ RECOVERIES: tuple[dict[str, Any], ...] = (
 )
 KINDS = (
     "process-kill", "process-kill", "process-kill", "process-stop", "process-stop", "exception",
-    "tensor-corrupt", "checkpoint-corrupt", "link-throttle", "straggler",
+    "tensor-corrupt", "checkpoint-corrupt", "link-throttle", "straggler", "process-term", "process-term",
+    "process-segv", "gil-deadlock", "gpu-hang", "collective-skip", "gpu-error", "gpu-lost",
 )  # fmt: skip
+
+FATAL = ("process-kill", "exception", "process-segv", "gpu-error", "gpu-lost")
+SLOW_TO_SHOW = ("collective-skip", "gil-deadlock", "gpu-hang", "gpu-error", "process-term")
 
 
 def random_cell(seed: int) -> Cell:
@@ -63,7 +67,7 @@ class _Dice:
                 "target": {"checkpoint": "latest"},
                 "at": {"event": "checkpoint_committed", "nth": nth},
             }
-        if kind in ("process-kill", "process-stop"):
+        if kind in ("process-kill", "process-stop", "process-term", "gpu-lost"):
             time = {"time": round(rng.uniform(0.1, 1.0), 4)}
             saving = {"event": "checkpoint_saving", "nth": rng.randint(1, 2)}
             at = rng.choice((at, at, time, saving))
@@ -79,8 +83,8 @@ class _Dice:
         other = (self.victim + 1) % self.ranks
         fault: dict[str, Any] = {"id": "second", "kind": "process-kill", "target": {"rank": other}}
         if rng.random() < 0.3:
-            fault["kind"] = "process-stop"
-        fatal = kind in ("process-kill", "exception") or (kind == "process-stop" and "duration" not in first)
+            fault["kind"] = rng.choice(("process-stop", "process-term"))
+        fatal = kind in FATAL or (kind == "process-stop" and "duration" not in first)
         if fatal and "rank" in first["target"] and rng.random() < 0.7:
             if self.spares and rng.random() < 0.4:
                 fault["target"] = {"role": "spare"}
@@ -91,6 +95,8 @@ class _Dice:
             return {**fault, "at": {"event": rng.choice(events)}}
         if self.shrinks or "event" in first["at"] or first["target"] == {"role": "spare"}:
             return None  # what the first waits for may be gone by the time it comes
+        if kind in SLOW_TO_SHOW:
+            return None  # another death may come before anybody has seen the first fault's effect
         fault["target"] = {"rank": 0}  # there is always a rank 0
         return {**fault, "at": {"step": rng.randint(2, LAST_STEP), "phase": "any"}}
 
@@ -99,6 +105,10 @@ def _details(rng: random.Random, kind: str) -> dict[str, Any]:
     """Parameters, a duration where it lasts, the outcome where it is silent."""
     if kind == "process-stop" and rng.random() < 0.5:
         return {"duration": round(rng.uniform(0.05, 3.0), 3)}
+    if kind == "process-term":
+        return {"params": {"grace_s": rng.choice((0.01, 0.1, 1, 30))}}
+    if kind in ("gil-deadlock", "gpu-hang"):
+        return {"params": {"hold_s": rng.choice((0.2, 0.5, 5, 60))}}
     if kind == "tensor-corrupt":
         op = rng.choice(("nan", "inf", "nan", "bitflip"))
         surface = "gradient" if op == "bitflip" else rng.choice(("gradient", "parameter", "loss"))

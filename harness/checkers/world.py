@@ -76,13 +76,14 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
 
 
 def _losses(history: History, generation: Generation) -> int:
-    """Members that left between generations up to this one, and spares that died waiting."""
+    """Members that left between generations up to this one, and spares that died, or were about to, while waiting."""
     rows = [g for g in history.generations if g.number <= generation.number]
     members = {name for row in rows for name in row.members}
-    spares = [
-        e for e in history.log.of(Kind.PROCESS_EXITED)
-        if e.time_ns < generation.started_ns and not e.data["expected"] and e.data["process"] not in members
-    ]  # fmt: skip
+    gone = {
+        e.data["process"] for e in history.log.of(Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
+        if e.time_ns < generation.started_ns and not e.data.get("expected")
+    }  # fmt: skip
+    spares = {name for name in gone if name is not None and name not in members}
     return len(spares) + sum(
         len(set(old.members) - set(new.members)) for old, new in itertools.pairwise(rows)
     )

@@ -15,7 +15,7 @@ part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ class Job:
         self._saving = Saving(write=self._write, send=agent.channel.send, clock_s=time.perf_counter)
         self.loss_of: LossOf | None = None
         self.spoil: Callable[[list[int], Tensor], Tensor] | None = None  # a fault injector's hand on the loss
-        self.skip: dict[int, int] = {}  # samples left out, each with the first step without it
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
         self.on_attach: Callable[[Job], None] | None = None
         self.dial: Callable[[str, Address], Address] | None = None  # the way to a process, if not straight
@@ -256,7 +255,7 @@ class Job:
         """The global batch of a step, without the samples that the job leaves out."""
         config = self.config
         ids = order.batch(number, config.global_batch, config.samples, config.seed)
-        return order.without(ids, number, self.skip)
+        return order.without(ids, number, self.state.skip)
 
     def _attempt(self, number: int) -> Step:
         config, ids = self.config, self.due(number)
@@ -289,7 +288,7 @@ class Job:
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
         self.peers = tuple(name for name in order.members if name != self.config.process)
         self.writer.generation = order.generation
-        self.skip, self.examine = order.skip, order.examine
+        self.examine = order.examine
         self.marks.begin(order.generation, self.state.step)
         self.marks.collective(0)
         self.marks.enter(marks.JOINING)
@@ -313,6 +312,7 @@ class Job:
                 seconds=round(time.perf_counter() - started, 6),
             )
             name = self._take_state(order, group)
+            self.state.skip |= order.skip  # a checkpoint may be older than a decision
             self.check()
         except GenerationLost as error:
             aborted = self.agent.aborted_generation >= self.generation

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from chaos.events import Kind
 from recovery import fallback, order
+from recovery.checkpoints import newest_first, verify
 from recovery.mechanisms.examine import spoilt_samples
 from recovery.mechanisms.reduce import GradientReducer
 from recovery.strategies.checkpoint_restart import CheckpointRestart
@@ -196,10 +197,23 @@ def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(tmp_path: Path
     rank = Rank(tmp_path)
     job = rank.job
     job.rank, job.world = 1, 2
-    job.skip = dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1)
+    job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1)
     attempt = job._attempt(1)
     assert (attempt.count, attempt.samples) == (0, order.batch(1, 4, 64, 5)[3:])
-    job.skip = dict.fromkeys(order.batch(1, 4, 64, 5), 1)
+    job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5), 1)
     with pytest.raises(RuntimeError, match="every sample of step 1 is left out"):
         job._attempt(1)
     rank.channel.close()
+
+
+def test_it_is_part_of_the_state_that_is_saved_and_copied(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    joined(rank, 1, skip={7: 3})
+    rank.hear(Finished)
+    assert rank.job.state.scalars()["skip"] == {"7": 3}
+    newest = newest_first(tmp_path / "checkpoints")[0]
+    assert verify(newest)["scalars"]["skip"] == {"7": 3}
+    rank.job.state.skip = {}
+    rank.job.state.load_scalars(verify(newest)["scalars"])
+    assert rank.job.state.skip == {7: 3}
+    rank.stop()

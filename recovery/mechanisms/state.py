@@ -29,6 +29,7 @@ class TrainState:
         self.scheduler = scheduler
         self.seed = seed
         self.step = 0
+        self.skip: dict[int, int] = {}  # samples left out, each with the first step without it
         self._made_up = not optimizer.state  # some optimizers make their state at once, as it has to be
         _materialise(optimizer)
 
@@ -42,12 +43,13 @@ class TrainState:
         return named
 
     def scalars(self) -> dict[str, Any]:
-        """The rest of the state, JSON-compatible: step, seed, scheduler and learning rates."""
+        """The rest of the state, JSON-compatible: step, seed, scheduler, learning rates, samples left out."""
         return {
             "step": self.step,
             "seed": self.seed,
             "scheduler": self._scheduler_scalars(),
             "lr": [group["lr"] for group in self.optimizer.param_groups],
+            "skip": {str(sample): step for sample, step in self.skip.items()},
         }
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
@@ -58,6 +60,7 @@ class TrainState:
         if scalars["seed"] != self.seed:
             raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
         self.step = int(scalars["step"])
+        self.skip = {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
         if self.scheduler is not None:
             self.scheduler.load_state_dict(dict(scalars["scheduler"]))
         for group, lr in zip(self.optimizer.param_groups, scalars["lr"], strict=True):

@@ -89,6 +89,11 @@ def test_errors_point_into_the_file_the_value_is_from(files: Any) -> None:
     ]
 
 
+def test_a_list_in_place_of_a_word_stands_where_it_is_written(files: Any) -> None:
+    (error,) = heads(files(base_yaml=BASE, own_yaml=OWN + "recovery:\n  - hot-spare\n"))
+    assert error.startswith("own.yaml:9:1: ")
+
+
 def test_nothing_replaced_is_complained_of(files: Any) -> None:
     assert read(files(base_yaml=BASE.replace("step: 70", "stp: 70"), own_yaml=OWN))
 

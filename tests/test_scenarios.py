@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
@@ -16,6 +17,7 @@ from chaos.checks import normalise
 from chaos.load import LoadedScenario, load
 from chaos.overrides import of_option
 from chaos.scenario import TriggerSpec
+from chaos.schema import scenario_schema
 from chaos.source import read_document
 from harness.results import Results
 from harness.runner import run_scenario
@@ -31,6 +33,11 @@ EXIT_TAG = "exit-"
 @cache
 def catalogue() -> Any:
     return cli.build_catalogue()
+
+
+@cache
+def validator() -> Any:
+    return jsonschema.Draft202012Validator(scenario_schema(catalogue()))
 
 
 def loaded(path: Path, overrides: Sequence[Any] = ()) -> LoadedScenario:
@@ -58,6 +65,12 @@ def test_it_says_what_it_shows_and_is_valid(path: Path) -> None:
     scenario = loaded(path)
     assert scenario.warnings == (), "a scenario of ours must not be warned of"
     assert scenario.cells[0].scenario.stop_conditions, "a scenario of ours ends by itself"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_an_editor_finds_nothing_wrong_with_it(path: Path) -> None:
+    tree = YAML(typ="safe", pure=True).load(path)
+    assert [error.message for error in validator().iter_errors(tree)] == []
 
 
 def test_names_are_unique() -> None:

@@ -355,5 +355,5 @@ def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
     harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
     (guard,) = [pid for pid in living(tmp_path) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(guard, signal.SIGKILL)
-    harness.wait(DEADLINE_S)
+    assert harness.wait(DEADLINE_S) == 4  # that is not the command's failure
     assert gone(tmp_path)

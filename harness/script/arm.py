@@ -210,6 +210,9 @@ class ScriptArm(Outside):
             self._on_gone(gone)
         self._missing = False
         self._take_progress()
+        if command.lost:
+            self._finish("broken", "the process that holds the command was killed")
+            return
         if not ended.well and not self.observer.finished:
             self.observer.on_command_failed(ended.how, self.now_ns())
         again = not ended.well and not self.observer.finished and self._attempt <= self._spec.restarts

@@ -42,7 +42,7 @@ class Ended:
 
 
 class Command:
-    """One start of a command. Use ``start``; ``close`` always."""
+    """One start of a command. Use ``start``; ``close`` always. ``lost``: its guard was killed, and it with it."""
 
     def __init__(self, holder: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._holder = holder
@@ -54,6 +54,7 @@ class Command:
         self.ended: Ended | None = None
         self.killed = 0
         self.left: int | None = None
+        self.lost = False
 
     @classmethod
     def start(cls, argv: Sequence[str], *, directory: Path, env: Mapping[str, str], output: Path) -> Command:
@@ -168,6 +169,7 @@ class Command:
 
     def _guard_gone(self) -> None:
         """Without its guard the command has been killed by the kernel; others of it may live."""
+        self.lost = self.ended is None
         self.ended = self.ended or Ended(exit_code=None, signal=9)
         self.left = 0
 

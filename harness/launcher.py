@@ -112,7 +112,9 @@ class Cluster(Protocol):
     def groups(self) -> GroupControl | None:
         """Limits on memory, if the arm's faults need them."""
 
-    store_port: int
+    @property
+    def store_port(self) -> int:
+        """Where ranks find the key-value store now."""
 
     @property
     def store(self) -> StoreControl | None:

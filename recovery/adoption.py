@@ -192,11 +192,15 @@ class Adopter(Standing):
     steps: int
 
     @abstractmethod
-    def on_exit(self, process: str, how: str) -> None: ...
+    def on_exit(self, process: str, how: str) -> None:
+        """See the controller, as all that follow."""
+
+    @abstractmethod
+    def stop(self, outcome: str, reason: str) -> None:
+        """End the job."""
+
     @abstractmethod
     def _complete(self) -> None: ...
-    @abstractmethod
-    def stop(self, outcome: str, reason: str) -> None: ...
     @abstractmethod
     def _on_ready(self, entry: Process) -> None: ...
     @abstractmethod

@@ -119,7 +119,11 @@ class LocalCluster:
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
-        self._store, self.store_port = (None, self.store.port) if self.store else start_store()
+        self._store: Any = None
+        if self.store is None:
+            self._store, self.store_port = start_store()
+        else:
+            self.store_port = self.store.port
         self.storage = mount_for(setup)
         self._pids: dict[str, int] = {}
         wanted = Need.CGROUP in needs_of(setup.cell)

@@ -21,6 +21,7 @@ def probe(number: int, server: socket.socket, way: tuple[str, int], bytes_per_s:
     ``server``: at the far end; ``way``: leads to it; ``bytes_per_s``: expected rate, which sets the amount.
     """
     round_trip_s = mbit_per_s = None
+    started_s = time.monotonic()  # a blocked link makes no connection: that is waited for too
     with contextlib.suppress(OSError), server, socket.create_connection(way, timeout=LIMIT_S) as near:
         server.settimeout(LIMIT_S)
         far, _ = server.accept()
@@ -28,7 +29,6 @@ def probe(number: int, server: socket.socket, way: tuple[str, int], bytes_per_s:
             for sock in (near, far):
                 sock.settimeout(LIMIT_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            started_s = time.monotonic()
             near.sendall(b"?")
             far.sendall(far.recv(1) and b"!")
             if near.recv(1):

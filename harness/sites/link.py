@@ -33,7 +33,6 @@ class LinkHandle:
         back = [(dst, src) for src, dst in self.links] if both_ways else []
         links = list(dict.fromkeys([*self.links, *back]))
         self._control.shape([(self._names[src], self._names[dst]) for src, dst in links], shape)
-        self._probe = None
 
     def look(self) -> Mapping[str, Any] | None:
         """What a probe measured on the first link."""

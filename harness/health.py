@@ -77,7 +77,7 @@ class NvmlEvents:
 
     def read(self) -> Sequence[Reading]:
         """Events since the last call; does not wait."""
-        nvml, found = self._nvml, []
+        nvml, found = self._nvml, list[Reading]()
         while True:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)

@@ -3,7 +3,7 @@
 from fault_fakes import FaultCase, calm, declared
 
 CASE = FaultCase(
-    required={"hold_s": 5.0},
+    variants=[{}, {"hold_s": 5.0}],
     evidence=[declared("hang")],
     elsewhere=[
         [declared("exit")], [declared("hang", process="w2")], [declared("hang", at_ns=20_000)],

@@ -84,6 +84,7 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         if name not in workload:
             message = f"{name!r} is missing in workload: a command does not tell {why}"
             yield Problem(loc=("workload", "command"), message=message, on_key=True)
+    yield from _words(workload)
     yield from _regex(workload.get("progress"))
 
 
@@ -102,7 +103,8 @@ def check_command(
     if recovery not in (OWN, {"strategy": OWN}, {"strategy": OWN, "params": {}}):
         message = "a command recovers by itself: leave recovery out (or say own)"
         yield Problem(loc=("recovery",), message=message, on_key=True)
-    for index, raw in enumerate(tree.get("faults") or ()):
+    given = tree.get("faults")
+    for index, raw in enumerate(given if isinstance(given, list) else ()):
         spec, _ = validate(FaultSpec, raw)
         model = faults.get(spec.kind) if spec else None
         if spec is not None and model is not None:
@@ -157,6 +159,22 @@ def _fault(
     if spec.expect.detected_by not in (None, *CAUSES):
         message = f"from outside a failure is seen as {' or '.join(CAUSES)}"
         yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
+
+
+def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
+    """What no system call takes: a zero byte anywhere, a nameless variable."""
+    words = workload["command"]
+    for index, word in enumerate(words if isinstance(words, list) else ()):
+        if isinstance(word, str) and ("\0" in word or (not word and index == 0)):
+            message = "a program has a name, and a word of a command holds no zero byte"
+            yield Problem(loc=("workload", "command", index), message=message)
+    env = workload.get("env")
+    for name, value in env.items() if isinstance(env, dict) else ():
+        if isinstance(name, str) and (not name or "=" in name or "\0" in f"{name}{value}"):
+            message = "the name of a variable is not empty and holds no '=', and neither it nor its value a zero byte"
+            yield Problem(loc=("workload", "env", name), message=message, on_key=True)
+    if isinstance(directory := workload.get("directory"), str) and "\0" in directory:
+        yield Problem(loc=("workload", "directory"), message="a directory holds no zero byte")
 
 
 def _regex(progress: Any) -> Iterator[Problem]:

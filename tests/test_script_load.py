@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
@@ -110,6 +113,8 @@ BAD = [
     ("at: {step: 57}", "at: {step: 57}, expect: {detected_by: nonfinite}", ["from outside a failure is seen as exit or hang"]),
     ("{leave_out: [sample-accounting]}", "{leave_out: [sample-acounting]}", ["unknown checker 'sample-acounting'; did you mean 'sample-accounting'?"]),
     ("[torchrun, --nproc-per-node, \"4\", train.py]", "torchrun train.py", ["s.yaml:5:12: command needs a list"]),
+    ("{DATA: /data}", '{"A=B": x}', ["the name of a variable is not empty and holds no '='"]),
+    ("[torchrun,", '["torch\\0run",', ["s.yaml:5:13: a program has a name, and a word of a command holds no zero byte"]),
     ("{DATA: /data}", "{DATA: 5}", ["needs text, not 5"]),
 ]  # fmt: skip
 
@@ -148,3 +153,30 @@ def test_the_schema_admits_commands() -> None:
     both = GOOD.replace("  ranks: 4", "  kind: gpt\n  ranks: 4")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(YAML(typ="safe").load(both), schema)
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**9), st.text(max_size=8), st.lists(st.text(max_size=4), max_size=3),
+    st.dictionaries(st.sampled_from(["regex", "directory", "every", "kind", "step", "leave_out"]), st.text(max_size=8)),
+)  # fmt: skip
+
+
+@given(
+    key=st.sampled_from(
+        ["command", "ranks", "steps", "env", "progress", "progress_deadline", "restarts", "checkpoint", "directory",
+         "kind", "size", "params", "global_batch"]
+    ),
+    value=ODD, also=st.sampled_from(["launcher", "recovery", "invariants", "faults", "sla"]), other=ODD,
+)  # fmt: skip
+def test_no_value_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object, also: str, other: object
+) -> None:
+    tree = YAML(typ="safe").load(GOOD)
+    tree["workload"][key] = value
+    tree[also] = other
+    path = tmp_path_factory.mktemp("odd") / "s.yaml"
+    path.write_text(json.dumps(tree))
+    try:
+        load(path, CATALOGUE)
+    except ScenarioError:
+        pass

@@ -168,7 +168,7 @@ class Injector:
             )
             for planned in due:
                 for point in planned.points:
-                    self._fire_once(planned, point)
+                    self._fire_once(planned.aimed(point), point)
         for fault, point in list(self._holding):
             self._fire_if_all_hold(self._plan[fault], point)  # one that was waited for may have died
         for live in self._live:
@@ -183,6 +183,9 @@ class Injector:
         for live in self._live:
             if not live.settled:
                 live.seen.append(event)
+            ended = event.kind is Kind.PROCESS_EXITED and live.occurrence.processes == (event.data["process"],)
+            if ended and live.lasts and live.fault.where is Where.RANK and not live.healed:
+                self._heal(live, "ended with the process it acted in")
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_real import MLP, run
+from test_real import GPT, MLP, run
 
 from harness.cgroups import lacks_cgroup
 from harness.ledger import read_open
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.real
 AT = "target: {rank: 2}, at: {step: 20, phase: forward}"
 
 
-def play(tmp_path: Path, kind: str, recovery: str, *, params: str = "{}", more: str = "") -> tuple[int, Results]:
+def play(
+    tmp_path: Path, kind: str, recovery: str, *, params: str = "{}", more: str = ""
+) -> tuple[int, Results]:
     """Run one fault of that kind under one strategy."""
     fault = f"[{{id: f, kind: {kind}, params: {params}, {AT}{', ' + more if more else ''}}}]"
     return run(tmp_path, workload=MLP, recovery=recovery, faults=fault)
@@ -92,3 +94,19 @@ def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) ->
     groups = [Path(path) for path in re.findall(r'"path":"(/sys/fs/cgroup[^"]*)"', ledger)]
     assert groups and not any(path.exists() for path in groups)
     assert not [e for e in read_open(tmp_path / "runs/real/latest/ledger.jsonl") if "cgroup" in str(e.undo)]
+
+
+@pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
+def test_a_quota_slows_a_rank_and_its_group_is_removed_though_the_rank_dies_in_it(tmp_path: Path) -> None:
+    slow = (
+        "{id: slow, kind: straggler, params: {factor: 3, mode: cgroup-quota}, target: {rank: 2}, "
+        "at: {step: 8}, duration: {steps: 25}}"
+    )
+    kill = "{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 22}}"
+    code, results = run(tmp_path, workload=GPT, recovery="hot-spare", faults=f"[{slow}, {kill}]")
+    assert code == 0, results.reason
+    by_id = {incident.fault: incident for incident in results.faults}
+    assert by_id["slow"].landed and by_id["slow"].healed
+    ledger = (tmp_path / "runs/real/latest/ledger.jsonl").read_text()
+    groups = [Path(path) for path in re.findall(r'"path":"(/sys/fs/cgroup[^"]*)"', ledger)]
+    assert len(groups) >= 1 and not any(path.exists() for path in groups)

@@ -138,7 +138,16 @@ def headline(run: RunPlan) -> str:
 
 
 def target_text(fault: PlannedFault) -> str:
-    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest checkpoint``."""
+    """Whom a planned fault hits: ``rank 2``, ``ranks 0, 1``, ``spare 0``, ``node 1``, ``latest checkpoint``.
+
+    Arrivals one after the other.
+    """
+    if fault.each:
+        one_by_one = [
+            dataclasses.replace(fault.aimed((number, "")), each=()) for number in range(len(fault.each))
+        ]
+        texts = [target_text(each) for each in one_by_one]
+        return _some(texts, ", then ") if len(set(texts)) > 1 else texts[0]
     if fault.checkpoint is not None:
         return (
             "latest checkpoint" if fault.checkpoint == "latest" else f"checkpoint of step {fault.checkpoint}"

@@ -22,7 +22,7 @@ from chaos.faultspec import (
     TriggerSpec,
 )
 from chaos.scenario import Scenario
-from chaos.targeting import Scope, TargetError, Traits, resolve, traits_of
+from chaos.targeting import Scope, TargetError, Targets, Traits, resolve, traits_of
 from chaos.topology import Topology
 
 Point = tuple[int, str]
@@ -46,7 +46,8 @@ class PlannedFault:
     destination rank); ``checkpoint``: ``latest``, step, None. ``points``: (step, phase) pairs for triggers in
     steps, ``times_s`` for those in time, ``event`` with ``nth`` for those by event. ``max_fires``: firings per
     point, time or event (once = 1). ``probability`` has been decided already for points, times and a single
-    event; ``declined`` names those that it ruled out. ``verify``: what the landed evidence must say.
+    event; ``declined`` names those that it ruled out. ``each``: what every one of ``times_s`` hits, drawn for each
+    anew, the first as above; empty where all hit the same. ``verify``: what the landed evidence must say.
     ``seed``: the fault's own, below 2**32.
     """
 
@@ -60,6 +61,7 @@ class PlannedFault:
     checkpoint: Literal["latest"] | int | None
     points: tuple[Point, ...]
     times_s: tuple[float, ...] = ()
+    each: tuple[Targets, ...] = ()
     event: str | None
     nth: int
     probability: float = 1.0
@@ -69,6 +71,15 @@ class PlannedFault:
     max_fires: int
     verify: Mapping[str, Any] = field(default_factory=dict)
     seed: int
+
+    def aimed(self, point: Point) -> PlannedFault:
+        """With the targets of one of its times; ``point``: see ``due_by_time``."""
+        if not self.each:
+            return self
+        mine = self.each[point[0]]
+        return dataclasses.replace(
+            self, ranks=mine.ranks, spares=mine.spares, nodes=mine.nodes, links=mine.links
+        )
 
 
 def plan_scenario(
@@ -196,6 +207,8 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
     chance = at.probability
     steps, times = at.all_steps(), arrival_times(at, seed, fault.id)
     event = at.event if not steps else None
+    happening = [n for n in range(len(times)) if _happens(chance, own, "time", n)]
+    many = at.time is None and len(happening) > 1 and not traits.relentless
     declined = [f"step {step}" for step in steps if not _happens(chance, own, "step", step)]
     declined += [f"{time:g} s" for n, time in enumerate(times) if not _happens(chance, own, "time", n)]
     if event is not None and not _happens(chance, own, "event", at.nth):
@@ -208,12 +221,18 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: Traits) -> Plan
             (step, _phase(fault, step, seed, traits.phases))
             for step in steps if _happens(chance, own, "step", step)
         ),
-        times_s=tuple(time for n, time in enumerate(times) if _happens(chance, own, "time", n)),
+        times_s=tuple(times[n] for n in happening),
+        each=tuple(resolve(fault, traits, scope, _arrival_seed(seed, n)) for n in happening) if many else (),
         event=event, nth=at.nth, probability=chance, declined=tuple(declined),
         duration_s=None if isinstance(fault.duration, StepsDuration) else fault.duration,
         duration_steps=fault.duration.steps if isinstance(fault.duration, StepsDuration) else None,
         max_fires=_max_fires(fault, traits), verify=dict(fault.verify), seed=own,
     )  # fmt: skip
+
+
+def _arrival_seed(seed: int, number: int) -> int:
+    """Who wears out next is drawn anew: one machine does not bear all the failures of a fleet."""
+    return seed if number == 0 else draw(seed, "arrival", number)
 
 
 def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> str:

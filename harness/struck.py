@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from chaos.events import Event, Tail
@@ -70,7 +70,9 @@ def widened(
 ) -> tuple[PlannedFault, ...]:
     """The plan, in which faults that act everywhere hit all ranks."""
     everybody = tuple(range(ranks))
-    return tuple(replace(each, ranks=everybody) if kinds[each.kind].everywhere else each for each in plan)
+    return tuple(
+        replace(each, ranks=everybody, each=()) if kinds[each.kind].everywhere else each for each in plan
+    )
 
 
 def command_of(planned: PlannedFault, live: Live, step: int) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -
         "lasts": fault.lasting or fault.may_last or fault.everywhere or timed,
         "target": {
             "ranks": planned.ranks, "spares": planned.spares, "nodes": planned.nodes, "links": planned.links,
-            "checkpoint": planned.checkpoint,
+            "checkpoint": planned.checkpoint, "each": [asdict(targets) for targets in planned.each],
         },
         "at": {
             "points": [list(point) for point in points], "times_s": planned.times_s, "event": planned.event,

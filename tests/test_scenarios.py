@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from chaos import cli
+from chaos import cli, planview
 from chaos.checks import normalise
 from chaos.load import LoadedScenario, load
 from chaos.overrides import of_option
@@ -65,6 +65,8 @@ def test_it_says_what_it_shows_and_is_valid(path: Path) -> None:
     scenario = loaded(path)
     assert scenario.warnings == (), "a scenario of ours must not be warned of"
     assert scenario.cells[0].scenario.stop_conditions, "a scenario of ours ends by itself"
+    planned = planview.plan_run(scenario, catalogue(), seed=None, cells=scenario.cells)
+    assert all(fault.id in planview.as_text(planned) for fault in scenario.cells[0].scenario.faults)
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)

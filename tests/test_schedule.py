@@ -187,6 +187,16 @@ def test_arrivals_are_bounded_and_known() -> None:
 KNOWN_ARRIVALS = (2.662711, 23.209131, 49.2688)
 
 
+def test_each_arrival_draws_its_own_target() -> None:
+    worn = one(spec(at={"mtbf": 30, "max": 40}))
+    hit = [worn.aimed((number, "")).ranks for number in range(40)]
+    assert hit[0] == worn.ranks == one(spec(at={"time": 1})).ranks
+    assert {ranks for ranks in hit} == {(0,), (1,), (2,), (3,)}, "a fleet does not wear out at one place"
+    assert [one(spec(at={"mtbf": 30, "max": 10})).aimed((n, "")).ranks for n in range(10)] == hit[:10]
+    named = one(spec(at={"mtbf": 30, "max": 5}, target={"rank": 2}))
+    assert {named.aimed((number, "")).ranks for number in range(5)} == {(2,)}
+
+
 def test_each_arrival_fires_once() -> None:
     faults = planned(spec(at={"trace": {"file": "t", "times": [4, 1, 2]}}))
     assert due_by_time(faults, 0.5, {}) == ()

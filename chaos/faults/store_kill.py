@@ -12,7 +12,7 @@ from chaos.targets import StoreTarget
 
 
 class StoreKill(Fault):
-    """SIGKILL for the process that holds the key-value store through which groups are formed.
+    """SIGKILL for the process that holds the key-value store through which groups are formed. Real.
 
     Training needs no store and does not notice. The launcher starts another, empty, on a new port; a group that
     was being formed fails, and is formed again. Landed: the wait status of the reaped store, and the new port.

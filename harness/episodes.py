@@ -162,6 +162,8 @@ def _explains(episode: Episode, failure: Event) -> bool:
 
 def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
     """Time of the next injection (on the same target) after episode ``index``."""
+    if episodes[index].target.get("everywhere"):
+        return float("inf")  # another one on one of its targets does not end it
     mine = set(episodes[index].processes)
     for other in episodes[index + 1 :]:
         if other.injected and (

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +240,14 @@ class Job:
         assert directory is not None
         since_s = self._saving.begin(number)
         self._in_checkpoint(number)
-        if self._saving.attempt(
-            number, lambda: self._put(directory), since_s=since_s, passes=(GenerationLost,)
-        ):
+        save = partial(checkpointing.save, self.state, directory, generation=self.generation, disk=self._on_disk)
+        if self._saving.attempt(number, save, since_s=since_s, passes=(GenerationLost,)):
             self._saving.prune(directory, self.config.checkpoint_keep, disk=self.disk)
 
-    def _put(self, directory: Path) -> tuple[Checkpoint, int]:
-        return checkpointing.save(self.state, directory, generation=self.generation, disk=self.disk)
+    def _on_disk(self, what: str, path: Path) -> None:
+        self.marks.touch()  # a slow disk is no hang
+        if self.disk is not None:
+            self.disk(what, path)
 
     def _in_checkpoint(self, number: int) -> None:
         if self.probe is not None and self.probe.active:

@@ -112,3 +112,15 @@ def test_a_poison_that_is_none_is_noticed(memory: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(SimFaultAgent, "poison_sample", lambda self, sample: None)
     _, problems = found(cell_of(SPARE, [poison(10)]), memory, 3)
     assert set(problems) == {"fault-landed"}
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
+@pytest.mark.parametrize(("event", "nth"), [("recovery_started", 1), ("recovery_started", 2), ("regroup", 2)])
+def test_somebody_is_lost_while_it_is_looked_for(
+    recovery: str, kind: str, event: str, nth: int, memory: Path
+) -> None:
+    lost = {"id": "k", "kind": kind, "target": {"rank": 0}, "at": {"event": event, "nth": nth}}
+    faulted, problems = found(cell_of(recovery, [poison(23), lost]), memory, 2)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert len(of(faulted, Kind.SAMPLES_SKIPPED)) == 1

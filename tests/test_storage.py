@@ -58,6 +58,23 @@ def test_a_slow_disk_makes_all_wait_and_nobody_suspect(memory: Path) -> None:
     assert not of(faulted, Kind.FAILURE_DETECTED)
 
 
+def test_a_save_may_take_much_longer_than_a_step_as_long_as_it_moves(memory: Path) -> None:
+    fault = {**storage("io-slow", delay_s=1), "target": {"rank": 0}}
+    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert not of(faulted, Kind.FAILURE_DETECTED)
+    assert max(event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)) > 5
+
+
+def test_a_save_that_stands_still_is_a_hang_of_the_rank_that_saves(memory: Path) -> None:
+    fault = {**storage("io-slow", delay_s=30), "target": {"rank": 0}, "expect": {"detected_by": "hang"}}
+    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    assert faulted.outcome == "completed"
+    assert [event.data["rank"] for event in of(faulted, Kind.FAILURE_DETECTED)] == [0]
+    assert "checkpoint" in of(faulted, Kind.FAILURE_DETECTED)[0].data["detail"]
+    assert set(problems) <= {"fault-landed"}
+
+
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 @pytest.mark.parametrize("stage", ["data", "manifest", "rename", "renamed"])
 @pytest.mark.parametrize("recovery", [RESTART_ALL, SPARE])

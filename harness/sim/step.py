@@ -211,8 +211,9 @@ class Attempt:
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
         yield job.about(job.config.timings.checkpoint_ms * MS)
-        if job.faults.disk.active:
-            yield job.faults.disk.delay_s(OPERATIONS) * NS_PER_S
+        for operation in OPERATIONS if job.faults.disk.active else ():
+            yield job.faults.disk.delay_s([operation]) * NS_PER_S
+            job.mark.touch()  # a slow disk is no hang
         if saving.attempt(number, self._commit, since_s=since_s):
             saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep, disk=self._disk)
         elif not job.behaviour.survives_failed_save(job):

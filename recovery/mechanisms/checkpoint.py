@@ -25,6 +25,8 @@ from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk
 from recovery.mechanisms.state import TrainState
 
+PART_BYTES = 16 * 1024 * 1024  # written at once
+
 
 def save(
     state: TrainState, directory: Path, *, generation: int, disk: Disk | None = None
@@ -92,7 +94,7 @@ class _WatchedFiles(FileSystem):
 
 
 class _WatchedStream:
-    """Writes bytes in two parts, so that one can be there without the other."""
+    """Writes bytes in two parts or more, none of them large: progress shows, and one can be there without another."""
 
     def __init__(self, stream: io.IOBase, disk: Disk, path: Path) -> None:
         self._stream: Any = stream
@@ -103,10 +105,12 @@ class _WatchedStream:
         """Both parts; text is a few words, written as it comes."""
         if isinstance(data, str):
             return int(self._stream.write(data))
-        self._stream.write(data[: len(data) // 2])
-        self._stream.flush()
-        self._disk("write", self._path)
-        self._stream.write(data[len(data) // 2 :])
+        size = min(PART_BYTES, max(1, (len(data) + 1) // 2))
+        for start in range(0, len(data), size):
+            if start:
+                self._stream.flush()
+                self._disk("write", self._path)
+            self._stream.write(data[start : start + size])
         return len(data)
 
     def __getattr__(self, name: str) -> Any:

@@ -100,6 +100,10 @@ class Fault(BaseModel):
         """What it needs with its parameters; default: ``needs``."""
         return self.needs
 
+    def acts(self, *, cuda: bool) -> Fidelity:
+        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``: on CUDA devices."""
+        return self.on_cuda if cuda and self.on_cuda is not None else self.fidelity
+
     @abstractmethod
     def act(self, target: Any) -> Mapping[str, Any]:
         """Act, and return what was done, for the log. ``target``: the protocol of ``chaos.targets`` for ``where``."""

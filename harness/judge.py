@@ -247,11 +247,17 @@ def _fidelity(resolved: ResolvedRun) -> list[str]:
     where = sorted({cell.scenario.launcher.kind for cell in resolved.cells})
     emulating = [f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates]
     kinds = load(chaos.faults.__name__, Fault)
-    used = sorted({fault.kind for cell in resolved.cells for fault in cell.scenario.faults})
+    imitating = {
+        fault.kind
+        for cell in resolved.cells
+        for fault in cell.scenario.faults
+        if fault.kind in kinds
+        and kinds[fault.kind](**fault.params).acts(cuda=cell.scenario.workload.device == "cuda")
+        is Fidelity.EMULATED
+    }
     return emulating + [
         f"{kind}: emulated ({(kinds[kind].__doc__ or kind).strip().splitlines()[0]})"
-        for kind in used
-        if kind in kinds and kinds[kind].fidelity is Fidelity.EMULATED
+        for kind in sorted(imitating)
     ]
 
 

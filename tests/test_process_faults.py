@@ -9,7 +9,9 @@ import pytest
 from arms import judged
 from simulate import Played, cell_of, evidence, play
 
+from chaos import plugins
 from chaos.events import Kind
+from chaos.fault import Fault, Fidelity
 from harness.results import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
@@ -123,3 +125,18 @@ def test_a_health_event_reaches_its_reader_and_nothing_else(target: dict[str, An
     assert (reported.data["what"], reported.data["code"], reported.data["source"]) == ("xid", 48, "injected")
     assert reported.data["rank" if "rank" in target else "node"] == next(iter(target.values()))
     assert (incident.outcome, list(faulted.log.of(Kind.FAILURE_DETECTED))) == ("masked", [])
+
+
+def test_what_is_real_depends_on_the_device_and_the_mode() -> None:
+    kinds = plugins.load("chaos.faults", Fault)
+    real = Fidelity.REAL
+    assert (kinds["gpu-oom"]().acts(cuda=True), kinds["gpu-oom"]().acts(cuda=False)) == (
+        real,
+        Fidelity.EMULATED,
+    )
+    assert kinds["process-kill"]().acts(cuda=False) is real
+    modes = {
+        mode: kinds["straggler"](factor=2, mode=mode).acts(cuda=False)
+        for mode in ("duty-cycle", "cgroup-quota")
+    }
+    assert modes == {"duty-cycle": Fidelity.EMULATED, "cgroup-quota": real}

@@ -35,6 +35,10 @@ class Straggler(Fault):
         """A control group for a quota."""
         return frozenset({Need.CGROUP}) if self.mode == "cgroup-quota" else frozenset()
 
+    def acts(self, *, cuda: bool) -> Fidelity:
+        """Only sleeping is an imitation."""
+        return Fidelity.EMULATED if self.mode == "duty-cycle" else Fidelity.REAL
+
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Slow down."""
         how = target.set_slowdown(self.factor, self.mode)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ranks import DEADLINE_S, Self, ranks, results
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from recovery.mechanisms import group as group_module
 from recovery.mechanisms import transfer
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.state import TrainState
@@ -290,3 +292,12 @@ def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(source: i
         for rank in left:
             rank.tell(("abort", 1))
         assert [rank.result() for rank in left] == ["lost", "lost"]
+
+
+def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """As when a checkpoint is opened in the moment between the look at the descriptors and the breaking."""
+    with open(tmp_path / "file", "w") as stream:
+        before = len(os.listdir("/proc/self/fd"))
+        assert not group_module._shut_down_one(stream.fileno(), "socket:[1]")
+        assert len(os.listdir("/proc/self/fd")) == before
+        stream.write("still open")

@@ -51,6 +51,7 @@ class Group:
         self.rank = rank
         self.world = world
         self.abandoned = False
+        self._aborted = False
         self._store_port = store_port
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_s)
@@ -85,9 +86,9 @@ class Group:
                 client.set_timeout(self._timeout)
                 return client
             except (OSError, RuntimeError) as error:
+                if self._aborted or time.monotonic() > deadline_s:
+                    raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
                 self._check()
-                if time.monotonic() > deadline_s:
-                    raise GenerationLost(f"the store does not answer: {_first_line(error)}") from error
                 time.sleep(STORE_PAUSE_S)
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work:
@@ -124,6 +125,7 @@ class Group:
 
     def abort(self) -> int:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
+        self._aborted = True
         if self._backend == "nccl" and self._pg is not None:
             self._pg.abort()
         return _shut_down(
@@ -214,13 +216,13 @@ def _shut_down_one(fd: int, inode: str) -> bool:
         copy = os.dup(fd)
     except OSError:
         return False
+    # The descriptor may have been closed and used anew since it was listed, for a file even.
+    if os.readlink(f"/proc/self/fd/{copy}") != inode:
+        os.close(copy)
+        return False
     with socket.socket(fileno=copy) as sock:
         try:
-            # The descriptor may have been closed and used anew since it was listed.
-            if os.readlink(f"/proc/self/fd/{copy}") != inode or sock.family not in (
-                socket.AF_INET,
-                socket.AF_INET6,
-            ):
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
             # Gloo terminates the process when its listening socket fails.
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

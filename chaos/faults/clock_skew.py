@@ -17,9 +17,9 @@ TOLERANCE_S = 0.25
 class ClockSkew(Fault):
     """The wall clock that a rank's code sees jumps: a bad time server, a virtual machine that was moved. Emulated.
 
-    ``time.time`` and ``time.time_ns`` are shifted by ``offset_s`` in the rank (``direction``: ahead or back); the monotonic clock
-    never jumps, here as anywhere. Nothing in the stack may depend on it. Landed: a wall time read in the rank,
-    against its log's first line, differs from what the monotonic clock allows by the offset.
+    ``time.time`` and ``time.time_ns`` are shifted by ``offset_s`` in the rank (``direction``: ahead or back); the
+    monotonic clock never jumps, here as anywhere. Nothing in the stack may depend on it. Landed: a wall time read in
+    the rank, against its log's first line, differs from what the monotonic clock allows by the offset.
     """
 
     where: ClassVar[Where] = Where.RANK

@@ -42,18 +42,17 @@ class TensorCorrupt(Fault):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> TensorCorrupt:
-        given = self.model_fields_set
-        if "op" in given and self.surface == "rng" and self.op in ("nan", "inf", "scale"):
-            raise ValueError(f"the seed of random numbers is an integer: op {self.op} needs another surface; "
-                             "rng takes bitflip, stale and zero")  # fmt: skip
-        if self.surface == "rng" and self.op == "nan":
-            raise ValueError("surface rng needs op bitflip, stale or zero")
+        if self.surface == "rng" and self.op in ("nan", "inf", "scale"):
+            raise ValueError(
+                f"the seed of random numbers is an integer, so that it cannot take op {self.op}: "
+                "surface rng needs op bitflip, stale or zero"
+            )
         for name, op in (("bit", "bitflip"), ("factor", "scale")):
-            if name in given and self.op != op:
+            if self.op != op and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for op {op}, not for {self.op}")
         if self.op == "scale" and self.factor == 1:
             raise ValueError("factor 1 changes nothing")
-        if "count" in given and self.count > 1 and self.surface in ("loss", "rng"):
+        if self.count > 1 and self.surface in ("loss", "rng"):
             raise ValueError(f"count: surface {self.surface} has one element")
         return self
 

@@ -2,12 +2,12 @@
 
 from fault_fakes import FaultCase, effect, event
 
-from chaos.events import Kind
+from chaos.events import Event, Kind
 
 STARTED = event(Kind.ACTOR_STARTED, "w1", 600, pid=1, host="h", wall_ns=5_000_000_000)
 
 
-def read(wall_s: float, **more: int) -> object:
+def read(wall_s: float, **more: int) -> Event:
     return effect(wall_ns=int(wall_s * 1e9) + 20_000, **more)
 
 

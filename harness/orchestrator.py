@@ -74,7 +74,6 @@ class Orchestrator:
         self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
         self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
-        spec = setup.cell.scenario.workload
         self._timing = timing
         self.strategy = strategy
         log = setup.run.events(setup.id) / f"{ORCHESTRATOR}.jsonl"

@@ -72,6 +72,7 @@ class FaultAgent:
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.active = False
         self.router: Router | None = None  # to the link proxy
+        self._shaped: set[str] = set()
         self._holds = False  # at a point, until the supervisor answers
         self.rank = -1
         self.step = 0
@@ -176,7 +177,8 @@ class FaultAgent:
         if method == "proxy":
             if self.router is None:
                 raise RuntimeError("no link of this rank leads through a proxy")
-            self.router.shape(self._job.peers, LinkShape(bytes_per_s=bytes_per_s, delay_s=latency_s))
+            self._shaped |= set(self._job.peers)  # also those that have left since: they may come back
+            self.router.shape(sorted(self._shaped), LinkShape(bytes_per_s=bytes_per_s, delay_s=latency_s))
             return
         bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
         self._job.reducer.pace = bucket.take if bucket else None

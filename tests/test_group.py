@@ -290,7 +290,8 @@ def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(source: i
             rank.said()
         started[victim].process.join(DEADLINE_S)
         for rank in left:
-            rank.tell(("abort", 1))
+            with contextlib.suppress(BrokenPipeError):  # one that has noticed by itself may be done
+                rank.tell(("abort", 1))
         assert [rank.result() for rank in left] == ["lost", "lost"]
 
 

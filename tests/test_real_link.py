@@ -16,10 +16,10 @@ ROOT = Path(__file__).parent.parent
 SCENARIOS = ROOT / "scenarios"
 
 
-def run(name: str, folder: Path) -> tuple[int, Results, list[Event]]:
+def run(name: str, folder: Path, *options: str) -> tuple[int, Results, list[Event]]:
     """Exit code, results, and the orchestrator's log of the faulted arm."""
     path = next(SCENARIOS.rglob(f"{name}.yaml"))
-    code = invoke(["run", str(path), "--runs", str(folder), "-q"])
+    code = invoke(["run", str(path), "--runs", str(folder), "-q", *options])
     latest = folder / name / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
     (log,) = latest.glob("events/*faulted/orchestrator.jsonl")
@@ -56,10 +56,14 @@ def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> N
 
 @pytest.mark.real
 def test_a_store_lost_while_a_group_forms_costs_one_more_attempt(tmp_path: Path) -> None:
-    code, results, events = run("store-kill-in-recovery", tmp_path)
-    assert code == 0, results.reason
+    _, results, events = run("store-kill-in-recovery", tmp_path, "--launcher", "local")
     evidence = landed(events, "store")
     assert evidence["reaped_signal"] == 9 and evidence["next_port"]
+    (finished,) = (e for e in events if e.kind is Kind.RUN_FINISHED)
+    assert finished.data["outcome"] == "completed", results.reason
+    # Nothing can free a rank that waits within gloo for a peer that will never call: such a one is replaced.
+    others = [e.data["detail"] for e in events if e.kind is Kind.FAILURE_DETECTED][1:]
+    assert {d for d in others if "form" not in d} <= {"did not leave an aborted generation"}
 
 
 @pytest.mark.real

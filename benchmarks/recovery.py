@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.cli import build_catalogue
-from chaos.load import load
+from chaos.loading.load import load
 from harness.results import Results
 from harness.runner import run_scenario
 

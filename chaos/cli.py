@@ -20,7 +20,7 @@ from chaos import errors
 if TYPE_CHECKING:
     from chaos.catalogue import Catalogue
     from chaos.listing import Entry
-    from chaos.load import LoadedScenario
+    from chaos.loading.load import LoadedScenario
     from chaos.scenario import Cell
     from harness.results import Results
     from harness.rundir import RunDirectory
@@ -297,8 +297,8 @@ def invoke(argv: Sequence[str]) -> int:
 
 def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None) -> LoadedScenario:
     """Load with ``--set``, ``--repeat`` and ``--launcher`` applied."""
-    from chaos.load import load
-    from chaos.overrides import of_option
+    from chaos.loading.load import load
+    from chaos.loading.overrides import of_option
 
     overrides = [*choices["sets"]]
     overrides += [
@@ -311,7 +311,7 @@ def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = Non
 
 def _chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
     """The cells named by ``--cell``; all without it."""
-    from chaos.diagnostics import unknown
+    from chaos.loading.diagnostics import unknown
 
     known = [cell.id for cell in loaded.cells]
     for name in only:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from chaos.errors import ScenarioError
 from chaos.fault import Fault, Need
-from chaos.source import read_document
+from chaos.loading.source import read_document
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from chaos.catalogue import Catalogue
-from chaos.load import LoadedScenario
+from chaos.loading.load import LoadedScenario
 from chaos.scenario import Cell, Scenario
 from chaos.schedule import PlannedFault, plan_scenario, repeat_seed
 

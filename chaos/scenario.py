@@ -1,4 +1,4 @@
-"""The scenario: typed, strict models of the YAML. Loading with positions and errors for people is in ``chaos.load``."""
+"""The scenario: typed, strict models of the YAML. Loading with positions and errors for people: ``chaos.loading``."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chaos.arrivals import draw
-from chaos.diagnostics import Loc
 from chaos.fault import Where
 from chaos.faultspec import CountTarget, FaultSpec, PercentTarget, TargetSpec
+from chaos.loading.diagnostics import Loc
 from chaos.topology import Topology
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)

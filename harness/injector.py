@@ -75,7 +75,9 @@ class Injector:
         for held in self._holding.values():
             held.pop(rank, None)  # whoever held there has left
         if self._plan:
-            self._scene.send(process, Extra(topic="arm", payload={"points": points, "standing": self._standing}))
+            self._scene.send(
+                process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
+            )
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
         """A rank reached an armed point, or ended a lasting fault."""
@@ -183,7 +185,9 @@ class Injector:
         for live in self._live:
             if not live.settled:
                 live.seen.append(event)
-            ended = event.kind is Kind.PROCESS_EXITED and live.occurrence.processes == (event.data["process"],)
+            ended = event.kind is Kind.PROCESS_EXITED and live.occurrence.processes == (
+                event.data["process"],
+            )
             if ended and live.lasts and live.fault.where is Where.RANK and not live.healed:
                 self._heal(live, "ended with the process it acted in")
 

@@ -127,8 +127,14 @@ def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
                 continue
             control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
             evidence = Evidence(
-                arm=arm, cell=cell, log=logs[name], control=_usable(control), controls=controls, exact=exact,
-                source=resolved.source, lines=resolved.lines,
+                arm=arm,
+                cell=cell,
+                log=logs[name],
+                control=_usable(control),
+                controls=controls,
+                exact=exact,
+                source=resolved.source,
+                lines=resolved.lines,
             )
             one = _Arm(
                 id=name, cell=cell, repeat=repeat, arm=arm, evidence=evidence, measures=evidence.measures,

@@ -68,9 +68,13 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "checkpoint", "pause of training after a checkpointed step beyond the usual one"
         ),
         "samples_skipped": _lower(
-            "samples", "arm", "samples of the order that the job left out by decision, as nobody could compute them"
+            "samples",
+            "arm",
+            "samples of the order that the job left out by decision, as nobody could compute them",
         ),
-        "saves_failed": _lower("saves", "arm", "checkpoints that could not be saved; the next interval tries again"),
+        "saves_failed": _lower(
+            "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
+        ),
         "step_time": _seconds("arm", "median duration of the surviving steps, checkpoint stalls left out"),
         "steady_overhead": _lower(
             "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"

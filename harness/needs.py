@@ -14,7 +14,9 @@ from harness.launcher import Launcher
 def needs_of(cell: Cell) -> frozenset[Need]:
     """Everything the cell's faults need. The control arm gets the same, so that the pair stays comparable."""
     kinds = plugins.load("chaos.faults", Fault)
-    return frozenset(need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants())
+    return frozenset(
+        need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants()
+    )
 
 
 def parameters(cell: Cell, name: str) -> list[Any]:

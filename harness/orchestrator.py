@@ -286,7 +286,9 @@ class Orchestrator:
         undo = self.cluster.undo(name, pid)
         if undo is not None:
             self._undo[name] = self.ledger.will(undo, arm=self.setup.id, process=name)
-        self.record(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device)
+        self.record(
+            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device
+        )
         return name
 
     def send(self, process: str, message: Message) -> bool:

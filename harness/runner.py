@@ -23,7 +23,7 @@ from chaos.errors import (
     ScenarioError,
 )  # fmt: skip
 from chaos.fault import Fault
-from chaos.load import LoadedScenario
+from chaos.loading.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
 from harness import devices, heal, interrupts, judge

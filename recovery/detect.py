@@ -50,7 +50,11 @@ class Hang:
     @property
     def detail(self) -> str:
         """For people."""
-        late = "a rank waits for bytes that others have" if self.collective else "all ranks wait in one collective"
+        late = (
+            "a rank waits for bytes that others have"
+            if self.collective
+            else "all ranks wait in one collective"
+        )
         who = "" if self.process else f"{late}, "
         where = f"{self.phase} of step {self.step}"
         if self.missed:

@@ -83,7 +83,9 @@ def skip(view: ClusterView) -> Decision | None:
     step = view.failures[-1].step
     form = Form(members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step)
     many = "sample" if len(named) == 1 else "samples"
-    why = f"{many} {', '.join(map(str, named))} non-finite whoever computes them: left out from step {step} on"
+    why = (
+        f"{many} {', '.join(map(str, named))} non-finite whoever computes them: left out from step {step} on"
+    )
     return Decision(actions=(form,), reason=why)
 
 

@@ -240,7 +240,9 @@ class Job:
         assert directory is not None
         since_s = self._saving.begin(number)
         self._in_checkpoint(number)
-        save = partial(checkpointing.save, self.state, directory, generation=self.generation, disk=self._on_disk)
+        save = partial(
+            checkpointing.save, self.state, directory, generation=self.generation, disk=self._on_disk
+        )
         if self._saving.attempt(number, save, since_s=since_s, passes=(GenerationLost,)):
             self._saving.prune(directory, self.config.checkpoint_keep, disk=self.disk)
 
@@ -307,12 +309,8 @@ class Job:
             self.check()
             started = time.perf_counter()
             group.form()
-            self._write(
-                Kind.GROUP_FORMED,
-                rank=self.rank,
-                world=self.world,
-                seconds=round(time.perf_counter() - started, 6),
-            )
+            seconds = round(time.perf_counter() - started, 6)
+            self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
             name = self._take_state(order, group)
             self.state.skip |= order.skip  # a checkpoint may be older than a decision
             self.check()
@@ -346,13 +344,8 @@ class Job:
             self._valid = self._fresh = False
             origin = "peer"
         if order.source is not None and order.receivers:
-            copy_state(
-                self.state,
-                group,
-                source=order.source,
-                receive=self.rank in order.receivers,
-                progress=self.marks.touch,
-            )
+            receive = self.rank in order.receivers
+            copy_state(self.state, group, source=order.source, receive=receive, progress=self.marks.touch)
         self._valid = True
         self._write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
@@ -378,15 +371,10 @@ class Job:
         self._write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
         self.agent.channel.send(
             Parked(
-                generation=generation,
-                step=self.state.step,
-                valid=self._valid,
-                why=why,
-                blamed=blamed or [],
-                error=error,
-                samples=samples or [],
+                generation=generation, step=self.state.step, valid=self._valid, why=why, error=error,
+                blamed=blamed or [], samples=samples or [],
             )
-        )
+        )  # fmt: skip
 
     def _leave(self) -> None:
         for group in (self._group, self._retired):

@@ -269,8 +269,26 @@ class FakeRank:
         loss = None if self.loss is None else float(self.loss(torch.tensor(2.5, requires_grad=True)).detach())
         slots = [t.numpy().tobytes() for t in self.tensors("optimizer_state").values()]
         passing = {surface: flat.tolist() for surface, flat in self.forward.items()}
-        others = (str(passing), self.rng, tuple(self.samples), self.data_delay_s, len(self.pending), self.poison)
-        return (*slots, *others, *values, *grads, *self.body.done, *self.signs.look(), self.link, self.slowdown, str(loss), self.disk)
+        others = (
+            str(passing),
+            self.rng,
+            tuple(self.samples),
+            self.data_delay_s,
+            len(self.pending),
+            self.poison,
+        )
+        return (
+            *slots,
+            *others,
+            *values,
+            *grads,
+            *self.body.done,
+            *self.signs.look(),
+            self.link,
+            self.slowdown,
+            str(loss),
+            self.disk,
+        )
 
 
 class FakeStore(FakeProcess):

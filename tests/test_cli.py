@@ -243,9 +243,13 @@ def test_the_schema_knows_triggers_targets_limits_and_extends(validator: Any) ->
     )
     for when in at:
         for target in targets:
-            text = SCENARIO.replace("{step: 57, phase: any}", f"{when}, target: {target}, verify: {{signal: 9}}")
+            text = SCENARIO.replace(
+                "{step: 57, phase: any}", f"{when}, target: {target}, verify: {{signal: 9}}"
+            )
             assert list(validator.iter_errors(_tree(text + limits))) == []
-    own = "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery: {spares: 2}\n"
+    own = (
+        "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery: {spares: 2}\n"
+    )
     assert list(validator.iter_errors(_tree(own))) == []
 
 
@@ -283,7 +287,7 @@ def test_what_goes_wrong_has_its_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr("chaos.load.load", fail)
+    monkeypatch.setattr("chaos.loading.load.load", fail)
     got, _, err = chaos("plan", scenario)
     assert got == code and said in err
 

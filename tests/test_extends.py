@@ -11,7 +11,7 @@ import pytest
 from fake_catalogue import CATALOGUE
 
 from chaos.errors import ScenarioError
-from chaos.load import LoadedScenario, load
+from chaos.loading.load import LoadedScenario, load
 from chaos.planview import as_json, plan_run
 
 BASE = """\

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from chaos import cli
 from chaos.arrivals import read_trace
 from chaos.errors import ScenarioError
-from chaos.load import load
+from chaos.loading.load import load
 from chaos.planview import as_json, as_text, plan_run
 from chaos.schema import scenario_schema
 

@@ -13,12 +13,12 @@ from fake_catalogue import CATALOGUE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos import checks
 from chaos.errors import ScenarioError
-from chaos.interpolate import Names, interpolate
-from chaos.load import LoadedScenario, load
-from chaos.matrix import expand, value_name
-from chaos.overrides import of_option
+from chaos.loading import checks
+from chaos.loading.interpolate import Names, interpolate
+from chaos.loading.load import LoadedScenario, load
+from chaos.loading.matrix import expand, value_name
+from chaos.loading.overrides import of_option
 from chaos.scenario import CheckpointTarget, StepsDuration
 
 GOOD = """\
@@ -557,19 +557,30 @@ def test_times_are_not_replayed(write: Any) -> None:
     ("options", "error"),
     [
         ([of_option("--repeat", "repeat", 0)], "--repeat:1:10: repeat must be at least 1, not 0"),
-        ([of_option("--launcher", "launcher", "locl")], "--launcher:1:12: unknown launcher 'locl'; did you mean 'local'?"),
+        (
+            [of_option("--launcher", "launcher", "locl")],
+            "--launcher:1:12: unknown launcher 'locl'; did you mean 'local'?",
+        ),
     ],
 )
 def test_an_error_of_an_option_names_it(write: Any, options: list[Any], error: str) -> None:
     with pytest.raises(ScenarioError) as raised:
-        load(write(SINGLE.replace("max < 5s", "p90 < 5s").replace("repeat: 3", "repeat: 30")), CATALOGUE, overrides=options)
+        load(
+            write(SINGLE.replace("max < 5s", "p90 < 5s").replace("repeat: 3", "repeat: 30")),
+            CATALOGUE,
+            overrides=options,
+        )
     assert [line for line in str(raised.value).splitlines() if ": " in line and line[0] != " "] == [error]
 
 
 def test_a_launcher_named_anew_keeps_its_nodes(write: Any) -> None:
     text = SINGLE + "launcher: {kind: local, nodes: 2, nodes_per_rack: 2, params: {}}\n"
     text = text.replace("role: worker", "node: 1")
-    launcher = load(write(text), CATALOGUE, overrides=[of_option("--launcher", "launcher", "sim")]).cells[0].scenario.launcher
+    launcher = (
+        load(write(text), CATALOGUE, overrides=[of_option("--launcher", "launcher", "sim")])
+        .cells[0]
+        .scenario.launcher
+    )
     assert (launcher.kind, launcher.nodes, launcher.nodes_per_rack) == ("sim", 2, 2)
 
 
@@ -590,7 +601,10 @@ def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
 
 
 def test_steady_state_is_read(write: Any) -> None:
-    good = SINGLE + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10 steps"}]\n'
+    good = (
+        SINGLE
+        + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10 steps"}]\n'
+    )
     assert read(write(good)).cells[0].scenario.steady_state[0].check.startswith("committed")
     assert heads(failure(write(SINGLE + 'steady_state: ["step_time_cv < 0.5"]\n'))) == [
         "s.yaml:14:17: step_time_cv needs 'over n steps'"

@@ -100,7 +100,9 @@ def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> 
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "{strategy: hot-spare, spares: 4}"])
+@pytest.mark.parametrize(
+    "recovery", ["checkpoint-restart", "drop-replica", "{strategy: hot-spare, spares: 4}"]
+)
 def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None:
     faults = "[{id: f, kind: node-kill, target: {node: 1}, at: {step: 20}}]"
     nodes = "launcher: {kind: local, nodes: 2}"

@@ -13,12 +13,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from chaos import cli, planview
-from chaos.checks import normalise
-from chaos.load import LoadedScenario, load
-from chaos.overrides import of_option
+from chaos.loading.checks import normalise
+from chaos.loading.load import LoadedScenario, load
+from chaos.loading.overrides import of_option
+from chaos.loading.source import read_document
 from chaos.scenario import TriggerSpec
 from chaos.schema import scenario_schema
-from chaos.source import read_document
 from harness.results import Results
 from harness.runner import run_scenario
 

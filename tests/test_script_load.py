@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
-from chaos.load import load
+from chaos.loading.load import load
 from chaos.planview import as_text, plan_run
 from chaos.scenario import LeaveOut, RegexProgress
 from chaos.schema import scenario_schema

@@ -87,7 +87,9 @@ def _unjustified(history: History) -> list[str]:
     for event in history.log.of(Kind.NONFINITE_CAUGHT):
         refused.setdefault(event.step or 0, set()).add(event.generation)
     skips = skips_of(history)
-    return [f"sample {s} was left out from step {n} on" for s, n in skips.items() if len(refused.get(n, ())) < 2]
+    return [
+        f"sample {s} was left out from step {n} on" for s, n in skips.items() if len(refused.get(n, ())) < 2
+    ]
 
 
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:

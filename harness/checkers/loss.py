@@ -84,7 +84,9 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     shrunk = [run.step for run in history.lineage.values() if run.world < history.info.ranks]
     skipped = min(skips_of(history).values(), default=None)
     if evidence.promises_exact and skipped is not None:
-        return _by_band(evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), ")
+        return _by_band(
+            evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), "
+        )
     if evidence.promises_exact and not shrunk:
         return "differs", different
     why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""

@@ -135,7 +135,9 @@ class SimCluster:
         if generation not in self._groups:
             form_ns = self._config.timings.form_ms * MS
             self._groups[generation] = Group(
-                generation=generation, size=size, form_ns=form_ns + self.store.forming_s(size) * NS_PER_S,
+                generation=generation,
+                size=size,
+                form_ns=form_ns + self.store.forming_s(size) * NS_PER_S,
                 links=self.links,
             )
         return self._groups[generation]

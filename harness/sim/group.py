@@ -116,9 +116,7 @@ class Group:
             delay = rng.uniform(*NOTICE_MS) * MS
             waiter.process.clock.after(delay, partial(self._break, rank, waiter, "connection closed by peer"))
 
-    def _finish_when_open(
-        self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int
-    ) -> None:
+    def _finish_when_open(self, waiters: dict[int, _Waiter], takes_ns: float, value: Any, size: int) -> None:
         """Let them have it, once no link among them is blocked."""
         ring = [self._members[rank].name for rank in sorted(self._members)]
         waiting = [rank for rank in sorted(waiters) if self._waiting.get(rank) is waiters[rank]]

@@ -40,7 +40,9 @@ class ProcessHandle:
         if self.scene.groups is None:
             raise RuntimeError("there are no control groups here")
         self.scene.groups.limit_memory(self.process, spare_mib)
-        self.scene.send(self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB}))
+        self.scene.send(
+            self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB})
+        )
 
     def refuse_device(self) -> str:
         """Let nobody start on its device any more."""

@@ -7,7 +7,13 @@ from chaos.events import Kind
 
 def adopted(time_ns: int) -> object:
     return event(
-        Kind.COORDINATOR_ADOPTED, "orchestrator", time_ns, down_s=1.0, events=20, members=["w0"], stage="training"
+        Kind.COORDINATOR_ADOPTED,
+        "orchestrator",
+        time_ns,
+        down_s=1.0,
+        events=20,
+        members=["w0"],
+        stage="training",
     )
 
 

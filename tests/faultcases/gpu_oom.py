@@ -6,7 +6,8 @@ CASE = FaultCase(
     evidence=[raised(kind="OutOfMemoryError"), exited(code=1)],
     elsewhere=[
         [raised(kind="OutOfMemoryError")], [exited(code=1)], [raised(kind="OSError"), exited(code=1)],
-        [raised(kind="OutOfMemoryError", actor="w2"), exited(code=1)], [raised(kind="OutOfMemoryError"), exited(signum=9)],
+        [raised(kind="OutOfMemoryError", actor="w2"), exited(code=1)],
+        [raised(kind="OutOfMemoryError"), exited(signum=9)],
     ],
     raises="no memory left",
 )  # fmt: skip

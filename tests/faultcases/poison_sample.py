@@ -7,9 +7,7 @@ from chaos.events import Event, Kind
 
 def caught(time_ns: int) -> Event:
     """A step that the job refused."""
-    return event(
-        Kind.NONFINITE_CAUGHT, "w2", time_ns, step=21, rank=2, blamed=[1], what="loss or gradient"
-    )
+    return event(Kind.NONFINITE_CAUGHT, "w2", time_ns, step=21, rank=2, blamed=[1], what="loss or gradient")
 
 
 CASE = FaultCase(

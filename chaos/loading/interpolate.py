@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.diagnostics import Loc, Problem, unknown
 from chaos.errors import ScenarioError
-from chaos.source import parse
+from chaos.loading.diagnostics import Loc, Problem, unknown
+from chaos.loading.source import parse
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)

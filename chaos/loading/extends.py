@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.diagnostics import Loc, Placed, Span, scenario_error
 from chaos.errors import ScenarioError
-from chaos.source import Document, read_document
+from chaos.loading.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.loading.source import Document, read_document
 
 MAX_CHAIN = 10
 _KEY = ("extends",)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chaos.diagnostics import Loc, Problem, unknown
+from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.sla import nearest
 
 M = TypeVar("M", bound=BaseModel)

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos import commandchecks
 from chaos.catalogue import Catalogue
-from chaos.diagnostics import Loc, Problem, unknown
-from chaos.explain import validate
-from chaos.faultchecks import Setting, check_fault, check_together
 from chaos.faultspec import StepsDuration
+from chaos.loading import commandchecks
+from chaos.loading.diagnostics import Loc, Problem, unknown
+from chaos.loading.explain import validate
+from chaos.loading.faultchecks import Setting, check_fault, check_together
 from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
 from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from chaos import blast
-from chaos.diagnostics import Loc, Problem, unknown
 from chaos.errors import ScenarioError
-from chaos.explain import validate
 from chaos.fault import Where
 from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
+from chaos.loading.diagnostics import Loc, Problem, unknown
+from chaos.loading.explain import validate
 from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
 from chaos.schedule import PlannedFault, plan
 from chaos.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.diagnostics import Loc, Problem
-from chaos.explain import validate
 from chaos.fault import Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration
+from chaos.loading.diagnostics import Loc, Problem
+from chaos.loading.explain import validate
 from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 
 OWN = "own"

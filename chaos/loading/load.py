@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos import commandchecks
-from chaos import overrides as settings
 from chaos.arrivals import fill_traces
 from chaos.catalogue import Catalogue
-from chaos.checks import check_cell, normalise, warnings
-from chaos.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
-from chaos.explain import validate
-from chaos.extends import extended
-from chaos.interpolate import Names, Resolved, interpolate
-from chaos.matrix import Combination, expand
+from chaos.loading import commandchecks
+from chaos.loading import overrides as settings
+from chaos.loading.checks import check_cell, normalise, warnings
+from chaos.loading.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.loading.explain import validate
+from chaos.loading.extends import extended
+from chaos.loading.interpolate import Names, Resolved, interpolate
+from chaos.loading.matrix import Combination, expand
+from chaos.loading.source import Document, read_document
 from chaos.scenario import Cell, Scenario
-from chaos.source import Document, read_document
 
 # A run has one of each, whatever the cell.
 _SAME_IN_ALL_CELLS = ("name", "seed", "order")

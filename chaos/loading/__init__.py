@@ -1,0 +1,1 @@
+"""From a scenario file to concrete, checked cells: ``extends``, ``--set``, matrix, names, checks, errors by place."""

@@ -6,14 +6,17 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import DEADLINE_S, Self, ranks, results
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -178,6 +181,43 @@ def test_an_abort_frees_a_rank_that_waits_for_the_others_to_come() -> None:
         why, lost = started[0].result()
         assert "could not form the group" in why
         assert lost - told < 5.0
+
+
+def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None:
+    """It listens, and has no connection yet that could be shut down."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stuck, go_on = threading.Event(), threading.Event()
+    aborted: list[bool] = []
+
+    def check() -> None:
+        if aborted:
+            raise GenerationLost("aborted by the supervisor")
+
+    def lost(rank: int, address: tuple[str, int]) -> tuple[str, int]:
+        """It has said where it listens, and gets no further."""
+        stuck.set()
+        go_on.wait(DEADLINE_S)
+        return address
+
+    def member(rank: int, dial: Callable[[int, tuple[str, int]], tuple[str, int]]) -> Group:
+        return Group(
+            generation=1, rank=rank, world=2, store_port=store.port, backend="gloo", timeout_s=DEADLINE_S,
+            check=check, dial=dial,
+        )  # fmt: skip
+
+    listener, peer = member(0, lambda rank, address: address), member(1, lost)
+    with ThreadPoolExecutor(2) as pool:
+        others = pool.submit(peer.form)
+        mine = pool.submit(listener.form)
+        assert stuck.wait(DEADLINE_S)
+        since = time.monotonic()
+        aborted.append(True)
+        with pytest.raises(GenerationLost, match="aborted"):
+            mine.result(timeout=DEADLINE_S)
+        assert time.monotonic() - since < 1.0
+        go_on.set()
+        with pytest.raises(GenerationLost):
+            others.result(timeout=DEADLINE_S)
 
 
 def abort_twice(me: Self) -> list[bool]:

@@ -46,24 +46,23 @@ def test_a_partition_longer_than_a_hang_is_nobodys_fault_and_costs_no_rank(tmp_p
 
 @pytest.mark.real
 def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> None:
-    code, results, events = run("delay-one-way", tmp_path)
+    _, results, events = run("delay-one-way", tmp_path)
     evidence = landed(events, "link-delay")
     assert evidence["measured_round_trip_s"] >= 0.012
     assert evidence["collective_grew_ms"] >= 7.5
     assert results.faults[0].outcome == "masked", results.reason
-    assert code in (0, 1), "on a busy machine only the rate of the last steps may fail"
+    failed = {name for cell in results.cells for name, f in cell.invariants.items() if f.verdict != "pass"}
+    assert failed <= {"liveness"}, "on a busy machine the rate of the last steps may be lower"
 
 
 @pytest.mark.real
 def test_a_store_lost_while_a_group_forms_costs_one_more_attempt(tmp_path: Path) -> None:
-    _, results, events = run("store-kill-in-recovery", tmp_path, "--launcher", "local")
+    code, results, events = run("store-kill-in-recovery", tmp_path)
+    assert code == 0, results.reason
     evidence = landed(events, "store")
     assert evidence["reaped_signal"] == 9 and evidence["next_port"]
-    (finished,) = (e for e in events if e.kind is Kind.RUN_FINISHED)
-    assert finished.data["outcome"] == "completed", results.reason
-    # Nothing can free a rank that waits within gloo for a peer that will never call: such a one is replaced.
-    others = [e.data["detail"] for e in events if e.kind is Kind.FAILURE_DETECTED][1:]
-    assert {d for d in others if "form" not in d} <= {"did not leave an aborted generation"}
+    blamed = [e.data["process"] for e in events if e.kind is Kind.FAILURE_DETECTED and e.data["process"]]
+    assert len(blamed) == 1, "nobody but the rank that was killed"
 
 
 @pytest.mark.real

@@ -11,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -62,13 +64,32 @@ class Group:
         self._pg: Any = None
 
     def form(self) -> None:
-        """Meet the other members. Raises GenerationLost when that fails."""
+        """Meet the other members. Raises GenerationLost when that fails.
+
+        On a thread of its own, which is left to its timeouts when the generation is aborted: nothing ends torch's wait
+        for a store that is gone, or gloo's for a peer that was lost before it connected.
+        """
+        made: Future[Any] = Future()
+        if self._backend == "nccl":
+            _settle(made, self._made)
+        else:
+            threading.Thread(target=_settle, args=(made, self._made), name="form-group", daemon=True).start()
+        while not wait([made], timeout=POLL.total_seconds()).done:
+            try:
+                self._check()
+            except GenerationLost:
+                self.abort()
+                wait([made], timeout=LAST_CHANCE_S)
+                raise
         try:
-            store = dist.PrefixStore(f"generation-{self.generation}", self._client())
-            self._pg = _make_group(self._backend, store, self.rank, self.world, self._timeout, self._dial)
+            self._pg = made.result()
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
         self._own = _socket_inodes() - self._foreign
+
+    def _made(self) -> Any:
+        store = dist.PrefixStore(f"generation-{self.generation}", self._client())
+        return _make_group(self._backend, store, self.rank, self.world, self._timeout, self._dial)
 
     def _client(self) -> dist.TCPStore:
         """Connect to the store. Raises GenerationLost when it does not answer, or the generation is aborted.
@@ -151,6 +172,13 @@ class Group:
                 _keep_for_ever(self._pg, work)
                 return
             time.sleep(0.001)
+
+
+def _settle(made: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        made.set_result(make())
+    except Exception as error:
+        made.set_exception(error)
 
 
 def _settled(work: dist.Work) -> bool:

@@ -110,15 +110,23 @@ def judge_cell(
     ran: int,
     planned: int,
     source: str,
+    *,
+    untried: str = "",
 ) -> tuple[Verdict, str]:
     """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
     inconclusive.
+
+    ``untried``: why nothing was put to the test, if so; such a cell does not pass.
     """
     hard = [sla for sla in slas if sla.severity == "fail"]
     verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
     if ran < planned:
         verdicts.append("inconclusive")
     verdict = merge(verdicts)
+    if verdict == "pass" and untried:
+        return "inconclusive", untried
+    if not hard and not invariants and ran == planned:
+        return "inconclusive", "nothing was checked: no invariant, and no SLA that may fail"
     if verdict == "pass":
         return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
     unseen = invariants.get("progress")

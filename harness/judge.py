@@ -180,7 +180,10 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     if not faulted:
         missing = f"{len(mine)} of {planned} arms ran"
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing)
-    verdict, reason = gates.judge_cell(cell.id, slas, invariants, len(mine), planned, resolved.source)
+    verdict, reason = gates.judge_cell(
+        cell.id, slas, invariants, len(mine), planned, resolved.source,
+        untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
+    )  # fmt: skip
     result = CellResult(
         id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
         reason=reason,

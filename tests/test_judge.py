@@ -118,6 +118,21 @@ def test_fault_past_the_end_is_inconclusive(tmp_path: Path) -> None:
     assert "due at step 400, the run ended at 40" in results.reason
 
 
+def test_a_run_without_faults_does_not_pass(tmp_path: Path) -> None:
+    script = Script("hot-spare", spares=1)
+    script.train(script.steps)
+    script.finish()
+    results = judge(simple(tmp_path, script, faults=[], sla={}))
+    assert (results.verdict, results.exit_code) == ("inconclusive", 3)
+    assert results.reason == "nothing was tried: the scenario has no faults"
+
+
+def test_a_run_that_checks_nothing_says_so(tmp_path: Path) -> None:
+    results = judge(simple(tmp_path, invariants=[], sla={}))
+    assert results.exit_code == 3
+    assert results.reason == "nothing was checked: no invariant, and no SLA that may fail"
+
+
 def test_killed_harness_can_be_judged(tmp_path: Path) -> None:
     script = arms.hot_spare()
     cut = script.find(Kind.DECISION)[0].time_ns

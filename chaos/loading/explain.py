@@ -120,7 +120,7 @@ def _explain_one(error: Mapping[str, Any], model: type[BaseModel], tree: Any, ba
     loc = settle(tree, raw)
     full = (*base, *loc)
     if kind == "extra_forbidden":
-        message = unknown("key", str(raw[-1]), _keys_at(model, raw[:-1]))
+        message = _unknown_key(model, raw)
         return Problem(loc=full, message=message, on_key=True)
     if kind == "missing":
         return Problem(loc=full, message=f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
@@ -132,6 +132,16 @@ def _explain_one(error: Mapping[str, Any], model: type[BaseModel], tree: Any, ba
         first = message.split(" ", 1)[0]
         full = (*full, first) if first in value else full
     return Problem(loc=full, message=message)
+
+
+def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:
+    """What to say of a key; of one that belongs one level up, where it belongs."""
+    key = str(raw[-1])
+    message = unknown("key", key, _keys_at(model, raw[:-1]))
+    if "did you mean" in message or len(raw) < 2 or not isinstance(raw[-2], str):
+        return message
+    above = key in _keys_at(model, raw[:-2])
+    return f"unknown key {key!r} in {raw[-2]}: it belongs beside {raw[-2]}, not in it" if above else message
 
 
 def _message(error: Mapping[str, Any], name: str, value: Any) -> str:

@@ -5,7 +5,7 @@ Nothing is started here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,9 @@ def _draft(
     body = {key: value for key, value in tree.items() if key not in ("vars", "matrix")}
     resolved = interpolate(body, Names(matrix=combination.values, vars=variables, env=env))
     problems = [*given.problems, *resolved.problems]
-    broken = {problem.loc for problem in problems}
+    origins = {**given.origins, **resolved.origins}
+    broken = {problem.loc for problem in problems} | document.broken
+    broken |= {loc for loc, origin in origins.items() if origin in broken}
     concrete, found = normalise(resolved.tree, catalogue)
     problems += found
 
@@ -147,13 +149,13 @@ def _draft(
         Scenario, {**concrete, "vars": given.tree} if raw_vars is not None else concrete
     )
     # A failed reference left a null behind: it has been said already.
-    later = [problem for problem in [*found, *check_cell(concrete, catalogue)] if problem.loc not in broken]
+    later = [p for p in [*found, *check_cell(concrete, catalogue)] if not _follows(p, broken)]
     # Checks over the whole file (loc ()) are also made one by one, at their places.
     specific = [problem for problem in later if problem.loc]
     problems += specific or ([] if problems else later)
     merged = Resolved(
         tree=concrete,
-        origins={**given.origins, **resolved.origins},
+        origins=origins,
         problems=(),
         used=given.used | resolved.used,
     )
@@ -161,6 +163,13 @@ def _draft(
         combination=combination, resolved=merged, tree=concrete, scenario=scenario, problems=tuple(problems),
         placed=tuple(placed),
     )  # fmt: skip
+
+
+def _follows(problem: Problem, broken: Collection[Loc]) -> bool:
+    """Whether a problem is but the consequence of a value at its place, or in it, that could not be read."""
+    loc = problem.loc
+    inside = not problem.on_key and loc and any(other[: len(loc)] == loc for other in broken)
+    return loc in broken or bool(inside)
 
 
 def _place_all(document: Document, resolved: Resolved, problems: Sequence[Problem]) -> list[Placed]:

@@ -39,6 +39,12 @@ class Document:
     values: Mapping[Loc, Span]
     problems: tuple[Placed, ...] = ()
 
+    @property
+    def broken(self) -> set[Loc]:
+        """Places whose values could not be read."""
+        wrong = {problem.span for problem in self.problems}
+        return {loc for loc, span in self.values.items() if span in wrong}
+
     def locate(self, loc: Loc, *, on_key: bool = False) -> Span:
         """The place of a value (or key), or of its nearest ancestor."""
         for length in range(len(loc), -1, -1):

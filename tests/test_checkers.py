@@ -220,7 +220,8 @@ def test_escaped_corruption_as_expected_and_not() -> None:
 
 def test_names() -> None:
     assert names_of("default") == list(CHECKERS)
-    assert names_of(["liveness"]) == ["liveness"]
+    assert names_of(["liveness"]) == ["fault-landed", "liveness"], "without it nothing is proved"
+    assert names_of([]) == []
     with pytest.raises(KeyError, match="livness"):
         names_of(["livness"])
     assert all(checker.__doc__ for checker in CHECKERS.values())

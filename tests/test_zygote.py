@@ -35,8 +35,8 @@ from harness.launchers.local import Local
 
 with Local().session() as session:
     cluster = session.cluster(make_setup(Path(sys.argv[1])))
-    pids = [cluster.spawn(name, "worker", "warm") for name in ("w0", "w1")]
-    pids.append(cluster.spawn("w2", "worker", "cold"))
+    pids = [cluster.spawn(name, "worker", "warm", "cpu:0") for name in ("w0", "w1")]
+    pids.append(cluster.spawn("w2", "worker", "cold", "cpu:0"))
     until_ready(cluster, 3)
     print(session.zygote.process.pid, *pids, flush=True)
     sys.stdin.read()
@@ -102,7 +102,7 @@ def parent_of(pid: int) -> int:
 
 @pytest.mark.parametrize("mode", ["warm", "cold"])
 def test_a_rank_is_our_child_ready_and_ends_well_when_asked(cluster: LocalCluster, mode: str) -> None:
-    pid = cluster.spawn("w0", "worker", mode)
+    pid = cluster.spawn("w0", "worker", mode, "cpu:0")
     assert parent_of(pid) == os.getpid()
     until_ready(cluster, 1)
     assert os.getsid(pid) == pid, "it does not get our terminal's signals"
@@ -116,7 +116,7 @@ def test_a_rank_is_our_child_ready_and_ends_well_when_asked(cluster: LocalCluste
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])  # SIGTERM is a notice
 def test_a_signal_is_reported_as_the_one_it_was(cluster: LocalCluster, signum: signal.Signals) -> None:
-    pid = cluster.spawn("w0", "worker", "warm")
+    pid = cluster.spawn("w0", "worker", "warm", "cpu:0")
     until_ready(cluster, 1)
     before = time.monotonic_ns()
     cluster.signal("w0", signum)
@@ -133,7 +133,7 @@ def test_a_rank_that_cannot_be_built_ends_with_its_error_in_log_and_events(
     setup = make_setup(tmp_path)
     setup.data.path.unlink()
     cluster = session.cluster(setup)
-    cluster.spawn("w0", "worker", "warm")
+    cluster.spawn("w0", "worker", "warm", "cpu:0")
     gone = until_gone(cluster, "w0")["w0"]
     cluster.close()
     assert gone.exit_code == 1
@@ -143,18 +143,18 @@ def test_a_rank_that_cannot_be_built_ends_with_its_error_in_log_and_events(
 
 def test_closing_ends_the_stopped_the_starting_and_the_ready(session: LocalSession, tmp_path: Path) -> None:
     cluster = session.cluster(make_setup(tmp_path))
-    pids = [cluster.spawn("w0", "worker", "warm"), cluster.spawn("w1", "spare", "warm")]
+    pids = [cluster.spawn("w0", "worker", "warm", "cpu:0"), cluster.spawn("w1", "spare", "warm", "cpu:1")]
     until_ready(cluster, 2)
     cluster.signal("w0", signal.SIGSTOP)
-    pids.append(cluster.spawn("w2", "worker", "warm"))
-    pids.append(cluster.spawn("w3", "worker", "cold"))
+    pids.append(cluster.spawn("w2", "worker", "warm", "cpu:0"))
+    pids.append(cluster.spawn("w3", "worker", "cold", "cpu:0"))
     left = cluster.close()
     assert (left.processes, left.ports, left.shared_memory) == ([], [], [])
     assert [processes.state(pid) for pid in pids] == ["X"] * 4
 
 
 def test_a_stopped_rank_that_reads_nothing_does_not_hold_up_its_supervisor(cluster: LocalCluster) -> None:
-    cluster.spawn("w0", "worker", "warm")
+    cluster.spawn("w0", "worker", "warm", "cpu:0")
     until_ready(cluster, 1)
     cluster.signal("w0", signal.SIGSTOP)
     wait_until_stopped(cluster, "w0")
@@ -177,7 +177,7 @@ def test_many_ranks_come_and_go_without_leaving_descriptors(session: LocalSessio
         (tmp_path / str(number)).mkdir()
         cluster = session.cluster(make_setup(tmp_path / str(number)))
         for rank in range(4):
-            cluster.spawn(f"w{rank}", "worker", "warm")
+            cluster.spawn(f"w{rank}", "worker", "warm", "cpu:0")
         cluster.close()
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[2] <= counts[0] + 1, counts
@@ -199,7 +199,7 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
         session.zygote.process.wait(timeout=DEADLINE_S)
         try:
             with pytest.raises(InfrastructureError, match="is gone"):
-                cluster.spawn("w0", "worker", "warm")
+                cluster.spawn("w0", "worker", "warm", "cpu:0")
         finally:
             cluster.close()
 

@@ -1,7 +1,7 @@
 """What the models alone cannot know: plugins and their parameters, metrics, enough samples.
 
 Every check works on the plain values of one cell and tolerates all that the models complain about elsewhere,
-so that one load shows all errors at once.
+so that one load shows all errors at once. What is allowed and yet will surprise: ``chaos.loading.cautions``.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from chaos.catalogue import Catalogue
-from chaos.faultspec import StepsDuration
 from chaos.loading import commandchecks
 from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.explain import validate
 from chaos.loading.faultchecks import Setting, check_fault, check_together
-from chaos.scenario import BlastRadius, CheckpointTarget, FaultSpec, LauncherSpec, Scenario, WorkloadSpec
+from chaos.loading.placechecks import check_places
+from chaos.scenario import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
 from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
 from chaos.steady import parse_steady
-
-HEALTHY_STEPS = 5
-"""Steps that the liveness checker needs after the last fault."""
-
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
     """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in seconds."""
@@ -71,6 +67,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         problems += check_fault(raw, ("faults", index), setting)
     problems += _repeated_ids(faults)
     problems += check_together(faults, setting)
+    problems += check_places(setting)
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))
@@ -89,52 +86,6 @@ def _setting(
         kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, limits=limits,
         offers=getattr(kind, "offers", None), seed=seed if isinstance(seed, int) else 0,
     )  # fmt: skip
-
-
-def warnings(scenario: Scenario) -> Iterator[Problem]:
-    """What is allowed, and yet will surprise."""
-    if not scenario.faults:
-        yield Problem(loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True)
-    steps = scenario.workload.steps
-    for index, fault in enumerate(scenario.faults):
-        yield from _too_late(fault, steps, ("faults", index, "at"), scenario.invariants)
-        if (
-            fault.retrigger != "once"
-            and fault.at.time is None
-            and not fault.at.all_steps()
-            and not fault.at.event
-        ):
-            message = "times of mtbf, weibull and trace are not replayed: each would fire again after every rollback"
-            yield Problem(loc=("faults", index, "retrigger"), message=message)
-        target, every = fault.target.checkpoint, scenario.workload.checkpoint.every
-        if isinstance(target, CheckpointTarget) and target.step % every:
-            message = f"no checkpoint is made at step {target.step}: one is made every {every} steps"
-            yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
-
-
-def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Iterator[Problem]:
-    """A fault past the end, or so late that too few steps are left to show that the job is healthy again."""
-    points = fault.at.all_steps()
-    if not points:
-        return
-    names = ("step", "steps", "until", "trace", "nth")
-    at = (*loc, next(name for name in names if getattr(fault.at, name) is not None))
-    past = [step for step in points if step > steps]
-    if past:
-        message = (
-            f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it would be "
-            f"inconclusive; lower at.step or raise workload.steps"
-        )
-        yield Problem(loc=at, message=message)
-        return
-    last = points[-1] + (fault.duration.steps if isinstance(fault.duration, StepsDuration) else 0)
-    judged = invariants == "default" or (isinstance(invariants, list) and "liveness" in invariants)
-    if judged and steps - last < HEALTHY_STEPS:
-        message = (
-            f"fault {fault.id!r} leaves {max(0, steps - last)} steps before the end at step {steps}, and liveness "
-            f"needs {HEALTHY_STEPS} healthy ones: raise workload.steps to {last + HEALTHY_STEPS} or more"
-        )
-        yield Problem(loc=at, message=message)
 
 
 def _items(value: Any) -> list[Any]:
@@ -288,6 +239,9 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
     for index, name in enumerate(_items(raw)):
         if isinstance(name, str) and name not in checkers:
             yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))
+        elif name == "fault-landed" and "leave_out" in base:
+            message = "fault-landed cannot be left out: a run whose fault did not land proves nothing"
+            yield Problem(loc=(*base, index), message=message)
 
 
 def _stops(raw: Any) -> Iterator[Problem]:

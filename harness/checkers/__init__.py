@@ -32,6 +32,7 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "evidence-complete": records.evidence_complete,
     }
 )
+ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 STEADY_STATE = "steady-state"
 
@@ -39,15 +40,18 @@ __all__ = ["CHECKERS", "EXPECTATION", "STEADY_STATE", "Checker", "Evidence", "ch
 
 
 def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
-    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name."""
+    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name.
+
+    Whoever asks for any gets ``fault-landed`` too: without it all others prove nothing.
+    """
     if invariants == "default":
         return list(CHECKERS)
     if isinstance(invariants, LeaveOut):
-        return [name for name in CHECKERS if name not in invariants.leave_out]
+        return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
     unknown_names = [name for name in invariants if name not in CHECKERS]
     if unknown_names:
         raise KeyError(", ".join(unknown_names))
-    return list(invariants)
+    return [ALWAYS, *(name for name in invariants if name != ALWAYS)] if invariants else []
 
 
 def check(checker: Checker, evidence: Evidence) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
@@ -14,6 +15,7 @@ from harness.partition import checkpoint_stalls
 from harness.results import Finding
 
 HEALTHY_STEPS = 5
+HEALTHY_S = 1.0
 HEALTHY_RATE = 0.5
 
 
@@ -154,8 +156,9 @@ def liveness(evidence: Evidence) -> Finding:
     """The job finished, and at the end ran at half the control arm's rate or better, in proportion to its
     world.
 
-    The rate is judged on the last 5 surviving steps after the last injection with no lasting fault active. A
-    job that is expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
+    The rate is the median of the surviving steps after the last injection with no lasting fault active: of the last
+    second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only. A job that is
+    expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -176,15 +179,26 @@ def liveness(evidence: Evidence) -> Finding:
             f"{len(runs)} healthy steps after the last fault, {HEALTHY_STEPS} are needed: "
             "inject earlier, or raise workload.steps"
         )
-    tail = runs[-HEALTHY_STEPS:]
+    tail = _last_of(runs)
     stalls = checkpoint_stalls(history)  # the ideal step has none either
-    seconds = [run.seconds - stalls.get((run.generation, run.step - 1), 0.0) for run in tail]
+    # a smaller world has more to do for each step
+    seconds = [
+        (run.seconds - stalls.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
+        for run in tail
+    ]
     rate = ideal.step_s / max(statistics.median(seconds), 1e-9)
-    need = HEALTHY_RATE * tail[-1].world / history.info.ranks
-    witness = (
-        f"{done}; the last {HEALTHY_STEPS} healthy steps at {rate:.2f} of the rate of the {ideal.source}"
-    )
-    return passed(witness) if rate >= need else failed(f"{witness}, {need:.2f} is due")
+    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the rate of the {ideal.source}, for their world"
+    return passed(witness) if rate >= HEALTHY_RATE else failed(f"{witness}, {HEALTHY_RATE:.2f} is due")
+
+
+def _last_of(runs: Sequence[StepRun]) -> list[StepRun]:
+    """The last steps, as many as make up HEALTHY_S, and HEALTHY_STEPS at least."""
+    found: list[StepRun] = []
+    for run in reversed(runs):
+        if len(found) >= HEALTHY_STEPS and sum(each.seconds for each in found) >= HEALTHY_S:
+            break
+        found.append(run)
+    return found[::-1]
 
 
 def _healthy(evidence: Evidence) -> list[StepRun]:

@@ -187,7 +187,7 @@ def liveness(evidence: Evidence) -> Finding:
         for run in tail
     ]
     rate = ideal.step_s / max(statistics.median(seconds), 1e-9)
-    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the rate of the {ideal.source}, for their world"
+    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate, for their world"
     return passed(witness) if rate >= HEALTHY_RATE else failed(f"{witness}, {HEALTHY_RATE:.2f} is due")
 
 

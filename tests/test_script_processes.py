@@ -87,6 +87,38 @@ def test_behind_a_wrapper_stands_the_rank(started: list[Command], tmp_path: Path
     assert row is not None and row.name.startswith("python")
 
 
+def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> None:
+    # the shell, the process that trains and its child, and what sees to the output: never the shell alone
+    child = "import os, threading; os.fork(); threading.Event().wait(300)"
+    inner = f"'{sys.executable}' -c '{child}' | cat"
+    command = start(started, tmp_path, f'RANK=0 bash -c "{inner}" & wait')
+    deadline = time.monotonic() + DEADLINE_S
+    while len(tree.below(command.guard_pid)) < 5 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    ranks = Ranks()
+    members, _ = ranks.hold(find(command, 1))
+    trainers = [pid for pid, row in tree.below(command.guard_pid).items() if row.name.startswith("python")]
+    assert len(trainers) == 2
+    ranks.signal(members[0], signal.SIGSTOP)
+    while any(row is None or row.state != "T" for row in map(tree.process, trainers)):
+        assert time.monotonic() < deadline
+    assert ranks.state(members[0]) == "T"
+    ranks.signal(members[0], signal.SIGKILL)
+    while set(trainers) & set(tree.below(command.guard_pid)):
+        assert time.monotonic() < deadline
+    assert await_exit(ranks).signal == signal.SIGKILL
+    ranks.close()
+
+
+def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: Path) -> None:
+    command = start(started, tmp_path, f"setsid {IDLE} & sleep 0.1; exit 0")
+    deadline = time.monotonic() + DEADLINE_S
+    while command.ended is None and time.monotonic() < deadline:
+        command.look()
+    assert tree.below(command.guard_pid)
+    assert tree.find_ranks(command.guard_pid, 1, {}, command.pid) == {}
+
+
 def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"{IDLE} & echo $! > pid; wait")
     deadline = time.monotonic() + DEADLINE_S

@@ -105,6 +105,7 @@ class ScriptArm(Outside):
         gone = self._ranks.wait(TICK_S)
         if self._command is not None:
             self._command.look()
+        self._listener.listen()
         self._find_ranks()
         self._take_progress()  # what was said before it died counts
         for one in gone:
@@ -123,7 +124,6 @@ class ScriptArm(Outside):
         self._watcher.on_progress(self.setup, self.observer.committed, self.now_ns())
 
     def _take_progress(self) -> None:
-        self._listener.listen()
         if self._missing and self._listener.overdue():
             if self._members and not self.observer.generation:
                 self.observer.on_ranks(self._members, self.now_ns())  # with those that were found
@@ -142,12 +142,16 @@ class ScriptArm(Outside):
 
     def _find_ranks(self) -> None:
         now = self.now_ns()
-        every_s = SCAN_FORMING_S if self._missing or self.observer.failing else SCAN_STEADY_S
-        if self._command is None or (now - self._scan_ns) / NS < every_s:
+        changing, spoken = self._missing or self.observer.failing, self._listener.waiting
+        every_s = SCAN_FORMING_S if changing else SCAN_STEADY_S
+        early = (now - self._scan_ns) / NS < every_s
+        if self._command is None or (early and not (changing and spoken)):
             return
         self._scan_ns = now
-        found = tree.find_ranks(self._command.guard_pid, self._spec.ranks, self._listener.hints)
-        members, new = self._ranks.hold(found)
+        command = self._command
+        found = tree.find_ranks(command.guard_pid, self._spec.ranks, self._listener.hints, command.pid)
+        sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
+        members, new = self._ranks.hold(sure)
         for rank in new:
             self._sign_ns = now
             self.record(
@@ -156,10 +160,10 @@ class ScriptArm(Outside):
             )  # fmt: skip
         strangers = set(members.values()) - set(self.observer.members.values())
         if not strangers and self.observer.generation:
-            self._missing = False
+            self._missing = unsettled
             return
         self._members = members
-        self._missing = not members or len(members) < (self._ranks.world or self._spec.ranks)
+        self._missing = unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
         if not self._missing:
             self.observer.on_ranks(members, now)
 
@@ -209,6 +213,7 @@ class ScriptArm(Outside):
         for gone in self._ranks.wait(0.0):
             self._on_gone(gone)
         self._missing = False
+        self._listener.listen(to_end=True)
         self._take_progress()
         if command.lost:
             self._finish("broken", "the process that holds the command was killed")

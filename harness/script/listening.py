@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from chaos.workspec import WorkloadSpec
 from harness.script.environment import Prepared
+from harness.script.outputlog import OutputLog
 from harness.script.progress import BeaconReader, Lines, Progress, Reader, RegexReader
 
 PENDING_S = 3.0  # reports wait so long for all ranks to be found
+LOOKS_AT_ONCE = 8  # a flood of output must not keep the arm from its other work
 NS = 1e9
 
 
@@ -19,6 +21,7 @@ class Listener:
     def __init__(self, spec: WorkloadSpec, prepared: Prepared, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._output, self._reports = Lines(prepared.output), Lines(prepared.reports)
+        self._kept = OutputLog(prepared.output)
         self._reader: Reader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
@@ -49,12 +52,20 @@ class Listener:
         """The newest lines of the output."""
         return tuple(self._output.last)
 
-    def listen(self) -> None:
-        """Take in what was said since the last time."""
+    @property
+    def waiting(self) -> bool:
+        """Whether there are reports that nobody took yet."""
+        return bool(self._pending)
+
+    def listen(self, *, to_end: bool = False) -> None:
+        """Take in what was said since the last time, of a flood a part. ``to_end``: all that is there now."""
         if self._reader.source == "beacon":
-            for _ in self._output.read():  # its last lines are kept, for when it goes wrong
-                pass
-        found = self._timed(self._reader.read())
+            for _ in self._looks(self._output, to_end):
+                for _ in self._output.read():  # its last lines are kept, for when it goes wrong
+                    pass
+        lines = self._reports if self._reader.source == "beacon" else self._output
+        found = self._timed([one for _ in self._looks(lines, to_end) for one in self._reader.read()])
+        self._kept.cut(self._output.taken)
         self.hints.update(
             (one.pid, one.rank) for one in found if one.pid is not None and one.rank is not None
         )
@@ -75,6 +86,11 @@ class Listener:
         """Close the files."""
         self._output.close()
         self._reports.close()
+        self._kept.close()
+
+    @staticmethod
+    def _looks(lines: Lines, to_end: bool) -> range:
+        return range(lines.looks_left() if to_end else min(lines.looks_left(), LOOKS_AT_ONCE))
 
     def _timed(self, found: list[Progress]) -> list[Progress]:
         """Lines of the output bear no time: those of one look were written one after the other since the last."""

@@ -48,19 +48,23 @@ class Reader(Protocol):
 
 
 class Lines:
-    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were."""
+    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were.
+
+    ``taken``: bytes read so far.
+    """
 
     def __init__(self, path: Path) -> None:
         path.touch()
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rest = b""
         self._cut = False
-        self.count = 0
+        self.count = self.taken = 0
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def read(self) -> Iterator[str]:
         """New lines, without their ends, each cut to ``LINE_LIMIT`` bytes."""
         data = os.read(self._fd, READ_LIMIT)
+        self.taken += len(data)
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             if self._cut:  # the rest of a line whose beginning was too long
@@ -76,6 +80,10 @@ class Lines:
                 yield rest[:LINE_LIMIT].decode(errors="replace")
             self._cut, rest = True, b""
         self._rest = rest
+
+    def looks_left(self) -> int:
+        """How many reads it takes to the end of what is there now, at least one."""
+        return max(1, -(-(os.fstat(self._fd).st_size - self.taken) // READ_LIMIT))
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from harness.script import tree
 from harness.script.tree import Found
 
+WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
+"""Signals for a rank with all that it started; others are for those it stands for, who may tell their children."""
+BLINK_S = 0.2  # who lives shorter is a helper of a wrapper, and no rank
+ROUNDS = 10  # until nobody new is found: a process may fork while it is looked for
+
 
 @dataclass(kw_only=True)
 class Rank:
@@ -37,6 +42,7 @@ class Ranks:
     def __init__(self) -> None:
         self._ranks: dict[str, Rank] = {}
         self._known: dict[tuple[int, int], str] = {}
+        self._seen_s: dict[tuple[int, int], float] = {}  # those not held, by when they were seen first
         self._poll = select.poll()
         self.world: int | None = None
 
@@ -56,6 +62,23 @@ class Ranks:
         self.world = max(worlds, default=None)
         return {rank: name for rank, name in members.items() if self._ranks[name].pidfd >= 0}, new
 
+    def settled(
+        self, found: Mapping[int, Found], now_s: float, *, spoken: bool
+    ) -> tuple[dict[int, Found], bool]:
+        """Those of the found that are ranks beyond doubt, and whether there are others.
+
+        Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and where nothing says
+        that they are ranks, when a step has been reported. ``spoken``: one has, so that whoever is there now is meant.
+        """
+        keys = {one: (one.pid, one.started) for one in found.values()}
+        self._seen_s = {key: self._seen_s.get(key, now_s) for key in keys.values()}
+        sure = {
+            rank: one for rank, one in found.items()
+            if spoken or keys[one] in self._known
+            or (one.sure and (one.direct or now_s - self._seen_s[keys[one]] >= BLINK_S))
+        }  # fmt: skip
+        return sure, len(sure) < len(found)
+
     def register(self, fd: int) -> None:
         """Also wake up for this descriptor."""
         self._poll.register(fd, select.POLLIN)
@@ -70,21 +93,41 @@ class Ranks:
         return [self._end(rank) for rank in self._ranks.values() if rank.pidfd in ready and rank.pidfd >= 0]
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal through the held pidfd; one that is gone is no error."""
+        """Signal a rank, never a wrapper in front of it alone; one that is gone is no error.
+
+        Who is to be killed is stopped first, so that nobody escapes by a fork or by losing its parent.
+        """
         rank = self._ranks.get(name)
-        if rank is not None and rank.pidfd >= 0:
-            try:
-                signal.pidfd_send_signal(rank.pidfd, signum)
-            except ProcessLookupError:
-                pass
+        if rank is None or rank.pidfd < 0:
+            return
+        held: dict[int, int] = {}
+        try:
+            for _ in range(ROUNDS if signum in WHOLE else 1):
+                hit = tree.struck_with(rank.found, whole=signum in WHOLE)
+                new = [row for pid, row in hit.items() if pid not in held]
+                if not new:
+                    break
+                for row in new:
+                    if (fd := _hold(row.pid, row.started)) is not None:
+                        held[row.pid] = fd
+                        _send(fd, signal.SIGSTOP if signum == signal.SIGKILL else signum)
+            if signum == signal.SIGKILL:
+                for fd in held.values():
+                    _send(fd, signum)
+        finally:
+            for fd in held.values():
+                os.close(fd)
 
     def state(self, name: str) -> str:
-        """The kernel's word on it, X when gone."""
+        """The kernel's word on it, X when gone; T when all that is hit with it is stopped."""
         rank = self._ranks.get(name)
         row = tree.process(rank.found.pid) if rank is not None and rank.pidfd >= 0 else None
-        return (
-            row.state if row is not None and rank is not None and row.started == rank.found.started else "X"
-        )
+        if rank is None or row is None or row.started != rank.found.started:
+            return "X"
+        if row.state not in "Tt":
+            return row.state
+        others = tree.struck_with(rank.found, whole=True).values()
+        return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
     def living(self) -> list[str]:
         """Names of those not seen to end."""
@@ -98,13 +141,8 @@ class Ranks:
                 rank.pidfd = -1
 
     def _take(self, found: Found) -> Rank | None:
-        try:
-            pidfd = os.pidfd_open(found.pid)
-        except OSError:
-            return None
-        row = tree.process(found.pid)
-        if row is None or row.started != found.started:
-            os.close(pidfd)
+        pidfd = _hold(found.pid, found.started)
+        if pidfd is None:
             return None
         rank = Rank(name=f"w{len(self._ranks)}", found=found, pidfd=pidfd)
         self._ranks[rank.name] = rank
@@ -118,3 +156,23 @@ class Ranks:
         os.close(rank.pidfd)
         rank.pidfd = -1
         return Gone(name=rank.name, pid=rank.found.pid, exit_code=code, signal=signum)
+
+
+def _hold(pid: int, started: int) -> int | None:
+    """A pidfd of exactly that process, None when it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    row = tree.process(pid)
+    if row is None or row.started != started:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def _send(pidfd: int, signum: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        pass

@@ -17,7 +17,11 @@ MOST_RANKS = 1 << 16
 WRAPPERS = frozenset(
     {"sh", "bash", "dash", "zsh", "env", "nice", "numactl", "taskset", "timeout", "stdbuf", "time"}
 )
-"""Programs that stand in front of a rank; the one child they have is meant."""
+"""Programs that stand in front of a rank; what they started is meant."""
+PLUMBING = frozenset(
+    {"tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "logger", "sleep", "tr", "cut"}
+)
+"""What a shell puts beside a rank, to see to its output or to wait."""
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with its first 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3
 
@@ -35,12 +39,20 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A process that is a rank. ``world``: how many there are, by its environment; None: it does not say."""
+    """A process that is a rank. ``world``: how many there are, by its environment; None: it does not say.
+
+    ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``: it, or its
+    environment, says which rank it is; else it is only the one that a command of one rank has. ``direct``: no wrapper
+    is involved, whose helpers could be taken for it.
+    """
 
     rank: int
     world: int | None
     pid: int
     started: int
+    top: int = 0
+    sure: bool = True
+    direct: bool = True
 
 
 def process(pid: int) -> Process | None:
@@ -83,32 +95,34 @@ def environment(pid: int) -> Mapping[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
-def find_ranks(root: int, expected: int, hints: Mapping[int, int]) -> dict[int, Found]:
+def find_ranks(
+    root: int, expected: int, hints: Mapping[int, int], command: int | None = None
+) -> dict[int, Found]:
     """Rank -> its process, among those below ``root``.
 
-    A rank is the topmost process with that rank in its environment, or the only child of a wrapper that is.
-    ``hints``: pid -> rank, as the processes said themselves; they count where the environment says nothing. A
-    command of one rank whose environment names none is that rank itself. Of two processes with one rank (an old
-    one on its way out) the younger counts.
+    A rank is the topmost process with that rank in its environment, or what a wrapper that is started. ``hints``: pid
+    -> rank, as the processes said themselves: who says so is the one. A command of one rank whose environment names
+    none is that rank itself; ``command``: its process, whose death leaves none. Of two processes with one rank (an
+    old one on its way out) the younger counts.
     """
     rows = below(root)
     said = {pid: _said(pid) for pid in rows}
-    children: dict[int, list[int]] = {}
-    for row in rows.values():
-        children.setdefault(row.parent, []).append(row.pid)
     found: dict[int, Found] = {}
     for row in rows.values():
         rank, world = said[row.pid]
         if rank is None or rank == said.get(row.parent, (None, None))[0]:
             continue
-        _take(found, rank, world, rows[_behind_wrappers(row.pid, rows, children)])
+        _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid)
+    tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
+    if not found and expected == 1 and tops:
+        top = min(tops, key=lambda row: (row.started, row.pid)).pid
+        _take(found, 0, 1, rows[behind(top, rows)[0]], top=top, sure=False)
+    spoken: dict[int, Found] = {}
     for pid, rank in hints.items():
-        if rank not in found and pid in rows:
-            _take(found, rank, None, rows[pid])
-    if not found and expected == 1 and rows:
-        top = next(row.pid for row in rows.values() if row.parent == root)
-        _take(found, 0, 1, rows[_behind_wrappers(top, rows, children)])
-    return found
+        known = found.get(rank)
+        if pid in rows and (known is None or not known.sure or _is_below(pid, known.top, rows)):
+            _take(spoken, rank, known.world if known else None, rows[pid], top=pid)
+    return found | spoken
 
 
 def _said(pid: int) -> tuple[int | None, int | None]:
@@ -127,16 +141,60 @@ def number(text: str | None) -> int | None:
     return value if (value := int(text)) < MOST_RANKS else None
 
 
-def _behind_wrappers(pid: int, rows: Mapping[int, Process], children: Mapping[int, list[int]]) -> int:
-    while rows[pid].name in WRAPPERS and len(children.get(pid, [])) == 1:
-        pid = children[pid][0]
-    return pid
+def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
+    """The processes that a wrapper stands in front of, oldest first; a process that is none stands for itself."""
+    if not _is_wrapper(rows[pid]):
+        return [pid]
+    children = sorted((row.started, row.pid) for row in rows.values() if row.parent == pid)
+    working = [child for _, child in children if rows[child].name not in PLUMBING]
+    return [front for child in working for front in behind(child, rows)] or [pid]
 
 
-def _take(found: dict[int, Found], rank: int, world: int | None, row: Process) -> None:
+def struck_with(found: Found, *, whole: bool) -> dict[int, Process]:
+    """The processes that are hit with a rank: all that its wrapper started, never the wrapper alone.
+
+    ``whole``: with all that they started in turn.
+    """
+    top = process(found.top)
+    rows = below(found.top) | ({found.top: top} if top else {})
+    if found.pid not in rows:  # its wrapper is gone
+        own = process(found.pid)
+        rows = below(found.pid) | ({found.pid: own} if own else {})
+        fronts = [found.pid] if own else []
+    else:
+        fronts = sorted({found.pid, *behind(found.top, rows)})
+    hit = {
+        pid
+        for pid in rows
+        if any(pid == front or (whole and _is_below(pid, front, rows)) for front in fronts)
+    }
+    return {pid: rows[pid] for pid in hit}
+
+
+def _is_wrapper(row: Process) -> bool:
+    """By its name, or, for a script, by the program that runs it."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{row.pid}/exe"))
+    except OSError:
+        program = ""
+    return row.name in WRAPPERS or program in WRAPPERS
+
+
+def _is_below(pid: int, top: int, rows: Mapping[int, Process]) -> bool:
+    while pid in rows and pid != top:
+        pid = rows[pid].parent
+    return pid == top
+
+
+def _take(
+    found: dict[int, Found], rank: int, world: int | None, row: Process, *, top: int, sure: bool = True
+) -> None:
     known = found.get(rank)
     if known is None or row.started >= known.started:
-        found[rank] = Found(rank=rank, world=world, pid=row.pid, started=row.started)
+        found[rank] = Found(
+            rank=rank, world=world, pid=row.pid, started=row.started, top=top, sure=sure,
+            direct=top == row.pid and not _is_wrapper(row),
+        )  # fmt: skip
 
 
 def wait_status(pid: int, started: int, pidfd: int) -> int | None:

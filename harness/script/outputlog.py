@@ -1,0 +1,73 @@
+"""Keeps a command's output log small: its beginning and its end stay, what lies between is given back to the disk.
+
+The command writes to the file itself, so it cannot be cut while the command lives: what has been read is punched out
+of it, which leaves its length as it is, and at the end the file is written anew without the hole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+KEPT_HEAD = 4 << 20  # bytes
+KEPT_TAIL = 4 << 20  # bytes
+CUT_AT_ONCE = 1 << 20  # bytes
+_COPY_AT_ONCE = 1 << 20
+_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
+
+
+class OutputLog:
+    """The log of one arm's command."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hole_end = KEPT_HEAD
+        self._refused = False
+
+    def cut(self, taken: int) -> None:
+        """Give back what lies between beginning and end; ``taken``: bytes read, beyond which nothing is touched."""
+        end = taken - KEPT_TAIL
+        if self._refused or end - self._hole_end < CUT_AT_ONCE:
+            return
+        try:
+            _punch(self._path, self._hole_end, end - self._hole_end)
+            self._hole_end = end
+        except OSError:  # a file system that knows no holes: the log is cut at the end only
+            self._refused = True
+
+    def close(self) -> None:
+        """Nobody writes any more: leave beginning, end, and a line between them that says how much is missing.
+
+        Where there is no room for that, the log stays as it is.
+        """
+        try:
+            size = self._path.stat().st_size
+            left_out = size - KEPT_HEAD - KEPT_TAIL
+            if left_out < CUT_AT_ONCE:
+                return
+            short = self._path.with_suffix(".short")
+            with open(self._path, "rb") as whole, open(short, "wb") as kept:
+                _copy(whole.fileno(), kept.fileno(), 0, KEPT_HEAD)
+                os.write(kept.fileno(), f"\n[chaos: {left_out} bytes of output are left out here]\n".encode())
+                _copy(whole.fileno(), kept.fileno(), size - KEPT_TAIL, KEPT_TAIL)
+            os.replace(short, self._path)
+        except OSError:
+            return
+
+
+def _copy(source: int, target: int, start: int, count: int) -> None:
+    while count > 0 and (data := os.pread(source, min(count, _COPY_AT_ONCE), start)):
+        os.write(target, data)
+        start, count = start + len(data), count - len(data)
+
+
+def _punch(path: Path, start: int, length: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if libc.fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, start, length) != 0:
+            raise OSError(ctypes.get_errno(), "cannot punch a hole", str(path))
+    finally:
+        os.close(fd)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import ScenarioError
-from chaos.loading import checks
+from chaos.loading import cautions
 from chaos.loading.interpolate import Names, interpolate
 from chaos.loading.load import LoadedScenario, load
 from chaos.loading.matrix import expand, value_name
@@ -544,7 +544,7 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
 def test_healthy_steps_are_those_of_the_checker() -> None:
     from harness.checkers import world
 
-    assert checks.HEALTHY_STEPS == world.HEALTHY_STEPS
+    assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
 
 
 def test_times_are_not_replayed(write: Any) -> None:

@@ -69,3 +69,33 @@ def test_what_else_is_wrong_there_is_still_said(tmp_path: Path) -> None:
 def test_a_key_one_level_too_deep_is_told_its_place(tmp_path: Path) -> None:
     fault = KILL.replace("step: 57", "step: 57, retrigger: every_attempt")
     assert said(tmp_path, fault) == ["6:51: unknown key 'retrigger' in at: it belongs beside at, not in it"]
+
+
+# --- who is spared
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("{exclude: {ranks: [0, 99]}}", "there is no rank 99: with 4 ranks they go from 0 to 3"),
+        ("{exclude: {nodes: [1]}}", "there is no node 1: node 0 is the only one"),
+    ],
+)
+def test_excluded_places_exist(tmp_path: Path, target: str, error: str) -> None:
+    (line,) = said(tmp_path, KILL.replace("at:", f"target: {target}, at:"))
+    assert line.split(": ", 1)[1] == error
+    assert line.startswith("6:66:" if "99" in error else "6:63:")
+
+
+def test_protected_ranks_exist(tmp_path: Path) -> None:
+    assert said(tmp_path, more="blast_radius: {protected_ranks: [1, 4]}\n") == [
+        "7:37: there is no rank 4: with 4 ranks they go from 0 to 3"
+    ]
+
+
+def test_more_healthy_replicas_than_there_are_is_one_error_at_the_limit(tmp_path: Path) -> None:
+    assert said(tmp_path, more="blast_radius: {min_healthy_replicas: 9}\n") == [
+        "7:38: there are only 4 replicas, so 9 cannot be healthy"
+    ]
+    (line,) = said(tmp_path, more="blast_radius: {min_healthy_replicas: 4}\n")
+    assert line.startswith("6:") and "keeps 4 replicas healthy" in line

@@ -17,11 +17,12 @@ from chaos.loading import commandchecks
 from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.explain import validate
 from chaos.loading.faultchecks import Setting, check_fault, check_together
-from chaos.loading.placechecks import check_places
+from chaos.loading.placechecks import check_limits
 from chaos.scenario import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
 from chaos.schedule import most_occurrences
 from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
 from chaos.steady import parse_steady
+
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:
     """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in seconds."""
@@ -67,7 +68,8 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         problems += check_fault(raw, ("faults", index), setting)
     problems += _repeated_ids(faults)
     problems += check_together(faults, setting)
-    problems += check_places(setting)
+    if setting.given is not None and setting.topology is not None:
+        problems += check_limits(setting.given, setting.topology)
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
     problems += _stops(tree.get("stop_conditions"))
@@ -83,7 +85,7 @@ def _setting(
     kind = catalogue.launchers.get(launcher.kind) if launcher else None
     seed = tree.get("seed", 0)
     return Setting(
-        kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, limits=limits,
+        kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, given=limits,
         offers=getattr(kind, "offers", None), seed=seed if isinstance(seed, int) else 0,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from chaos.fault import Where
 from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
 from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.explain import validate
+from chaos.loading.placechecks import check_excluded, missing, possible
 from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
 from chaos.schedule import PlannedFault, plan
 from chaos.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
@@ -36,8 +37,14 @@ class Setting:
     strategy: BaseModel | None
     launcher: LauncherSpec | None
     offers: frozenset[Any] | None
-    limits: BlastRadius | None
+    given: BlastRadius | None
     seed: int = 0
+
+    @property
+    def limits(self) -> BlastRadius | None:
+        """The blast radius, as far as it is possible at all."""
+        given, place = self.given, self.topology
+        return given if given is None or place is None else possible(given, place)
 
     @property
     def spares(self) -> int:
@@ -45,13 +52,20 @@ class Setting:
         return int(getattr(self.strategy, "spares_wanted", 0))
 
     @property
-    def scope(self) -> Scope | None:
-        """Who can be hit."""
-        if self.workload is None or self.strategy is None or self.launcher is None or self.limits is None:
+    def topology(self) -> Topology | None:
+        """Where its ranks are."""
+        if self.workload is None or self.launcher is None:
             return None
         place = self.launcher
-        topology = Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
-        return Scope(topology=topology, spares=self.spares, protected=frozenset(self.limits.protected_ranks))
+        return Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
+
+    @property
+    def scope(self) -> Scope | None:
+        """Who can be hit."""
+        place, limits = self.topology, self.given
+        if place is None or self.strategy is None or limits is None:
+            return None
+        return Scope(topology=place, spares=self.spares, protected=frozenset(limits.protected_ranks))
 
 
 def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
@@ -73,6 +87,8 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         yield from _phase(spec, kind, loc, setting.workload)
         yield from _verify(spec, loc)
         problems = [*_target_keys(spec, kind, loc, setting)]
+        if setting.topology is not None:
+            yield from check_excluded(spec.target.exclude, setting.topology, (*loc, "target", "exclude"))
         yield from problems or _target(spec, traits_of(kind), loc, setting)
 
 
@@ -201,11 +217,9 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
 
 def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
     """The error of a rank that is not there says which there are."""
-    ranks = scope.topology.ranks
     for name in ("rank", "replica"):
         if error.part == (name,):
-            last = ranks - 1
-            return f"there is no {name} {getattr(target, name)}: with {ranks} ranks they go from 0 to {last}"
+            return missing(name, getattr(target, name), scope.topology.ranks)
     return str(error)
 
 

@@ -14,7 +14,8 @@ from chaos.arrivals import fill_traces
 from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
 from chaos.loading import overrides as settings
-from chaos.loading.checks import check_cell, normalise, warnings
+from chaos.loading.cautions import warnings
+from chaos.loading.checks import check_cell, normalise
 from chaos.loading.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
 from chaos.loading.explain import validate
 from chaos.loading.extends import extended
@@ -91,7 +92,7 @@ def load(
     return LoadedScenario(
         path=path,
         cells=cells,
-        warnings=_warnings(document, drafts),
+        warnings=_warnings(document, drafts, catalogue),
         sla_lines=_sla_lines(original, document, path, drafts),
         lines=_workload_lines(original, document, path, drafts),
     )
@@ -200,12 +201,12 @@ def _cell(draft: _Draft) -> Cell:
     return Cell(id=draft.combination.id, params=params, scenario=draft.scenario)
 
 
-def _warnings(document: Document, drafts: Sequence[_Draft]) -> tuple[str, ...]:
+def _warnings(document: Document, drafts: Sequence[_Draft], catalogue: Catalogue) -> tuple[str, ...]:
     placed = [
         placed
         for draft in drafts
         if draft.scenario is not None
-        for placed in _place_all(document, draft.resolved, list(warnings(draft.scenario)))
+        for placed in _place_all(document, draft.resolved, list(warnings(draft.scenario, catalogue)))
     ]
     used = {reference for draft in drafts for reference in draft.resolved.used}
     axes = {name for draft in drafts for name in draft.combination.values}

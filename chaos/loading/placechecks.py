@@ -1,0 +1,53 @@
+"""Whether the ranks and nodes that a scenario spares, and the replicas it keeps, are there at all.
+
+A slip here would leave somebody unprotected, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from chaos.faultspec import Exclusion
+from chaos.loading.diagnostics import Loc, Problem
+from chaos.scenario import BlastRadius
+from chaos.topology import Topology
+
+
+def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
+    """What the blast radius names."""
+    yield from _missing("rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks"))
+    least = limits.min_healthy_replicas
+    if least is not None and least > place.ranks:
+        message = f"there are only {place.ranks} replicas, so {least} cannot be healthy"
+        yield Problem(loc=("blast_radius", "min_healthy_replicas"), message=message)
+
+
+def check_excluded(exclude: Exclusion, place: Topology, loc: Loc) -> Iterator[Problem]:
+    """Whom a fault's target leaves out. ``loc``: of ``exclude``."""
+    yield from _missing("rank", exclude.ranks, place.ranks, (*loc, "ranks"))
+    yield from _missing("node", exclude.nodes, place.nodes, (*loc, "nodes"))
+
+
+def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
+    """The limits without one that nothing could keep to: that is one error, and not one of every fault."""
+    least = limits.min_healthy_replicas
+    return (
+        limits
+        if least is None or least <= place.ranks
+        else limits.model_copy(update={"min_healthy_replicas": None})
+    )
+
+
+def missing(what: str, number: int, there: int) -> str:
+    """That there is no such rank or node, and which there are."""
+    counted = "ranks" if what == "replica" else f"{what}s"
+    only = (
+        f"{what} 0 is the only one" if there == 1 else f"with {there} {counted} they go from 0 to {there - 1}"
+    )
+    return f"there is no {what} {number}: {only}"
+
+
+def _missing(what: str, numbers: Sequence[int], there: int, loc: Loc) -> Iterator[Problem]:
+    for index, number in enumerate(numbers):
+        if number >= there:
+            yield Problem(loc=(*loc, index), message=missing(what, number, there))

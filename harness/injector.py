@@ -30,6 +30,7 @@ from harness.struck import Live, announcement, command_of, spoken_of, to_hold_at
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
+UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
 
 
 class Injector:
@@ -203,7 +204,7 @@ class Injector:
                 self._look_for_evidence(live, now)
         for live in self._live:
             if not live.settled:
-                self._fail(live, "the run ended before anybody saw an effect")
+                self._fail(live, UNSEEN if live.healed else "the run ended before anybody saw an effect")
             if not live.healed:
                 self._heal(live, "the run ended")
 

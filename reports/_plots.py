@@ -47,6 +47,7 @@ CLASS_LOOKS = {
     "checkpoint save": (GREY_MID, "////"), "straggling": (GREY_MID, "xxxx"),
     "spare idle": (GREY_LIGHT, "////"), "shutdown": (GREY_DARK, "////"), "other": (GREY_MID, ""),
 }  # fmt: skip
+STANDS_OUT = 5.0  # times the usual gap between two steps
 _OTHER_LOOK = (GREY_MID, "----")
 
 
@@ -169,7 +170,7 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
             xlim=(0, limits[0]),
             ylim=(0, limits[1]),
             xlabel="seconds since the start",
-            ylabel="samples/s, new steps",
+            ylabel=f"{pair.faulted.rate_unit}, new steps",
         )
         svg = to_svg(fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded.")
     return Plot(title=title, svg=svg)
@@ -206,11 +207,19 @@ def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame
     if any(i.recovery_time == math.inf for i in pair.incidents):
         return "never commits a new step after the fault"
     stalled = sum(i.recovery_time or 0.0 for i in pair.incidents)
+    stalled = stalled or _standstill(faulted["time_s"], min(i.injected_s for i in pair.incidents))
     text = f"{number(stalled, 'lower')} s without a new step" if stalled else "goes on through the fault"
     after = faulted[faulted["time_s"] > last.injected_s + (last.recovery_time or 0.0)]["rate"]
     if control is None or after.empty or control.empty:
         return text
     return f"{text}, then {percent(float(after.median() / control['rate'].median()))} of the control's rate"
+
+
+def _standstill(times_s: pd.Series, since_s: float) -> float:
+    """The longest time between two new steps that ended after ``since_s``, if it stands out; else 0. Seconds."""
+    gaps = times_s.sort_values().diff().dropna()
+    longest = float(gaps[times_s > since_s].max()) if (times_s > since_s).any() and len(gaps) else 0.0
+    return longest if longest > STANDS_OUT * float(gaps.median() if len(gaps) else 0.0) else 0.0
 
 
 def loss(pair: Pair, index: int) -> Plot | None:
@@ -219,7 +228,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
         return None
     faulted, control = pair.faulted.losses(), pair.control.losses()
     difference = (faulted - control).dropna()
-    title = _loss_finding(difference)
+    title = _loss_finding(difference, printed=pair.faulted.observed)
     with drawing():
         fig = figure(HALF, 290)
         top, low = fig.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
@@ -240,7 +249,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
                     transform=top.get_xaxis_transform(),
                     clip_on=False,
                 )
-        top.set(ylabel="loss (nats)")
+        top.set(ylabel="loss, as printed" if pair.faulted.observed else "loss (nats)")
         low.set(ylabel="difference", xlabel="step")
         low.locator_params(axis="y", nbins=3)
         low.ticklabel_format(axis="y", scilimits=(-2, 3))
@@ -258,14 +267,15 @@ def loss(pair: Pair, index: int) -> Plot | None:
     return Plot(title=title, svg=svg)
 
 
-def _loss_finding(difference: pd.Series) -> str:
+def _loss_finding(difference: pd.Series, *, printed: bool) -> str:
     if difference.empty:
         return "no step in common with the unfaulted arm"
     apart = difference[difference != 0]
     if apart.empty:
-        return f"same loss at every one of {len(difference)} steps, bit for bit"
+        same = f"same loss at every one of {len(difference)} steps"
+        return f"{same}, as printed" if printed else f"{same}, bit for bit"
     worst = number(float(apart.abs().max()), "lower")
-    return f"differs from step {apart.index[0]} on, by at most {worst} nats"
+    return f"differs from step {apart.index[0]} on, by at most {worst}{'' if printed else ' nats'}"
 
 
 def wall_clock(table: pd.DataFrame, labels: dict[tuple[str, str], str]) -> Plot | None:

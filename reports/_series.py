@@ -18,13 +18,14 @@ MAX_POINTS = 1500
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSeries:
-    """Committed steps of one arm.
+    """Committed steps of one arm. ``observed``: of a command, as far as it printed them.
 
     ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
     ``healed`` maps (fault, occurrence) to the second it was healed.
     """
 
     arm: ArmResult
+    observed: bool
     steps: pd.DataFrame
     healed: dict[tuple[str, int], float]
 
@@ -38,6 +39,11 @@ class ArmSeries:
         thinned = pd.DataFrame({"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()})
         # The first interval would count the start-up as a slow step; it is in the badput instead.
         return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[["time_s", "rate"]].iloc[1:]
+
+    @property
+    def rate_unit(self) -> str:
+        """Of ``throughput``; a command need not tell how many samples a step has."""
+        return "steps/s" if self.observed and (self.steps["samples"] == 1).all() else "samples/s"
 
     def losses(self) -> pd.Series:
         """Loss by step; of a step committed more than once, the last, which the final state rests on."""
@@ -77,16 +83,24 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
         (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9 for e in log.of(Kind.FAULT_HEALED)
     }
     return ArmSeries(
-        arm=arm, steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True), healed=healed
+        arm=arm,
+        observed=_observed(log),
+        steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True),
+        healed=healed,
     )
 
 
 def commits_of(log: Log) -> list[Event]:
     """Commits as the ranks logged them; of a command, what its reports come to, at the moment each step ended."""
-    started = log.first(Kind.RUN_STARTED)
-    if started is None or not started.data.get("observed"):
+    if not _observed(log):
         return list(log.of(Kind.STEP_COMMITTED))
     return [replace(run.commits[0], time_ns=run.end_ns) for run in history_of(log).runs]
+
+
+def _observed(log: Log) -> bool:
+    """Whether the arm is of a command, seen from outside."""
+    started = log.first(Kind.RUN_STARTED)
+    return started is not None and bool(started.data.get("observed"))
 
 
 def start_ns(log: Log) -> int:

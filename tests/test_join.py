@@ -191,6 +191,7 @@ def test_joining_twice_is_an_error(tmp_path: Path) -> None:
             "step 1: the loss or a gradient is not finite; nobody supervises",
         ),
         ("step.commit()", "step.backward(model(x).sum())", "step.backward() was called twice in one step"),
+        ("step.commit()", "step.commit(); step.commit()", "step 1 was committed already"),
         ("step.commit()", "continue", "step 1 ended without step.commit()"),
         ("step.backward(", "(", "commit() before backward()"),
         ("job.attach(", "(", "job.attach(model, optimizer) comes before job.running()"),

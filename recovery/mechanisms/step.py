@@ -115,8 +115,10 @@ class Step:
 
     def commit(self) -> None:
         """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
-        touches anything.
+        touches anything. Raises RuntimeError before ``backward``, and the second time.
         """
+        if self._job.state.step >= self.number:
+            raise RuntimeError(f"step {self.number} was committed already: step.commit() once in each step")
         self.phase("optimizer")
         reduced = self._reduced
         if reduced is None:

@@ -28,7 +28,7 @@ from harness.episodes import NEVER_FIRED
 from harness.launcher import Launcher
 from harness.ledger import read_open
 from harness.lineage import History, history_of
-from harness.measure import METRICS, ArmMeasures, summarise
+from harness.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
 from harness.rundir import RunDirectory, arm_id, read_resolved
 from recovery.strategy import Strategy
@@ -215,7 +215,7 @@ def _arm_result(arm: _Arm) -> ArmResult:
         id=arm.id, cell=arm.cell.id, repeat=arm.repeat, arm=arm.arm, seed=history.info.seed,
         events=f"events/{arm.id}", outcome=history.outcome, reason=_end_reason(history),
         wall_s=history.wall_s, committed_step=history.committed_step, steps=history.info.steps,
-        goodput=split.goodput, badput=dict(split.badput), useful_s=split.useful_s,
+        goodput=goodput_of(history, split), badput=dict(split.badput), useful_s=split.useful_s,
         residual_s=split.residual_s, step_time_median=arm.measures.step_time,
         provisioned_ranks=history.info.ranks + history.info.spares, invariants=dict(arm.findings),
     )  # fmt: skip

@@ -143,6 +143,11 @@ class History:
         return self.outcome in ("broken", "interrupted")
 
     @property
+    def unfinished(self) -> bool:
+        """Whether the job itself did not get to its end, other than by being ended from outside."""
+        return self.outcome in ("gave-up", "timed-out")
+
+    @property
     def wall_s(self) -> float:
         """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without one."""
         return (self.end_ns - self.start_ns) / NS

@@ -59,7 +59,11 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "incident",
             "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
         ),
-        "steps_lost": _lower("steps", "incident", "committed steps that were redone, once for each rollback"),
+        "steps_lost": _lower(
+            "steps",
+            "incident",
+            "committed steps that were redone, once for each rollback; infinite if the job never recovered",
+        ),
         "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
         "samples_duplicated": _lower(
             "samples", "arm", "samples the lineage holds more often than the order does"
@@ -80,7 +84,8 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
         ),
         "goodput": _higher(
-            "ratio", "useful samples x ideal time per sample / (wall time x provisioned ranks)"
+            "ratio",
+            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job did not finish",
         ),
         "ettr": _higher("ratio", "effective training time ratio: time in surviving steps / wall time"),
         "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
@@ -155,6 +160,11 @@ def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
         if generation is None or event.generation < generation
         for sample in event.data["samples"]
     }
+
+
+def goodput_of(history: History, split: Partition) -> float:
+    """Goodput of an arm: what a job did that gave up or hung until its end is of no use to anybody."""
+    return 0.0 if history.unfinished else split.goodput
 
 
 def account(history: History) -> Accounting:
@@ -235,7 +245,7 @@ def _add_incident(
         if value is not None:
             values[name].append(value)
     if incident.recovery_time is not None:
-        values["steps_lost"].append(float(incident.steps_lost))
+        values["steps_lost"].append(math.inf if incident.never_recovered else float(incident.steps_lost))
     full = _time_to_full_rate(history, episode, incident, ideal)
     if full is not None:
         values["time_to_full_rate"].append(full)
@@ -275,7 +285,7 @@ def _add_arm(
     if step_time is not None:
         values["step_time"].append(step_time)
     if split.wall_s > 0 and not history.cut_short:
-        values["goodput"].append(split.goodput)
+        values["goodput"].append(goodput_of(history, split))
         values["ettr"].append(split.productive_s / split.wall_s)
         values["throughput"].append(samples / split.wall_s)
 

@@ -101,7 +101,9 @@ class Incident(Model):
     )
     outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
     phases: list[PhaseSpan]
-    steps_lost: int
+    steps_lost: int = Field(
+        description="redone; 0 also where nobody came to do them again, see never_recovered"
+    )
     restored_step: int | None
     first_new_step: int | None
     decision: str
@@ -110,6 +112,11 @@ class Incident(Model):
     def fired(self) -> bool:
         """Whether it was injected at all."""
         return self.occurrence >= 0
+
+    @property
+    def never_recovered(self) -> bool:
+        """Whether the job ended by it, with all that it had done."""
+        return self.recovery_time == math.inf
 
     @field_validator("detection_time", "recovery_time", mode="before")
     @classmethod

@@ -168,7 +168,8 @@ def _fault_row(cell: str, i: Incident) -> list[str]:
         _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), pairs(i.target),
         struck, _two(landed, pairs(i.evidence)),
         _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
-        number(i.recovery_time, "lower", FINEST_S), str(i.steps_lost),
+        number(i.recovery_time, "lower", FINEST_S),
+        "all" if i.never_recovered else str(i.steps_lost),
         _two(i.outcome, _healed(i)), i.decision,
     ]  # fmt: skip
 

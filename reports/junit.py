@@ -90,7 +90,8 @@ def _fault(i: Incident) -> Case:
         f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, "
         f"detected by {i.detected_by} in {number(i.detection_time, 'lower')} s, "
         f"recovered in {number(i.recovery_time, 'lower')} s, "
-        f"{i.steps_lost} steps lost. Witness {i.witness}: {pairs(i.evidence)}. {i.decision}"
+        f"{'all' if i.never_recovered else i.steps_lost} steps lost. "
+        f"Witness {i.witness}: {pairs(i.evidence)}. {i.decision}"
     )
     name = f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}"
     return Case(

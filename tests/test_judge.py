@@ -185,3 +185,16 @@ def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, mak
         script.lines = [line for line in script.lines if line.time_ns <= cut]
         results = judge(simple(tmp_path / str(index), script, recovery=script.strategy))
         assert results.exit_code == (0 if cut == times[-1] else 3), results.reason
+
+
+@pytest.mark.parametrize("outcome", ["gave-up", "timed-out"])
+def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(tmp_path: Path, outcome: str) -> None:
+    script = arms.interrupted("hot-spare", spares=1).finish(outcome, healed=["kill"])
+    asked = {"invariants": ["fault-landed"], "sla": {"goodput": ["min > 0.1"]}}
+    results = judge(simple(tmp_path / "sla", script, **asked))
+    assert (results.verdict, results.arms[0].goodput) == ("fail", 0.0)
+    results = judge(simple(tmp_path / "none", script, invariants=["fault-landed"], sla={}))
+    assert results.verdict == "fail" and "the job did not finish" in results.reason
+    meant = {**KILL, "expect": {"outcome": "fail-stop" if outcome == "gave-up" else "hang"}}
+    results = judge(simple(tmp_path / "meant", script, invariants=["fault-landed"], sla={}, faults=[meant]))
+    assert results.verdict == "pass", results.reason

@@ -260,3 +260,12 @@ def test_every_metric_explains_itself() -> None:
         known.doc and known.unit in ("s", "steps", "samples", "saves", "ratio", "samples/s")
         for known in METRICS.values()
     )
+
+
+@pytest.mark.parametrize("outcome", ["gave-up", "timed-out"])
+def test_a_job_that_did_not_finish_has_lost_everything(outcome: str) -> None:
+    script = arms.interrupted("hot-spare", spares=1)
+    script.finish(outcome, healed=["kill"])
+    found = measure(script.log(), control("hot-spare").log())
+    assert found.partition.useful_s > 0
+    assert found.values["goodput"] == [0.0] and found.values["steps_lost"] == [math.inf]

@@ -49,7 +49,7 @@ def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
 
 def test_helpers_of_a_script_in_front_are_no_ranks(steps: Path) -> None:
     shim = steps / "python-of-some-version"
-    helpers = "for i in $(seq 30); do sh -c 'read x < /dev/zero & sleep 0.01; kill $!'; done"
+    helpers = f"for i in 1 2 3 4; do {sys.executable} -c 'import time; time.sleep(0.1)'; done"
     shim.write_text(f'#!/bin/bash\n{helpers}\nexec {sys.executable} "$@"\n')
     shim.chmod(0o755)
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"
@@ -71,3 +71,14 @@ def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> N
     assert len(kept) < outputlog.KEPT_HEAD + outputlog.KEPT_TAIL + 1000
     assert b"bytes of output are left out here]" in kept and kept.endswith(b"step 30 loss 1.0\n")
     assert b"\0" not in kept
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "time.sleep(60)"])
+def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str) -> None:
+    (steps / "steps.py").write_text(STEPS + f"    if step == 20: {end}\n")
+    fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"
+    argv = [sys.executable, "steps.py"]
+    scenario = write(steps / "s.yaml", argv, fault=fault, ranks=1, baseline="paired", deadline="2s")
+    code, results = run(steps, scenario)
+    assert code == 3, results.reason
+    assert "without a" in results.reason

@@ -34,6 +34,7 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
 )
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
+FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
 __all__ = ["CHECKERS", "EXPECTATION", "STEADY_STATE", "Checker", "Evidence", "check", "check_all", "names_of"]
@@ -74,13 +75,19 @@ def _of_a_command(name: str, evidence: Evidence) -> Finding:
 
 
 def check_all(evidence: Evidence) -> dict[str, Finding]:
-    """Every checker the cell asks for, and whether the faults' expected outcomes came about."""
+    """Every checker the cell asks for, and whether the faults' expected outcomes came about.
+
+    Whether the job finished is always among them, in ``liveness`` or alone.
+    """
     names = names_of(evidence.cell.scenario.invariants)
     if evidence.history.info.observed:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
         findings |= {name: _of_a_command(name, evidence) for name in names}
     else:
         findings = {name: check(CHECKERS[name], evidence) for name in names}
+    unfinished = world.finished(evidence)
+    if unfinished is not None and "liveness" not in findings:
+        findings[FINISHED] = unfinished
     expected = any(fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults)
     if expected and not evidence.is_control:
         findings[EXPECTATION] = check(faults.expectations, evidence)

@@ -51,6 +51,8 @@ def detection(evidence: Evidence) -> Finding:
     """
     failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
     if evidence.is_control:
+        if failures and evidence.history.info.observed and evidence.history.unfinished:
+            return unknown(f"the command fails without any fault: {_describe(failures[0])}")
         alarms = [f"false alarm: {_describe(event)}" for event in failures]
         return verdict_of(alarms, "no failure was declared in the control arm")
     problems: list[str] = []

@@ -169,8 +169,7 @@ def liveness(evidence: Evidence) -> Finding:
     if history.info.observed and not history.runs:
         return unknown("no step of the command was seen")
     if history.outcome != "completed":
-        why = f": {history.finished.data['reason']}" if history.info.observed and history.finished else ""
-        return failed(f"the job did not finish: {history.outcome} at {done}{why}")
+        return finished(evidence) or failed(f"the job did not finish: {history.outcome} at {done}")
     ideal, runs = evidence.measures.ideal, _healthy(evidence)
     if ideal is None:
         return unknown("no healthy step to compare the rate with")
@@ -189,6 +188,26 @@ def liveness(evidence: Evidence) -> Finding:
     rate = ideal.step_s / max(statistics.median(seconds), 1e-9)
     witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate, for their world"
     return passed(witness) if rate >= HEALTHY_RATE else failed(f"{witness}, {HEALTHY_RATE:.2f} is due")
+
+
+def finished(evidence: Evidence) -> Finding | None:
+    """The finding on a job that did not finish although no fault is expected to make it; None where there is nothing
+    to say. Whatever else was asked for holds of what it did until then only.
+    """
+    history = evidence.history
+    meant = evidence.expects("fail-stop") or evidence.expects("hang")
+    if not history.unfinished or (meant and not evidence.is_control):
+        return None
+    if history.info.observed and not history.runs:
+        return None  # nothing was seen of it: ``progress`` says so
+    observed = history.info.observed
+    why = f": {history.finished.data['reason']}" if observed and history.finished else ""
+    done = f"the job did not finish: {history.outcome} at step {history.committed_step} of {history.info.steps}{why}"
+    control = history if evidence.is_control else evidence.control_history
+    if observed and control is not None and control.unfinished:
+        alone = "" if evidence.is_control else ", and the control arm did not either"
+        return unknown(f"{done}{alone}: correct the command first, until it ends well without a fault")
+    return failed(done)
 
 
 def _last_of(runs: Sequence[StepRun]) -> list[StepRun]:

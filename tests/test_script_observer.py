@@ -5,18 +5,23 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import arms
 import pytest
 
 from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from harness.checkers import Evidence
+from harness.checkers.observed import progress
 from harness.incidents import recovery_of
 from harness.lineage import history_of
 from harness.measure import measure
 from harness.observed import stride_of
+from harness.results import Finding
 from harness.script.observer import STALL_FLOOR_S, Observer
 from harness.script.progress import Progress
 
 S = 1_000_000_000
 DEADLINE_S = 60.0
+COMMAND = {"command": ["train"], "ranks": 2, "steps": 100, "progress": "beacon"}
 
 
 class Job:
@@ -226,3 +231,60 @@ def test_a_report_from_the_future_or_the_past_is_put_in_its_place(job: Job) -> N
         job.observer.on_progress(Progress(step=job.observer.committed + 1, time_ns=said), job.now)
     said = [e.data["reported_ns"] for e in job.events if e.kind is Kind.STEP_REPORTED]
     assert said == sorted(said) and said[-1] == job.now
+
+
+def seen(job: Job) -> Finding:
+    """What the progress checker says."""
+    return progress(
+        Evidence(
+            arm="faulted", cell=arms.cell_of("none", [], workload=COMMAND), log=job.log(), control=None, controls=(),
+            exact={}, source="a.yaml", lines={"workload.progress": 8},
+        )
+    )  # fmt: skip
+
+
+def test_steps_of_an_epoch_are_no_progress(job: Job) -> None:
+    job.train(*range(1, 21))
+    job.train(*range(1, 21))
+    job.train(*range(1, 21))  # two ranks might have said it all twice, one after the other
+    found = seen(job)
+    assert found.verdict == "inconclusive"
+    assert found.witness.startswith(
+        "a.yaml:8 (workload.progress): steps 1 to 20 were reported again without a"
+    )
+
+
+def test_steps_of_an_epoch_by_rank(job: Job) -> None:
+    job.train(*range(1, 21), rank=0)
+    job.train(*range(1, 21), rank=0)
+    assert "is this the step of the epoch?" in seen(job).witness
+
+
+def test_late_ranks_and_restarts_are_no_epochs(job: Job) -> None:
+    job.train(*(step for pair in zip(range(1, 21), range(1, 21), strict=True) for step in pair))
+    job.train(*range(15, 21))
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(5, 31))
+    assert seen(job).verdict == "pass"
+
+
+def test_a_step_beyond_the_last_is_no_step(job: Job) -> None:
+    job.train(*range(1, 11), 170)
+    assert seen(job).witness.startswith(
+        "a.yaml:8 (workload.progress): step 170 was reported, and workload.steps is 100"
+    )
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_steps_that_go_on_without_their_ranks(job: Job, rank: int | None) -> None:
+    job.train(*range(1, 21), rank=rank)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.record(Kind.PROCESS_EXITED, process="w1", exit_code=None, signal=9, last_seq=None)
+    if rank is None:
+        job.exit("w0", signum=signal.SIGKILL)
+        job.record(Kind.PROCESS_EXITED, process="w0", exit_code=None, signal=9, last_seq=None)
+    assert seen(job).verdict == "pass"
+    job.wait(2)
+    job.train(*range(21, 31), rank=rank)
+    assert "what was hit is not what trains" in seen(job).witness

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from chaos.events import Kind
+from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, unknown
+from harness.lineage import NS, History
 from harness.observed import stride_of
 from harness.results import Finding
 
 PROGRESS = "progress"
+REPEATED = 3  # steps; fewer are a line that happened to be printed twice
+ECHO_S = 1.0  # so long what a process had said may be under way
 LACKING: Mapping[str, str] = MappingProxyType(
     {
         "sample-accounting": "which samples each step trained on",
@@ -53,8 +57,83 @@ def progress(evidence: Evidence) -> Finding:
             f"the first step reported was {first}: the script went on from an earlier run; give each arm a directory "
             "of its own, $CHAOS_SCRATCH"
         )
+    if odd := _beyond(evidence, reports) or _went_back(evidence) or _outlived(history, stride):
+        return unknown(odd)
     every = "" if stride == 1 else f", every {stride} steps"
     return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}")
+
+
+def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
+    """A step that the run cannot have; counted from 0 or from 1, the last one is ``steps`` or one more."""
+    steps = evidence.history.info.steps
+    first = next((event.step for event in reports if (event.step or 0) > steps + 1), None)
+    if first is None:
+        return ""
+    return (
+        f"{evidence.place('workload.progress')}step {first} was reported, and workload.steps is {steps}: correct "
+        "workload.steps, or let progress find nothing but the step of the whole run"
+    )
+
+
+def _went_back(evidence: Evidence) -> str:
+    """Steps that were reported again before anything had happened: most likely those of an epoch.
+
+    Where reports do not name their rank, each rank may report a step once, the slow ones late.
+    """
+    log, history = evidence.log, evidence.history
+    hit = min(
+        (event.time_ns for event in (*log.of(Kind.FAULT_INJECTED), *log.of(Kind.FAILURE_DETECTED))),
+        default=None,
+    )
+    early = [event for event in log.of(Kind.STEP_REPORTED) if hit is None or event.time_ns < hit]
+    for generation in history.generations:
+        if generation.cause == "restart" and generation.number > 1:
+            early = [event for event in early if event.time_ns < generation.started_ns]
+    times: Counter[tuple[int, int | None]] = Counter()
+    last: dict[int | None, int] = {}
+    for event in early:
+        step, rank = event.step or 0, event.data["rank"]
+        if last.get(rank) != step:  # said twice in a row it is one report
+            times[step, rank] += 1
+        last[rank] = step
+    again = [
+        step for (step, rank), count in times.items() if count > (history.info.ranks if rank is None else 1)
+    ]
+    if len(again) < REPEATED or min(again) > (early[0].step or 0):
+        return ""  # who goes back to a checkpoint does not begin anew
+    return (
+        f"{evidence.place('workload.progress')}steps {min(again)} to {max(again)} were reported again without a "
+        "restart and without a fault: is this the step of the epoch? let progress find the step of the whole run"
+    )
+
+
+def _outlived(history: History, stride: int) -> str:
+    """Steps that went on although the ranks that make them had ended, and nobody was seen to take their place."""
+    log = history.log
+    ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
+    for failure in log.of(Kind.FAILURE_DETECTED):
+        generation = history.generation(failure.generation)
+        if failure.data["cause"] != "exit" or generation is None:
+            continue
+        gone = [ended.get(name) for name in generation.members]
+        alone = None not in gone
+        after = history.generation(failure.generation + 1)
+        left = len(after.members) if after is not None and after.cause == "shrunk" else 0
+        numbers = (failure.generation, failure.generation + bool(left))
+        mine = [e for e in log.of(Kind.STEP_REPORTED) if e.generation in numbers]
+        before = max((e.step or 0 for e in mine if e.time_ns <= failure.time_ns), default=0)
+        since = max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
+        for event in mine:
+            # the ranks that are left may have new numbers, but none as high as this
+            own = failure.data["rank"] is not None and event.data["rank"] == failure.data["rank"] >= left
+            late = event.time_ns > since + ECHO_S * NS and (event.step or 0) > before + stride
+            if late and (own or alone):
+                who = failure.data["process"]
+                return (
+                    f"{who} ended, yet the steps went on to {event.step} and nobody had been started in its place: "
+                    "what was hit is not what trains; give each training process RANK in its environment, or a beacon"
+                )
+    return ""
 
 
 def loss_equality(evidence: Evidence) -> Finding:

@@ -80,7 +80,7 @@ class Fault(BaseModel):
     to recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
     attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that takes racks; ``role``: the only role it
     hits, whatever the target says. ``everywhere``: one occurrence acts in all ranks, in those that join later too,
-    until the run ends.
+    until the run ends. ``on_saves``: a RANK fault of the saves, which the first rank alone makes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -95,6 +95,7 @@ class Fault(BaseModel):
     phases: ClassVar[tuple[str, ...]] = ()
     relentless: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
+    on_saves: ClassVar[bool] = False
 
     def wants(self) -> frozenset[Need]:
         """What it needs with its parameters; default: ``needs``."""

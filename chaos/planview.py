@@ -175,6 +175,8 @@ def when_text(fault: PlannedFault) -> str:
         when = _some([f"step {step}" for step, _ in fault.points], "; ")
     if fault.declined and (fault.event is None or fault.max_fires == 1):
         when = "; ".join(part for part in (when if _fires(fault) else "", _declined(fault)) if part)
+    if not when:
+        return "never"
     if fault.duration_s is not None:
         when += f", for {fault.duration_s:g} s"
     if fault.duration_steps is not None:

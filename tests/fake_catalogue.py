@@ -44,6 +44,13 @@ class Slow(_Fault):
     grace_s: float = 1.0
 
 
+class BadDisk(Slow):
+    """Fails the saves of a rank."""
+
+    phases: ClassVar[tuple[str, ...]] = ()
+    on_saves: ClassVar[bool] = True
+
+
 class Damage(_Fault):
     """Damages a checkpoint."""
 
@@ -117,6 +124,7 @@ CATALOGUE = Catalogue(
         "straggler": Slow,
         "checkpoint-corrupt": Damage,
         "disk-full": Full,
+        "io-error": BadDisk,
         "node-kill": Isolate,
         "partition": Cut,
     },

@@ -238,7 +238,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ("step: 57, phase: backward", "time: 2 s later", ["7:71: '2 s later' is no duration: write a number and a unit, such as 2s, 500ms or 1m"]),
         ("phase: backward", "phase: backwards", ["7:82: unknown phase 'backwards'; did you mean 'backward'?"]),
         ("process-kill", "process-kil", ["7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?"]),
-        ("process-kill", "zzz", ["7:22: unknown fault kind 'zzz'; use one of: checkpoint-corrupt, disk-full, node-kill, partition, process-kill, straggler"]),
+        ("process-kill", "zzz", ["7:22: unknown fault kind 'zzz'; use one of: checkpoint-corrupt, disk-full, io-error, node-kill, partition, process-kill, straggler"]),
         ("process-kill", "straggler", ["7:22: straggler lasts, so it needs a duration: 2s or {steps: 20}"]),
         ("kind: process-kill", "kind: process-kill, duration: 2s", ["7:36: process-kill is over once done, so it takes no duration"]),
         ("kind: process-kill", "kind: straggler, duration: 0s", ["7:43: a duration must be longer than 0"]),

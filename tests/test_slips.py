@@ -8,7 +8,12 @@ import pytest
 from fake_catalogue import CATALOGUE
 
 from chaos.errors import ScenarioError
+from chaos.fault import Where
+from chaos.faultspec import FaultSpec
 from chaos.loading.load import load
+from chaos.planview import when_text
+from chaos.schedule import plan
+from chaos.targeting import Traits
 
 KILL = "{id: kill, kind: process-kill, at: {step: 57}}"
 SCENARIO = """\
@@ -99,3 +104,69 @@ def test_more_healthy_replicas_than_there_are_is_one_error_at_the_limit(tmp_path
     ]
     (line,) = said(tmp_path, more="blast_radius: {min_healthy_replicas: 4}\n")
     assert line.startswith("6:") and "keeps 4 replicas healthy" in line
+
+
+# --- what will come to nothing
+
+
+def test_a_fault_of_the_saves_is_for_the_rank_that_saves(tmp_path: Path) -> None:
+    fault = "{id: eio, kind: io-error, target: TARGET, at: {step: 40}, duration: {steps: 30}}"
+    why = "io-error acts on saves, and rank 0 alone saves: target {rank: 0}"
+    for right in ("{rank: 0}", "{replica: 0}", "{select: all}", "{exclude: {ranks: [1, 2, 3]}}"):
+        assert said(tmp_path, fault.replace("TARGET", right)) == [], right
+    assert said(tmp_path, fault.replace("TARGET", "{rank: 2}")) == [f"6:46: {why}"]
+    assert said(tmp_path, fault.replace("TARGET", "{select: one}")) == [f"6:31: {why}"]
+    assert said(tmp_path, fault.replace("TARGET", "{select: all, exclude: {ranks: [0]}}")) == [f"6:31: {why}"]
+
+
+def test_trouble_with_saving_while_nobody_saves_is_a_warning(tmp_path: Path) -> None:
+    fault = "{id: eio, kind: io-error, target: {rank: 0}, at: {step: 22}, duration: {steps: 5}}"
+    assert said(tmp_path, fault) == [
+        "6:66: warning: nobody saves in steps 22 to 26, so io-error changes nothing: "
+        "a checkpoint is made every 20 steps"
+    ]
+    for met in ("at: {step: 40}", "at: {step: 38}", "at: {steps: [22, 58]}"):
+        assert said(tmp_path, fault.replace("at: {step: 22}", met)) == [], met
+    assert said(tmp_path, fault.replace("{steps: 5}", "5s")) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "warning"),
+    [
+        ("mtbf: 99999999h", "fault 'kill' is never due: 100 steps hardly take so long"),
+        ("time: 3h", "fault 'kill' is first due 10800 s after the first step: 100 steps hardly take so long"),
+        ("step: 57, probability: 0", "fault 'kill' never fires: its probability is 0"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_is_never_due_is_a_warning(tmp_path: Path, at: str, warning: str) -> None:
+    (line,) = said(tmp_path, KILL.replace("step: 57", at))
+    assert line.split("warning: ")[1] == warning
+    assert said(tmp_path, KILL.replace("step: 57", "mtbf: 1s")) == []
+
+
+def test_nodes_with_nobody_on_them_are_a_warning(tmp_path: Path) -> None:
+    assert said(tmp_path, more="launcher: {kind: local, nodes: 9}\n") == [
+        "7:32: warning: nobody is on node 4: 4 ranks and spares (1) take 5 of 9 nodes"
+    ]
+    assert said(tmp_path, more="launcher: {kind: local, nodes: 5}\n") == []  # a spare is there
+
+
+@pytest.mark.parametrize(
+    ("check", "most"),
+    [
+        ("committed_steps >= 500 within 1s", "56 committed_steps"), ("committed_steps > 56", "56 committed_steps"),
+        ("healthy_replicas >= 5", "4 healthy_replicas"), ("healthy_replicas == 5", "4 healthy_replicas"),
+        ("committed_steps >= 56", ""), ("healthy_replicas == 3", ""), ("healthy_replicas < 9", ""),
+    ],
+)  # fmt: skip
+def test_a_steady_state_out_of_reach_is_a_warning(tmp_path: Path, check: str, most: str) -> None:
+    wanted = (
+        f"7:16: warning: there are never more than {most} before the first fault: it would be inconclusive"
+    )
+    assert said(tmp_path, more=f"steady_state: ['{check}']\n") == ([wanted] if most else [])
+
+
+def test_the_plan_of_a_fault_that_never_comes_says_never() -> None:
+    fault = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"mtbf": 1e12}, "duration": 2.0})
+    (planned,) = plan([fault], seed=1, ranks=2, spares=0, traits=lambda _: Traits(where=Where.PROCESS))
+    assert when_text(planned) == "never"

@@ -25,6 +25,7 @@ class IoError(Fault):
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    on_saves: ClassVar[bool] = True
 
     error: Literal["EIO", "ESTALE", "ENOSPC"] = "EIO"
     probability: float = Field(default=1.0, gt=0, le=1)

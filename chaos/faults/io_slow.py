@@ -25,6 +25,7 @@ class IoSlow(Fault):
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    on_saves: ClassVar[bool] = True
 
     delay_s: float = Field(gt=0, le=60)
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from chaos.arrivals import arrival_times
 from chaos.catalogue import Catalogue
+from chaos.fault import Where
 from chaos.faultspec import StepsDuration
 from chaos.loading.diagnostics import Loc, Problem
 from chaos.scenario import CheckpointTarget, FaultSpec, Scenario
+from chaos.steady import parse_steady
 
 HEALTHY_STEPS = 5
 """Steps that the liveness checker needs after the last fault."""
+SLOW_STEP_S = 60.0
+"""Longer than a step takes, unless a scenario is about something else."""
 
 
 def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     """What is allowed, and yet will surprise."""
     if not scenario.faults:
         yield Problem(loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True)
+    yield from _empty_nodes(scenario, catalogue)
+    yield from _never_steady(scenario)
     steps = scenario.workload.steps
     for index, fault in enumerate(scenario.faults):
         yield from _too_late(fault, steps, ("faults", index, "at"), scenario.invariants)
+        yield from _never_due(fault, scenario, ("faults", index, "at"))
+        yield from _no_save(fault, scenario, catalogue, ("faults", index))
         if (
             fault.retrigger != "once"
             and fault.at.time is None
@@ -57,3 +67,66 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
             f"needs {HEALTHY_STEPS} healthy ones: raise workload.steps to {last + HEALTHY_STEPS} or more"
         )
         yield Problem(loc=at, message=message)
+
+
+def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Problem]:
+    """A fault that its probability rules out, or whose first time comes long after the run has ended."""
+    at, steps = fault.at, scenario.workload.steps
+    if at.probability == 0:
+        message = f"fault {fault.id!r} never fires: its probability is 0"
+        yield Problem(loc=(*loc, "probability"), message=message)
+        return
+    name = next((key for key in ("time", "mtbf", "weibull", "trace") if getattr(at, key) is not None), None)
+    if name is None or at.all_steps():
+        return
+    first = next(iter(arrival_times(at, scenario.seed, fault.id)), None)
+    if first is None or first > steps * SLOW_STEP_S:
+        when = "never due" if first is None else f"first due {first:g} s after the first step"
+        message = f"fault {fault.id!r} is {when}: {steps} steps hardly take so long"
+        yield Problem(loc=(*loc, name), message=message)
+
+
+def _no_save(fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc) -> Iterator[Problem]:
+    """Trouble with saving that is over before anybody saves."""
+    kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.every
+    saves = getattr(kind, "where", None) is Where.STORAGE or getattr(kind, "on_saves", False)
+    points = fault.at.all_steps()
+    if not saves or scenario.workload.command or not points or not isinstance(fault.duration, StepsDuration):
+        return
+    last = fault.duration.steps
+    if all((step + last) // every == (step - 1) // every for step in points):
+        message = (
+            f"nobody saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes nothing: "
+            f"a checkpoint is made every {every} steps"
+        )
+        yield Problem(loc=(*loc, "duration"), message=message)
+
+
+def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
+    place, strategy = scenario.topology, catalogue.strategies.get(scenario.recovery.strategy)
+    held = {place.node_of(rank) for rank in range(place.ranks)}
+    spares = 0
+    if strategy is not None:
+        spares = int(getattr(strategy(**scenario.recovery.params), "spares_wanted", 0))
+        held |= {place.node_of_spare(index) for index in range(spares)}
+    empty = sorted(set(range(place.nodes)) - held)
+    if empty:
+        who = f"{place.ranks} ranks" + (f" and spares ({spares})" if spares else "")
+        message = f"nobody is on node {empty[0]}: {who} take {len(held)} of {place.nodes} nodes"
+        yield Problem(loc=("launcher", "nodes"), message=message)
+
+
+def _never_steady(scenario: Scenario) -> Iterator[Problem]:
+    """A steady state that the run cannot come to before its first fault."""
+    certain = [step for f in scenario.faults if f.at.probability == 1 for step in f.at.all_steps()]
+    steps = min([scenario.workload.steps, *(step - 1 for step in certain)])
+    most = {"committed_steps": steps, "healthy_replicas": scenario.workload.ranks}
+    for index, check in enumerate(scenario.steady_state):
+        rule = parse_steady(check.check)
+        best = most.get(rule.name, math.inf)
+        if rule.holds(best) or rule.op not in (">=", ">", "==") or (rule.op == "==" and rule.limit <= best):
+            continue
+        message = (
+            f"there are never more than {best} {rule.name} before the first fault: it would be inconclusive"
+        )
+        yield Problem(loc=("steady_state", index), message=message)

@@ -22,6 +22,8 @@ from chaos.topology import Topology
 from chaos.verify import complaint
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
+SAVER = 0
+"""The rank that saves."""
 _ACTS_ON: Mapping[Where, str] = {
     Where.CHECKPOINT: "checkpoints", Where.STORAGE: "the storage of the checkpoints", Where.STORE: "the job's store",
     Where.COORDINATOR: "the coordinator",
@@ -201,6 +203,8 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
     except TargetError as error:
         yield Problem(loc=(*at, *error.part), message=_in_words(spec.target, error, scope))
         return
+    if getattr(setting.kinds[spec.kind], "on_saves", False):
+        yield from _saver(spec, traits, at, scope, setting.seed)
     limits = setting.limits
     if limits is None or scope is None:
         return
@@ -213,6 +217,16 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
     disables = not getattr(setting.kinds[spec.kind], "harmless", False) and traits.where != Where.LINK
     if reason := blast.refusal(limits, healthy, ranks=hit, disables=disables):
         yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
+
+
+def _saver(spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, seed: int) -> Iterator[Problem]:
+    """A fault of the saves is for whoever saves; where chance decides on somebody, it is mostly on another."""
+    everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
+    hit, all_of_them = (resolve(each, traits, scope, seed).ranks for each in (spec, everybody))
+    if SAVER not in hit or hit != all_of_them:
+        named = next((key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None)
+        message = f"{spec.kind} acts on saves, and rank {SAVER} alone saves: target {{rank: {SAVER}}}"
+        yield Problem(loc=(*at, *([named] if named else [])), message=message)
 
 
 def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:

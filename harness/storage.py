@@ -116,6 +116,11 @@ class Storage:
             return errno.errorcode.get(error.errno or 0, str(error.errno))
         return None
 
+    def used(self) -> bool:
+        """Whether anybody keeps anything there; what is ours does not count."""
+        with os.scandir(self.path) as entries:
+            return any(entry.name not in (BALLAST, PROBE) for entry in entries)
+
     def close(self) -> None:
         """Unmount, and say so in the ledger; safe to call twice."""
         outcome = self._undo.undo()

@@ -10,6 +10,7 @@ from test_script import events, run, write
 
 from chaos.events import Kind
 from harness.script import outputlog
+from harness.storage import lacks_mount
 
 pytestmark = pytest.mark.real
 
@@ -82,3 +83,12 @@ def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str) ->
     code, results = run(steps, scenario)
     assert code == 3, results.reason
     assert "without a" in results.reason
+
+
+@pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
+def test_a_full_disk_that_nobody_writes_to_proves_nothing(steps: Path) -> None:
+    fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.2s}"
+    argv = [sys.executable, "steps.py"]
+    code, results = run(steps, write(steps / "s.yaml", argv, fault=fault, ranks=1))
+    assert code == 3
+    assert "never wrote into $CHAOS_SCRATCH" in results.reason

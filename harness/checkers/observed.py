@@ -59,6 +59,11 @@ def progress(evidence: Evidence) -> Finding:
         )
     if odd := _beyond(evidence, reports) or _went_back(evidence) or _outlived(history, stride):
         return unknown(odd)
+    if history.finished and history.finished.data.get("unused") and not evidence.is_control:
+        return unknown(
+            "the command never wrote into $CHAOS_SCRATCH, where alone storage faults act: have it save its "
+            "checkpoints there"
+        )
     every = "" if stride == 1 else f", every {stride} steps"
     return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}")
 

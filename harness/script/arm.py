@@ -71,6 +71,7 @@ class ScriptArm(Outside):
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._tally = Tally()
         self.storage: Storage | None = None
+        self._stored = False  # whether anything was ever seen there
         self._command: Command | None = None
         self._record_of_command = ""
         self._attempt = 0
@@ -148,6 +149,7 @@ class ScriptArm(Outside):
         if self._command is None or (early and not (changing and spoken)):
             return
         self._scan_ns = now
+        self._stored = self._stored or (self.storage is not None and self.storage.used())
         command = self._command
         found = tree.find_ranks(command.guard_pid, self._spec.ranks, self._listener.hints, command.pid)
         sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
@@ -287,6 +289,7 @@ class ScriptArm(Outside):
             self.injector.close()
         finally:
             if self.storage is not None:
+                self._stored = self._stored or self.storage.used()
                 self.storage.close()
             self._listener.close()
             self._ranks.close()
@@ -294,7 +297,7 @@ class ScriptArm(Outside):
         self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
         self._write(
             Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason,
-            committed_step=self.observer.committed,
+            committed_step=self.observer.committed, unused=self.storage is not None and not self._stored,
         )  # fmt: skip
         self._writer.close()
 

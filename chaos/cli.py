@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from harness.rundir import RunDirectory
 
 KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
+ALSO = {"recovery": "strategies"}  # the key a strategy stands under
 EPILOG = """\b
 Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario, 3 inconclusive,
 4 harness or infrastructure broke, 5 unsafe (something is left behind), 6 halted by a stop condition,
@@ -150,14 +151,14 @@ def plan(scenario: Path, form: str, **choices: Any) -> int:
 
 
 @cli.command("list")
-@click.argument("kind", required=False, type=click.Choice(KINDS))
+@click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
 @click.option("-v", "--verbose", is_flag=True, help="Also parameters with their defaults.")
 @_FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics."""
     from chaos import listing
 
-    found = {name: _entries(name) for name in ((kind,) if kind else KINDS)}
+    found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
     click.echo(
         json.dumps(listing.as_json(found), indent=2)
         if form == "json"

@@ -55,7 +55,8 @@ def describe(event: Event) -> str | None:
             ranks, step = len(data["members"]), data["resume_step"]
             return f"↻ generation {event.generation}: {ranks} ranks go on after step {step}{origin}"
         case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
-            return f"↻ {_AGAIN[data['cause']]}: {len(data['members'])} ranks"
+            count = len(data["members"])
+            return f"↻ {_AGAIN[data['cause']]}: {count} rank{'s' if count != 1 else ''}"
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None
@@ -63,9 +64,22 @@ def describe(event: Event) -> str | None:
 
 def _whom(target: Mapping[str, Any]) -> str:
     if "process" not in target:
-        return ", ".join(f"{what} {which}" for what, which in target.items() if what != "processes")
+        return (
+            ", ".join(_named(what, which) for what, which in target.items() if what != "processes")
+            or "the job"
+        )
     rank = target.get("rank")
     return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
+
+
+def _named(what: str, which: Any) -> str:
+    """``links 0→1, 0→2``, ``node 1``, ``the job's store``."""
+    if what == "links":
+        pairs = [f"{source}→{other}" for source, other in which]
+        return f"link{'s' if len(pairs) > 1 else ''} {', '.join(pairs)}"
+    if isinstance(which, list | tuple):
+        return f"{what} {', '.join(map(str, which))}"
+    return f"{which} {what}" if which == "the job's" else f"{what} {which}"
 
 
 @contextmanager

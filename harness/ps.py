@@ -104,8 +104,8 @@ def _lines(run: Run) -> list[str]:
 
 
 def _to_undo(run: RunDirectory) -> tuple[str, ...]:
-    open_records = read_open(run.ledger)
-    return tuple(e.undo.intent() if e.undo else f"record {e.id}, of another version" for e in open_records)
+    left = [e for e in read_open(run.ledger) if e.undo is None or not e.undo.idle()]
+    return tuple(e.undo.intent() if e.undo else f"record {e.id}, of another version" for e in left)
 
 
 def _process(pid: int, name: str, members: list[str]) -> Process:

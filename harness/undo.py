@@ -47,6 +47,10 @@ class KillProcess(Undo):
         """For people."""
         return f"kill {_who(self.pid, self.name)}"
 
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or processes.start_time(self.pid) != self.start_time
+
     def _undo(self) -> Outcome:
         ending = processes.end(self.pid, self.start_time, limit_s=KILL_LIMIT_S)
         who = _who(self.pid, self.name)
@@ -80,6 +84,10 @@ class KillSession(Undo):
         """For people."""
         return f"kill the session of {_who(self.sid, self.name)}"
 
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or not self._members()
+
     def _undo(self) -> Outcome:
         leader = processes.start_time(self.sid)
         if leader and leader != self.start_time:
@@ -112,6 +120,10 @@ class KillMarked(Undo):
     def intent(self) -> str:
         """For people."""
         return "kill the processes that carry the run's marker"
+
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or not self.members()
 
     def members(self) -> list[tuple[int, int]]:
         """(pid, start time) of the living ones, without the caller and whoever it descends from."""

@@ -60,6 +60,10 @@ class Undo(BaseModel):
         except subprocess.TimeoutExpired:
             return failed(f"could not {self.intent()}: tc does not answer")
 
+    def idle(self) -> bool:
+        """Whether there is certainly nothing left to undo; a look without touching."""
+        return not self.outlives_boot and self.boot_id != processes.boot_id()
+
     @abstractmethod
     def intent(self) -> str:
         """What ``undo`` is about to do, for people, beginning with a verb."""

@@ -141,12 +141,18 @@ def test_list(chaos: Invoke) -> None:
         "straggler           rank        emulated (real on CUDA)  simulated  Slows a rank down",
         "checkpoint-corrupt  checkpoint  real                     simulated  Damages a checkpoint",
         "disk-full           storage     -                        simulated  Fills the disk",
+        "io-error            rank        emulated (real on CUDA)  simulated  Fails the saves of a rank",
         "node-kill           node        real                     simulated  Loses a node",
         "partition           link        real                     simulated  Cuts links",
     ]
     _, out, _ = chaos("list", "faults", "-v")
     assert "    factor: number, default 3" in out
     assert "    mode: bitflip | truncate, default bitflip" in out
+
+
+def test_strategies_are_listed_under_their_key_too(chaos: Invoke) -> None:
+    assert chaos("list", "recovery") == chaos("list", "strategies")
+    assert chaos("list", "recovery")[0] == 0
 
 
 def test_list_as_json(chaos: Invoke) -> None:

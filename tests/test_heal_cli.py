@@ -18,7 +18,7 @@ from chaos.cli import invoke
 from harness import live, processes
 from harness.ledger import Ledger, read_open
 from harness.rundir import RunDirectory
-from harness.undo import MARKER, KillMarked, RemoveTree
+from harness.undo import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
 
 Chaos = Callable[..., tuple[int, str, str]]
 MARK = secrets.token_hex(8)
@@ -29,7 +29,7 @@ workload: {kind: mlp, ranks: 2, steps: 12, global_batch: 8}
 recovery: drop-replica
 baseline: none
 launcher: sim
-faults: []
+faults: [{id: kill, kind: process-kill, at: {step: 4}}]
 """
 
 
@@ -209,3 +209,20 @@ def test_ps_says_what_a_dead_run_has_left_and_how_to_heal_it(chaos: Chaos, dead:
     runs = dead.root.parents[1]
     assert chaos("ps", "--runs", runs)[1] == f"no run is live below {runs}, and nothing is left of any\n"
     assert json.loads(chaos("ps", "--runs", runs, "--format", "json")[1]) == []
+
+
+def test_ps_does_not_list_what_is_gone_already(
+    chaos: Chaos, dead: RunDirectory, marked: subprocess.Popen[bytes]
+) -> None:
+    ledger = Ledger(dead.ledger)
+    gone = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    for record in (
+        KillProcess.of(gone.pid, "w0"),
+        KillSession.of(gone.pid, "w0"),
+        KillProcess.of(marked.pid, "w1"),
+    ):
+        ledger.will(record)
+    gone.kill()
+    gone.wait(timeout=20)
+    out = chaos("ps", "--runs", dead.root.parents[1])[1]
+    assert f"kill process {marked.pid} (w1)" in out and "w0" not in out

@@ -1,0 +1,26 @@
+"""What is said of an arm while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaos.events import ORCHESTRATOR, Event, Kind
+from harness.progress import describe
+
+
+@pytest.mark.parametrize(
+    ("target", "whom"),
+    [
+        ({"links": [[0, 1], [0, 2]], "processes": {"0": "w0"}}, "links 0→1, 0→2"),
+        ({"links": [[1, 0]]}, "link 1→0"), ({"store": "the job's"}, "the job's store"), ({"node": 1}, "node 1"),
+        ({"process": "w2", "rank": 2}, "rank 2 (w2)"), ({"process": "s0", "rank": None}, "spare s0"),
+    ],
+)  # fmt: skip
+def test_whom_a_fault_hits(target: dict[str, Any], whom: str) -> None:
+    data = {"fault": "f", "kind": "partition", "occurrence": 0, "target": target}
+    event = Event(
+        seq=1, actor=ORCHESTRATOR, kind=Kind.FAULT_INJECTED, time_ns=1, generation=1, step=20, data=data
+    )
+    assert describe(event) == f"✗ partition hits {whom} in step 20"

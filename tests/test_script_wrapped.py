@@ -20,6 +20,7 @@ for step in range(1, 31):
     if os.environ.get("RANK", "0") == "0":
         print("step", step, "loss 1.0", flush=True)
 """
+ONCE = 'd = os.environ["CHAOS_SCRATCH"] + "/once"; os.path.exists(d) or (os.mkdir(d), os._exit(1))'
 PIPED = f'for r in 0 1; do RANK=$r WORLD_SIZE=2 bash -c "{sys.executable} steps.py | cat" & done; wait'
 
 
@@ -74,12 +75,15 @@ def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> N
     assert b"\0" not in kept
 
 
-@pytest.mark.parametrize("end", ["sys.exit(1)", "time.sleep(60)"])
-def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str) -> None:
+@pytest.mark.parametrize(("end", "restarts"), [("sys.exit(1)", 0), ("time.sleep(60)", 0), (ONCE, 1)])
+def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str, restarts: int) -> None:
     (steps / "steps.py").write_text(STEPS + f"    if step == 20: {end}\n")
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"
     argv = [sys.executable, "steps.py"]
-    scenario = write(steps / "s.yaml", argv, fault=fault, ranks=1, baseline="paired", deadline="2s")
+    again = f"  restarts: {restarts}"
+    scenario = write(
+        steps / "s.yaml", argv, fault=fault, ranks=1, baseline="paired", deadline="2s", workload=again
+    )
     code, results = run(steps, scenario)
     assert code == 3, results.reason
     assert "without a" in results.reason

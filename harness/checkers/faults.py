@@ -51,8 +51,13 @@ def detection(evidence: Evidence) -> Finding:
     """
     failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
     if evidence.is_control:
-        if failures and evidence.history.info.observed and evidence.history.unfinished:
-            return unknown(f"the command fails without any fault: {_describe(failures[0])}")
+        exits = [event for event in failures if event.data["cause"] == "exit"] or (
+            failures if evidence.history.unfinished else []
+        )
+        if exits and evidence.history.info.observed:
+            return unknown(
+                f"the command fails without any fault: {_describe(exits[0])}, {exits[0].data['detail']}"
+            )
         alarms = [f"false alarm: {_describe(event)}" for event in failures]
         return verdict_of(alarms, "no failure was declared in the control arm")
     problems: list[str] = []

@@ -41,6 +41,9 @@ def _verdict(results: Results) -> str:
     facts = ", ".join(tallies(results))
     # Failing clauses are spelt out below; the reason would say them twice.
     tail = "" if results.verdict == "pass" or failing_slas(results) else results.reason
+    witnesses = [finding.witness for cell in results.cells for finding in cell.invariants.values()]
+    if any(witness in tail for witness in witnesses if witness):
+        tail = tail.split("\n")[0].removesuffix("; its last lines:")  # the lines quoted follow below
     return "   ".join(part for part in (line, facts, tail) if part)
 
 

@@ -17,7 +17,7 @@ import pytest
 from sample_results import HOSTILE, build, empty, metric
 
 import reports
-from harness.results import Results
+from harness.results import Finding, Results
 from harness.rundir import RunDirectory
 from reports import markdown, trace
 from reports._format import align, number, parse_clause, range_of
@@ -258,6 +258,23 @@ def test_summary_says_what_failed_where_and_what_to_do(finished: Finished) -> No
     assert "inconclusive: no arm ran 20 steps" in text
     assert results.reproduce in text and "report.html" in text and "chaos analyze" in text
     assert "\x1b" not in text
+
+
+def test_summary_quotes_a_command_once(finished: Finished) -> None:
+    run, results = finished
+    said = "it ended before any progress was seen; its last lines:\n    | cannot find data"
+    cell = results.cells[0].model_copy(
+        update={"invariants": {"progress": Finding(verdict="inconclusive", witness=said)}}
+    )
+    changed = {
+        "cells": [cell],
+        "slas": [],
+        "verdict": "inconclusive",
+        "exit_code": 3,
+        "reason": f"r0: {said}",
+    }
+    text = summary(results.model_copy(update=changed), run)
+    assert text.count("cannot find data") == 1 and text.count("before any progress was seen") == 2
 
 
 def test_summary_prefers_the_latest_link(finished: Finished) -> None:

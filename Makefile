@@ -32,7 +32,7 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP) ## more of the tests that kill real harnesses
+soak: $(STAMP) ## more of the tests with real processes: random kills of the harness, larger models
 	$(BIN)/python -m pytest -m soak
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)

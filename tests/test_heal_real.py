@@ -25,7 +25,7 @@ from harness.undoing import mounts
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent
-KILLS, SOME = 20, 5
+KILLS, SOME = 20, 3
 SCENARIOS = (
     "control/store-kill", "gpu/gpu-hang", "link/short-partition", "node/node-kill", "process/oom-kill",
     "process/preemption-notice", "storage/read-only", "storage/torn-checkpoint",

@@ -69,7 +69,13 @@ def stored(tmp_path: Path) -> Results:
     return Results.model_validate_json((tmp_path / "runs" / "real" / "latest" / "results.json").read_text())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+LONG = ("nan", "corrupt checkpoint")
+"""Others test the same parts for real in less time: these are for make soak."""
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.soak if f in LONG else ()) for f in FAULTS]
+)
 def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault: str) -> None:
     code, results = run(tmp_path, faults=FAULTS[fault])
     broken = {

@@ -28,7 +28,13 @@ def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
     )
 
 
-@pytest.mark.parametrize("workload", [MLP, GPT.replace("steps: 36", "steps: 60")], ids=["mlp", "gpt"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(MLP, id="mlp"),
+        pytest.param(GPT.replace("steps: 36", "steps: 60"), id="gpt", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("surface", ["activation", "input", "optimizer_state"])
 def test_what_is_not_finite_is_caught_blamed_and_contained(
     tmp_path: Path, workload: str, surface: str

@@ -230,6 +230,7 @@ def test_the_example_needs_few_changed_lines() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_the_plain_script_trains_as_it_is(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PLAIN), "1"],

@@ -101,7 +101,12 @@ def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "recovery", ["checkpoint-restart", "drop-replica", "{strategy: hot-spare, spares: 4}"]
+    "recovery",
+    [
+        pytest.param("checkpoint-restart", marks=pytest.mark.soak),
+        pytest.param("drop-replica", marks=pytest.mark.soak),
+        "{strategy: hot-spare, spares: 4}",
+    ],
 )
 def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None:
     faults = "[{id: f, kind: node-kill, target: {node: 1}, at: {step: 20}}]"

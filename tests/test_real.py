@@ -109,6 +109,7 @@ def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_p
     assert "SHA-256" in refused[0].data["reason"]
 
 
+@pytest.mark.soak
 def test_a_cold_restart_is_bit_for_bit_too(tmp_path: Path) -> None:
     recovery = "{strategy: checkpoint-restart, restart: cold}"
     code, results = run(tmp_path, recovery=recovery, workload=MLP)
@@ -116,6 +117,7 @@ def test_a_cold_restart_is_bit_for_bit_too(tmp_path: Path) -> None:
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
 
 
+@pytest.mark.soak
 def test_killing_rank_0_is_no_different_from_killing_rank_3(tmp_path: Path) -> None:
     endings = []
     for rank in (0, 3):

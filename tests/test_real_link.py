@@ -45,6 +45,7 @@ def test_a_partition_longer_than_a_hang_is_nobodys_fault_and_costs_no_rank(tmp_p
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> None:
     _, results, events = run("delay-one-way", tmp_path)
     evidence = landed(events, "link-delay")

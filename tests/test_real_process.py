@@ -97,6 +97,7 @@ def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
+@pytest.mark.soak
 def test_a_quota_slows_a_rank_and_its_group_is_removed_though_the_rank_dies_in_it(tmp_path: Path) -> None:
     slow = (
         "{id: slow, kind: straggler, params: {factor: 3, mode: cgroup-quota}, target: {rank: 2}, "

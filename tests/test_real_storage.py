@@ -47,7 +47,9 @@ def mounted(path: Path) -> list[str]:
     ("kind", "params", "says"),
     [
         ("disk-full", "{by: ballast, size_mib: 8}", "No space left on device"),
-        ("disk-full", "{by: shrink, size_mib: 8}", "No space left on device"),
+        pytest.param(
+            "disk-full", "{by: shrink, size_mib: 8}", "No space left on device", marks=pytest.mark.soak
+        ),
         ("read-only", "{}", "Read-only file system"),
     ],
 )
@@ -68,7 +70,12 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
 
 
 @pytest.mark.parametrize(
-    ("mode", "stage"), [("torn", "data"), ("torn", "manifest"), ("lose-unsynced", "renamed")]
+    ("mode", "stage"),
+    [
+        ("torn", "data"),
+        pytest.param("torn", "manifest", marks=pytest.mark.soak),
+        ("lose-unsynced", "renamed"),
+    ],
 )
 def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode: str, stage: str) -> None:
     fault = (

@@ -35,7 +35,10 @@ def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
         pytest.param(GPT.replace("steps: 36", "steps: 60"), id="gpt", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("surface", ["activation", "input", "optimizer_state"])
+@pytest.mark.parametrize(
+    "surface",
+    ["activation", *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "optimizer_state"))],
+)
 def test_what_is_not_finite_is_caught_blamed_and_contained(
     tmp_path: Path, workload: str, surface: str
 ) -> None:
@@ -48,6 +51,7 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
 
 
+@pytest.mark.soak
 def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
     faults = ", ".join(corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT))
     _, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{faults}]")
@@ -58,6 +62,7 @@ def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> Non
     assert cell.exactness == "differs"
 
 
+@pytest.mark.soak
 def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path) -> None:
     drift = "{id: drift, kind: replica-desync, target: {rank: 1}, at: {step: 25}}"
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{drift}]")
@@ -72,7 +77,13 @@ def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path
     assert red == {"loss-equality"}
 
 
-@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        "hot-spare",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("checkpoint-restart", "drop-replica")),
+    ],
+)
 def test_a_sample_that_nobody_can_compute_is_left_out(tmp_path: Path, recovery: str) -> None:
     # Two epochs and a half, so that it would come up again.
     workload = MLP.replace("ranks: 4", "ranks: 4, params: {samples: 400}")

@@ -129,8 +129,8 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     ("options", "exact"),
     [
         (("--strategy", "hot-spare", "--spares", "1"), True),
-        (("--strategy", "checkpoint-restart", "--every", "15"), True),
-        (("--strategy", "drop-replica"), False),
+        pytest.param(("--strategy", "checkpoint-restart", "--every", "15"), True, marks=pytest.mark.soak),
+        pytest.param(("--strategy", "drop-replica"), False, marks=pytest.mark.soak),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
@@ -164,6 +164,7 @@ def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_a_job_goes_on_where_an_interrupted_one_stopped(
     start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
 ) -> None:
@@ -331,7 +332,7 @@ def test_every_strategy_is_found_by_its_name() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.soak)])
 def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> None:
     options = (
         "--set", "matrix.recovery=[hot-spare]", "--set", f"faults.kill.at.phase={phase}",

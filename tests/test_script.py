@@ -251,7 +251,10 @@ def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-@pytest.mark.parametrize("mode", ["truncate", "missing", "bitflip", "stale"])
+@pytest.mark.parametrize(
+    "mode",
+    ["truncate", *(pytest.param(name, marks=pytest.mark.soak) for name in ("missing", "bitflip", "stale"))],
+)
 def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
     what = f"kind: checkpoint-corrupt, params: {{mode: {mode}}}, target: {{checkpoint: latest}}"
     rot = f"{{id: rot, {what}, at: {{step: 12}}}}"

@@ -32,8 +32,9 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP) ## more of the tests with real processes: random kills of the harness, larger models
-	$(BIN)/python -m pytest -m soak
+soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
+	$(BIN)/python -m pytest -n 2 -m "soak and not real"
+	$(BIN)/python -m pytest -m "soak and real"
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
@@ -42,6 +43,9 @@ scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do
 bench: $(STAMP) ## measure recovery and overhead; prints the table kept in docs/performance.md
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.elastic
+	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.memory
 
 schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json

@@ -1,6 +1,7 @@
-"""Fault-free step time under recovery against the bare DistributedDataParallel loop of the same model.
+"""Fault-free step time under recovery against the bare DistributedDataParallel loop of the same model, or with
+``--shards`` against a bare loop of FSDP2.
 
-    python -m benchmarks.overhead [--rounds 5] [--steps 150]
+    python -m benchmarks.overhead [--rounds 5] [--steps 150] [--shards 2]
 
 Both arms train the same gpt nano on the same data with the same optimizer at 4 ranks over gloo. Rounds
 alternate which arm goes first; each round gives one ratio of median step times. The first 20 steps and steps
@@ -28,7 +29,7 @@ from harness.runner import run_scenario
 RANKS, BATCH, SKIP, EVERY = 4, 16, 20, 25
 
 
-def bare(steps: int, corpus: Path) -> float:
+def bare(steps: int, corpus: Path, shards: int) -> float:
     """Median step time of the bare loop, seconds: the slowest rank's."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -37,12 +38,13 @@ def bare(steps: int, corpus: Path) -> float:
                 [
                     sys.executable,
                     "-m",
-                    "benchmarks.bare_ddp",
+                    "benchmarks.bare_ddp" if shards == 1 else "benchmarks.bare_fsdp",
                     folder,
                     str(rank),
                     str(RANKS),
                     str(steps),
                     str(corpus),
+                    str(shards),
                 ],
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -57,15 +59,17 @@ def bare(steps: int, corpus: Path) -> float:
     return max(median(json.loads(output)[SKIP:]) for output in outputs)
 
 
-def ours(steps: int, runs: Path) -> tuple[float, RunDirectory]:
+def ours(steps: int, runs: Path, shards: int) -> tuple[float, RunDirectory]:
     """Median step time of the same training under drop-replica, seconds: the slowest rank's; and its run directory."""
     path = runs / "overhead.yaml"
+    layout = "ddp" if shards == 1 else f"{{hsdp: {{replicas: {RANKS // shards}, shards: {shards}}}}}"
     path.write_text(
         f"""version: 1
 name: bench-overhead
 seed: 1
 workload:
-  {{kind: gpt, size: nano, ranks: {RANKS}, steps: {steps}, global_batch: {BATCH}, checkpoint: {{every: {EVERY}}}}}
+  {{kind: gpt, size: nano, ranks: {RANKS}, steps: {steps}, global_batch: {BATCH},
+    parallelism: {layout}, checkpoint: {{every: {EVERY}}}}}
 recovery: drop-replica
 baseline: none
 invariants: [evidence-complete]
@@ -96,17 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
-    _, first = ours(40, options.runs)  # makes the corpus, warms caches
+    shards = options.shards
+    _, first = ours(40, options.runs, shards)  # makes the corpus, warms caches
     corpus = first.root / "data" / "0" / "corpus.bin"
     ratios, bares, mine = [], [], []
     for number in range(options.rounds):
         if number % 2:
-            b, m = bare(options.steps, corpus), ours(options.steps, options.runs)[0]
+            b, m = bare(options.steps, corpus, shards), ours(options.steps, options.runs, shards)[0]
         else:
-            m, b = ours(options.steps, options.runs)[0], bare(options.steps, corpus)
+            m, b = ours(options.steps, options.runs, shards)[0], bare(options.steps, corpus, shards)
         bares.append(b)
         mine.append(m)
         ratios.append(m / b)
@@ -114,7 +120,8 @@ def main() -> None:
             f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio {m / b:.3f}",
             flush=True,
         )
-    print("\n| | bare DDP | under recovery | ratio | difference |\n| --- | --- | --- | --- | --- |")
+    loop = "bare DDP" if shards == 1 else "bare FSDP2"
+    print(f"\n| | {loop} | under recovery | ratio | difference |\n| --- | --- | --- | --- | --- |")
     spread = f"{median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
     times = f"{median(bares) * 1e3:.1f} ms | {median(mine) * 1e3:.1f} ms"
     difference = f"{(median(mine) - median(bares)) * 1e3:+.1f} ms"

@@ -48,10 +48,13 @@ def ranks_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> f
     return frozenset((*fault.ranks, *on_nodes))
 
 
-def refusal(limits: BlastRadius, damage: Damage, *, ranks: Collection[int], disables: bool) -> str | None:
+def refusal(
+    limits: BlastRadius, damage: Damage, *, ranks: Collection[int], disables: bool, shards: int = 1
+) -> str | None:
     """Why one more occurrence may not fire; None when it may.
 
-    ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does not).
+    ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does not); ``shards``:
+    ranks of a replica, of which one breaks it.
     """
     protected = sorted(set(ranks) & set(limits.protected_ranks))
     if protected:
@@ -60,7 +63,7 @@ def refusal(limits: BlastRadius, damage: Damage, *, ranks: Collection[int], disa
     if most is not None and damage.active >= most:
         return f"blast_radius allows {most} at once, and {damage.active} are active"
     least = limits.min_healthy_replicas
-    left = damage.healthy - (len(set(ranks)) if disables else 0)
+    left = damage.healthy - (len({rank // shards for rank in ranks}) if disables else 0)
     if least is not None and disables and left < least:
         return f"blast_radius keeps {least} replicas healthy, and of {damage.healthy} this would leave {max(0, left)}"
     return None

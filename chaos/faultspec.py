@@ -60,7 +60,8 @@ class Exclusion(Strict):
 
 
 class TargetSpec(Strict):
-    """Who is hit. ``rank``, ``replica`` or ``link`` name one; else ``role``, ``node`` and ``rack`` narrow the
+    """Who is hit. ``rank`` or ``link`` name one, ``replica`` all ranks that hold one copy of the model, or with
+    ``select`` some of them; else ``role``, ``node`` and ``rack`` narrow the
     candidates, and ``select`` chooses among them with the seed.
 
     ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above it; both, and
@@ -202,7 +203,7 @@ class ExpectSpec(Strict):
     """
 
     outcome: Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None = None
-    detected_by: Literal["exit", "hang", "error", "nonfinite", "notice"] | None = None
+    detected_by: Literal["exit", "hang", "error", "nonfinite", "diverged", "notice"] | None = None
     blame: Literal["rank", "none"] | None = None
 
 

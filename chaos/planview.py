@@ -13,6 +13,7 @@ from chaos.catalogue import Catalogue
 from chaos.loading.load import LoadedScenario
 from chaos.scenario import Cell, Scenario
 from chaos.schedule import PlannedFault, plan_scenario, repeat_seed
+from chaos.workspec import WorkloadSpec
 
 # Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not say, as
 # seen at 4 ranks on 2 cores; good to a factor of two.
@@ -128,13 +129,22 @@ def headline(run: RunPlan) -> str:
     """One line: what is trained, how often, how long it takes."""
     scenario = run.cells[0].cell.scenario
     work, spares = scenario.workload, max(cell.spares for cell in run.cells)
-    who = f"{work.ranks} ranks" + (f" + {_count(spares, 'spare')}" if spares else "")
+    who = f"{work.ranks} ranks{_layout(work)}" + (f" + {_count(spares, 'spare')}" if spares else "")
     arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
     cells, repeats = _count(len(run.cells), "cell"), _count(scenario.repeat, "repeat")
     shape = f"{cells} x {repeats} x ({arms}) = {_count(run.arms, 'arm')}"
     what = work.title
     takes = f"about {_minutes(run.estimate_s)} (an estimate)"
     return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · {takes}"
+
+
+def _layout(work: WorkloadSpec) -> str:
+    """How the ranks share the model, if they do."""
+    if work.shards == 1:
+        return ""
+    if work.shards == work.ranks:
+        return " (one copy of the model)"
+    return f" ({work.ranks // work.shards} replicas of {work.shards} shards)"
 
 
 def target_text(fault: PlannedFault) -> str:

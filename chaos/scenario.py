@@ -196,7 +196,10 @@ class Scenario(Strict):
     def topology(self) -> Topology:
         """Where its ranks are."""
         place = self.launcher
-        return Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
+        return Topology(
+            ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack,
+            shards=self.workload.shards,
+        )  # fmt: skip
 
     @model_validator(mode="after")
     def _unique_fault_ids(self) -> Scenario:

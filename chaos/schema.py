@@ -42,8 +42,8 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     _command(schema, defs["WorkloadSpec"])
     defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
     defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
-    trigger, weibull = defs["TriggerSpec"], defs["WeibullSpec"]
-    for holder, name in ((fault, "duration"), (trigger, "time"), (trigger, "mtbf")):
+    trigger, weibull, saves = defs["TriggerSpec"], defs["WeibullSpec"], defs["CheckpointSpec"]
+    for holder, name in ((fault, "duration"), (trigger, "time"), (trigger, "mtbf"), (saves, "mtbf")):
         holder["properties"][name]["anyOf"].append(_SECONDS)
     mean = weibull["properties"]["mean"]
     weibull["properties"]["mean"] = {**_texts(mean), "anyOf": [_bare(mean), _SECONDS]}

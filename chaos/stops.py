@@ -25,8 +25,8 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The state of a job. ``idle_s``: since the last commit; ``wall_s``: since the arm began; ``healthy``: ranks
-    that are held by a live process, None until training has begun.
+    """The state of a job. ``idle_s``: since the last commit; ``wall_s``: since the arm began; ``healthy``:
+    replicas whose ranks are all held by live processes, None until training has begun.
     """
 
     idle_s: float

@@ -107,26 +107,31 @@ def _names_place(target: TargetSpec) -> bool:
 
 def _check_place(target: TargetSpec, topology: Topology) -> None:
     for name, value, there in (
-        ("rank", target.rank, topology.ranks), ("replica", target.replica, topology.ranks),
+        ("rank", target.rank, topology.ranks), ("replica", target.replica, topology.replicas),
         ("node", target.node, topology.nodes), ("rack", target.rack, topology.racks),
     ):  # fmt: skip
         if value is not None and value >= there:
             among = f"among {there}" + ("; set launcher.nodes" if name in ("node", "rack") else "")
-            # in ddp a replica is one rank
-            raise TargetError(f"there is no {'rank' if name == 'replica' else name} {value} {among}", (name,))
+            raise TargetError(f"there is no {name} {value} {among}", (name,))
 
 
 def _people(target: TargetSpec, scope: Scope) -> list[Who]:
     topology = scope.topology
-    named = target.rank if target.rank is not None else target.replica
-    if named is not None:
-        return [("worker", named)]
+    if (named := _named(target, topology)) is not None:
+        return [("worker", rank) for rank in named]
     people: list[Who] = []
     if target.role in ("worker", "any"):
         people += [("worker", rank) for rank in range(topology.ranks)]
     if target.role in ("spare", "any"):
         people += [("spare", index) for index in range(scope.spares)]
     return [who for who in people if _on(target, _node_of(who, topology), topology)]
+
+
+def _named(target: TargetSpec, topology: Topology) -> tuple[int, ...] | None:
+    """The ranks that it names, if it does."""
+    if target.rank is not None:
+        return (target.rank,)
+    return None if target.replica is None else topology.ranks_of(target.replica)
 
 
 def _node_of(who: Who, topology: Topology) -> int:
@@ -149,10 +154,10 @@ def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
 
 def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[int, ...]:
     target, topology = fault.target, scope.topology
-    named = target.rank if target.rank is not None else target.replica
+    named = _named(target, topology)
     nodes = [node for node in range(topology.nodes) if _on(target, node, topology)]
     if named is not None:
-        nodes = [topology.node_of(named)]
+        nodes = sorted({topology.node_of(rank) for rank in named})
     kept = {*target.exclude.ranks, *scope.protected}
     spared = {n for n in nodes if n in target.exclude.nodes or kept & set(topology.ranks_on(n))}
     if not traits.whole_racks:
@@ -171,7 +176,7 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
     free = [who for who in group if who not in out]
     if not free:
         raise TargetError(f"every {word} it could hit is excluded or protected", ("exclude",))
-    count = len(free) if fault.target.select == "all" else _wanted(fault.target, len(group), word)
+    count = len(free) if _takes_all(fault.target) else _wanted(fault.target, len(group), word)
     if count > len(free):
         also = f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
         part: dict[type, Loc] = {CountTarget: ("select", "count"), PercentTarget: ("select", "percent")}
@@ -179,6 +184,10 @@ def _select(fault: FaultSpec, group: Sequence[Who], out: set[Who], seed: int, wo
         raise TargetError(f"cannot select {count} of {len(free)}{also}", where)
     ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))
     return sorted(ordered[:count], key=lambda who: who[1])
+
+
+def _takes_all(target: TargetSpec) -> bool:
+    return target.select == "all" or (target.replica is not None and "select" not in target.model_fields_set)
 
 
 def _wanted(target: TargetSpec, size: int, word: str) -> int:

@@ -1,8 +1,9 @@
-"""Which rank is on which node, and which node in which rack: a pure function of three numbers."""
+"""Which rank is on which node, which node in which rack, and whose ranks make a replica: a function of numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -10,12 +11,27 @@ from dataclasses import dataclass
 class Topology:
     """Ranks over nodes in blocks, nodes over racks in blocks.
 
-    With 5 ranks on 2 nodes, ranks 0 to 2 are on node 0 and ranks 3 and 4 on node 1.
+    With 5 ranks on 2 nodes, ranks 0 to 2 are on node 0 and ranks 3 and 4 on node 1. ``shards``: ranks that hold one
+    copy of the model together; ranks are numbered replica by replica.
     """
 
     ranks: int
     nodes: int = 1
     nodes_per_rack: int = 1
+    shards: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model."""
+        return self.ranks // self.shards
+
+    def ranks_of(self, replica: int) -> tuple[int, ...]:
+        """The ranks that hold one copy."""
+        return tuple(range(replica * self.shards, (replica + 1) * self.shards))
+
+    def whole(self, ranks: Collection[int]) -> int:
+        """How many replicas have all their ranks among these."""
+        return sum(all(rank in ranks for rank in self.ranks_of(each)) for each in range(self.replicas))
 
     @property
     def ranks_per_node(self) -> int:

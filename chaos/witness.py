@@ -53,3 +53,14 @@ def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> 
     return Landed(
         witness="kernel: wait status", evidence={"signal": signum, "processes": list(occurrence.processes)}
     )
+
+
+def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:
+    """The kernel answered a write from outside, to the file system that was hit, with this error (``ENOSPC``)."""
+    for event in events:
+        if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
+            continue
+        seen = event.data["evidence"].get("errno")
+        if event.data["occurrence"] == occurrence.number and seen == errno:
+            return Landed(witness="kernel: write from outside", evidence={"errno": errno})
+    return None

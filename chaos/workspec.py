@@ -2,24 +2,122 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from chaos.faultspec import Strict
+from chaos.sla import parse_duration
 
 COMMAND = "command"
 """The kind of a workload that is a command."""
-ONLY_BUILT_IN = ("size", "params", "device", "parallelism")
+ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every")
 ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "restarts")
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*")
+_PREFIXES = "kMGT"
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of a size such as ``2GB`` or ``512MiB``. Raises ValueError."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no size: write a number and B, kB, MB, GB or TB (or MiB, GiB ...)")
+    number, prefix, binary = found.groups()
+    power = _PREFIXES.index(prefix) + 1 if prefix else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+class MemorySpec(Strict):
+    """Checkpoints in memory: a process on each node keeps what its ranks save, and a copy for another node."""
+
+    every: int = Field(default=5, ge=1, description="steps between checkpoints in memory")
+    limit: str = Field(default="4GB", description="memory for them on each node, copies for others included")
+    replicate: bool = Field(default=True, description="keep a copy on another node, where there is one")
+
+    @field_validator("limit")
+    @classmethod
+    def _is_a_size(cls, value: str) -> str:
+        if size_bytes(value) < 1:
+            raise ValueError(
+                "the limit holds nothing: use 100MB or more, at least three times the state of a node's ranks"
+            )
+        return value
+
+    @property
+    def limit_bytes(self) -> int:
+        """``limit`` in bytes."""
+        return size_bytes(self.limit)
 
 
 class CheckpointSpec(Strict):
     """Checkpoint every so many committed steps, keeping the newest few. A command only says where it puts its own."""
 
-    every: int = Field(default=25, ge=1, description="steps between checkpoints")
+    every: int | str = Field(
+        default=25, description="steps between checkpoints, or a time such as 30s, or auto: as often as pays"
+    )
     keep: int = Field(default=3, ge=1, description="checkpoints kept; the last good one is never deleted")
+    mode: Literal["sync", "async"] = Field(
+        default="sync",
+        description="async: training only waits for a copy in memory, written in the background",
+    )
+    sharded: bool = Field(
+        default=False, description="ranks that hold the same share the writing (sharded models always do)"
+    )
+    delta: int | None = Field(
+        default=None,
+        ge=2,
+        description="write only what changed, and everything at each so-manieth checkpoint",
+    )
+    mtbf: float | None = Field(
+        default=None,
+        gt=0,
+        description="with every: auto: mean time between failures, seconds or 3h; else as observed",
+    )
     directory: str | None = Field(default=None, description="of a command: where it keeps its checkpoints")
+    memory: MemorySpec | bool = Field(
+        default=False,
+        description="checkpoints in memory besides: true, or {every: 5, limit: 4GB, replicate: true}",
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _is_an_interval(cls, value: int | str) -> int | str:
+        if isinstance(value, int):
+            if value < 1:
+                raise ValueError(
+                    f"{value} is no number of steps: use 1 or more, or a time such as 30s, or auto"
+                )
+        elif value != "auto" and parse_duration(value) <= 0:
+            raise ValueError(
+                "checkpoints need some time between them: use 30s, 5m, a number of steps, or auto"
+            )
+        return value
+
+    @field_validator("mtbf", mode="before")
+    @classmethod
+    def _in_seconds(cls, value: Any) -> Any:
+        return parse_duration(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _mtbf_for_auto(self) -> CheckpointSpec:
+        if self.mtbf is not None and self.every != "auto":
+            raise ValueError(
+                f"mtbf says how often to save, and so does every: {self.every}; use every: auto with it"
+            )
+        return self
+
+    @property
+    def steps(self) -> int | None:
+        """Steps between checkpoints, None where they are not counted in steps."""
+        return self.every if isinstance(self.every, int) else None
+
+    @property
+    def in_memory(self) -> MemorySpec | None:
+        """``memory``, spelled out; None: none."""
+        return MemorySpec() if self.memory is True else self.memory or None
 
 
 class RegexProgress(Strict):
@@ -28,6 +126,19 @@ class RegexProgress(Strict):
     """
 
     regex: str = Field(min_length=1, max_length=1000)
+
+
+class HybridShape(Strict):
+    """``replicas`` copies of the model, each over ``shards`` ranks."""
+
+    replicas: int = Field(ge=1, description="copies of the model")
+    shards: int = Field(ge=1, description="ranks that hold one copy together")
+
+
+class Hybrid(Strict):
+    """Hybrid sharding: copies of the model, each spread over several ranks."""
+
+    hsdp: HybridShape
 
 
 class WorkloadSpec(Strict):
@@ -46,7 +157,20 @@ class WorkloadSpec(Strict):
         description="samples per step over all ranks; of a command 1, so that steps are counted",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    parallelism: Literal["ddp"] = "ddp"
+    parallelism: Literal["ddp", "fsdp"] | Hybrid = Field(
+        default="ddp",
+        description="every rank holds the model (ddp), all hold one copy together (fsdp), or "
+        "{hsdp: {replicas: R, shards: S}}",
+    )
+    determinism: Literal["default", "elastic"] = Field(
+        default="default",
+        description="elastic: the same result, bit for bit, however many ranks take part in a step",
+    )
+    verify_every: int | None = Field(
+        default=None,
+        ge=0,
+        description="steps after which replicas compare digests of their state, 0 for never; else with each checkpoint",
+    )
     checkpoint: CheckpointSpec = CheckpointSpec()
     command: list[str] | None = Field(
         default=None, min_length=1, description="any training program, as a list"
@@ -72,6 +196,11 @@ class WorkloadSpec(Strict):
     def _one_kind(self) -> WorkloadSpec:
         if self.command is None and self.kind in ("", COMMAND):
             raise ValueError("'kind' is missing: name a built-in workload, or give a command: [program, ...]")
+        if self.command is not None and self.checkpoint.in_memory is not None:
+            raise ValueError(
+                "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or call "
+                "recovery.join() in the program and make it a workload of kind script"
+            )
         return self
 
     @model_validator(mode="after")
@@ -90,6 +219,37 @@ class WorkloadSpec(Strict):
                 f"use {below} or {below + self.ranks}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _shape_covers_ranks(self) -> WorkloadSpec:
+        if not isinstance(self.parallelism, Hybrid):
+            return self
+        replicas, shards = self.parallelism.hsdp.replicas, self.parallelism.hsdp.shards
+        if replicas * shards != self.ranks:
+            fits = [(self.ranks // size, size) for size in range(2, self.ranks) if self.ranks % size == 0]
+            shapes = " or ".join(f"{{replicas: {copies}, shards: {size}}}" for copies, size in fits)
+            raise ValueError(
+                f"parallelism hsdp with {replicas} replicas of {shards} shards is {replicas * shards} ranks, "
+                f"not {self.ranks}: use ranks: {replicas * shards}" + (f", or {shapes}" if shapes else "")
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _elastic_is_whole(self) -> WorkloadSpec:
+        if self.determinism == "elastic" and self.shards > 1:
+            raise ValueError(
+                "determinism: elastic is for ranks that each hold the whole model: a sharded one sums its gradients "
+                "while they are computed; use parallelism: ddp, or determinism: default (hot-spare and "
+                "checkpoint-restart are bit-identical then, too)"
+            )
+        return self
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        if isinstance(self.parallelism, Hybrid):
+            return self.parallelism.hsdp.shards
+        return self.ranks if self.parallelism == "fsdp" else 1
 
     @property
     def title(self) -> str:

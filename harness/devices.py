@@ -106,7 +106,7 @@ def memory_gib() -> float:
 def describe() -> dict[str, Any]:
     """The machine and the versions that matter, for ``system.json``."""
     versions = {}
-    for name in ("trainchaos", "torch", "numpy", "pydantic", "safetensors"):
+    for name in ("trainchaos", "torch", "numpy", "pydantic", "xxhash"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -25,7 +25,8 @@ class Episode:
     """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
 
     ``process`` and ``rank``: the true target at injection time, as far as it is a process; ``processes``: all of
-    them, where it hit more than one; ``failure``: the first one it explains, ``others``: those after it.
+    them, where it hit more than one; ``replica``: those that held one copy of the model together with it, if it was
+    spread over several; ``failure``: the first one it explains, ``others``: those after it.
     """
 
     fault: str
@@ -42,6 +43,13 @@ class Episode:
     failure: Event | None
     processes: tuple[str, ...] = ()
     others: tuple[Event, ...] = ()
+    replica: tuple[str, ...] = ()
+
+    def may_be_blamed(self, failure: Event) -> bool:
+        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole replica computes."""
+        spoilt = failure.data["cause"] == "nonfinite"
+        hit = self.processes or (None,)
+        return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
 
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
@@ -85,6 +93,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 healed=marks[Kind.FAULT_HEALED].get(key),
                 failure=None,
                 processes=_all_hit(event, process),
+                replica=_replica(history, event, process),
             )
         )
     fired = {episode.fault for episode in found}
@@ -124,6 +133,15 @@ def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
     return (process,) if process is not None else ()
 
 
+def _replica(history: History, event: Event, process: str | None) -> tuple[str, ...]:
+    """Who held one copy of the model together with the process that was hit, if it was spread."""
+    generation = history.generation_at(event.time_ns)
+    if generation is None or generation.shards == 1 or process not in generation.members:
+        return ()
+    first = generation.members.index(process) // generation.shards * generation.shards
+    return generation.members[first : first + generation.shards]
+
+
 def _never_fired(event: Event) -> Episode:
     return Episode(
         fault=event.data["fault"], kind=event.data["kind"], occurrence=NEVER_FIRED,
@@ -142,6 +160,7 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
             due = [failure for failure in left if start <= failure.time_ns < end]
             found = [f for f in due if _explains(episode, f)] if direct else due[:1]
+            found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
                 paired[index] = found
                 left = [failure for failure in left if failure not in found]
@@ -157,7 +176,7 @@ def _explains(episode: Episode, failure: Event) -> bool:
     """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
     if episode.target.get("everywhere"):
         return bool(failure.data["cause"] == "nonfinite")
-    return failure.data["process"] in (episode.processes or (None,))
+    return episode.may_be_blamed(failure)
 
 
 def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:

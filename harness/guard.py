@@ -46,9 +46,10 @@ class Guard:
         stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
         held = {rank for rank in range(self._topology.ranks) if self._scene.process_of(rank)}
         occurrences = {(live.planned.id, live.occurrence.time_ns) for live in active}
-        damage = Damage(active=len(occurrences), healthy=len(held - stopped))
+        damage = Damage(active=len(occurrences), healthy=self._topology.whole(held - stopped))
         ranks = ranks_hit(planned, fault.where, self._topology)
-        return refusal(self._limits, damage, ranks=ranks, disables=_disables(fault))
+        shards = self._topology.shards
+        return refusal(self._limits, damage, ranks=ranks, disables=_disables(fault), shards=shards)
 
     def _is_being_answered(self, live: Struck) -> bool:
         """Whether the job is just recovering from it."""

@@ -11,7 +11,7 @@ first new commit. They share their boundaries, so they sum exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,15 +223,40 @@ def _last_runs(history: History) -> list[StepRun]:
     return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []
 
 
+def diverged(history: History, step: int | None = None) -> list[Event]:
+    """Failures by which a process was named for holding another state than most, of one step or of all."""
+    return [
+        failure for failure in history.log.of(Kind.FAILURE_DETECTED)
+        if failure.data["cause"] == "diverged" and step in (None, failure.step)
+    ]  # fmt: skip
+
+
+def sound_digests(history: History) -> Iterator[Event]:
+    """State digests, without those by which a process, or the disagreement of all, was noticed."""
+    named = {(f.generation, f.step, f.data["process"]) for f in diverged(history)}
+    for event in history.log.of(Kind.STATE_DIGEST):
+        about = (event.generation, event.step)
+        if not named & {(*about, event.actor), (*about, None)}:
+            yield event
+
+
 def final_digests(history: History) -> dict[int, dict[int, Event]]:
     """Step -> rank -> state digest, from the generation whose run of the step survived."""
     lineage = history.lineage
     found: dict[int, dict[int, Event]] = {}
-    for event in history.log.of(Kind.STATE_DIGEST):
+    for event in sound_digests(history):
         run = lineage.get(event.step or 0)
         if run is not None and event.generation == run.generation:
             found.setdefault(run.step, {})[event.data["rank"]] = event
     return found
+
+
+def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
+    """Digests of a step by the part of the model they are of; ``found``: by rank, see ``final_digests``."""
+    parts: dict[int, list[Event]] = {}
+    for rank, event in sorted(found.items()):
+        parts.setdefault(rank % shards, []).append(event)
+    return parts
 
 
 def same_parameters(history: History, control: History) -> bool:
@@ -241,5 +266,8 @@ def same_parameters(history: History, control: History) -> bool:
     if not common:
         return True
     step = common[-1]
-    digests = {event.data["parameters"] for found in (mine, theirs) for event in found[step].values()}
-    return len(digests) == 1
+    ours, others = (by_shard(found[step], history.shards) for found in (mine, theirs))
+    return all(
+        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))}) == 1
+        for shard in ours.keys() | others.keys()
+    )

@@ -24,9 +24,13 @@ from harness.undoing import Undo
 from harness.workload import DataInfo
 from recovery.local import Exited, Report, Said
 from recovery.marks import Mark
+from recovery.memory.keepers import Started as KeeperStarted
 from recovery.wire import Message
 
-__all__ = ["ArmSetup", "Cluster", "Exited", "Launcher", "Leftovers", "Report", "Said", "Session"]
+__all__ = [
+    "ArmSetup", "Cluster", "Exited", "KeeperControl", "KeeperStarted", "Launcher", "Leftovers", "Report",
+    "Said", "Session",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,25 @@ class GroupControl(Protocol):
         """Take all limits away; safe to repeat. Raises OSError."""
 
 
+class KeeperControl(Protocol):
+    """The keepers of checkpoints in memory, one a node; see ``recovery.memory``."""
+
+    def look(self) -> Sequence[KeeperStarted | Exited]:
+        """Starts and ends since the last look; who ended has a successor."""
+
+    def keeper_of(self, node: int) -> str:
+        """Its process's name now."""
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal one; one already gone is no error."""
+
+    def os_state(self, process: str) -> str:
+        """As of a rank."""
+
+    def end(self) -> Sequence[Exited]:
+        """Kill all and wait for their ends."""
+
+
 class Cluster(Protocol):
     """The processes of one arm."""
 
@@ -125,6 +148,10 @@ class Cluster(Protocol):
         """The proxy that connections between ranks go through, if they do."""
 
     @property
+    def keepers(self) -> KeeperControl | None:
+        """Of checkpoints in memory, if the cell has them."""
+
+    @property
     def storage(self) -> StorageTarget | None:
         """The file system of their own that the arm's checkpoints are on, if they are."""
 
@@ -134,7 +161,7 @@ class Cluster(Protocol):
     def now_ns(self) -> int:
         """Monotonic nanoseconds; simulated by a simulator."""
 
-    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a process on one of ``places`` and return its pid. Raises InfrastructureError."""
 
     def undo(self, name: str, pid: int) -> Undo | None:

@@ -7,6 +7,8 @@ Definitions, used by every metric and checker:
 - A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later one) before
   it was written. Fenced commits, and commits by processes that are no members, count for nothing here and
   are kept apart.
+- A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded ranks that held
+  its reduced gradients, and were only told the end of it. It is no run of its own.
 - The *job commits* a step run when all members commit it, at the last one's time. If some member died first,
   the all-reduce still held every member's share, so the step counts from the moment a later generation is
   ready with ``resume_step`` at or beyond it; if the next generation resumes before it, the run was never
@@ -51,11 +53,12 @@ class RunInfo:
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the next one
-    started.
+    started; ``shards``: ranks that hold one copy of the model together (see ``recovery.layout``).
     """
 
     number: int
     members: tuple[str, ...]
+    shards: int = 1
     cause: str
     state: str
     started_ns: int
@@ -70,6 +73,10 @@ class Generation:
     def world(self) -> int:
         """Number of members."""
         return len(self.members)
+
+    def shard_of(self, rank: int) -> int:
+        """The part of the model that a rank holds."""
+        return rank % self.shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +164,11 @@ class History:
         """Generations that became ready (or committed something, should the ready mark be missing)."""
         return tuple(g for g in self.generations if g.resume_step is not None)
 
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.generations[0].shards if self.generations else 1
+
     def generation(self, number: int) -> Generation | None:
         """The generation of that number, or None."""
         return next((g for g in self.generations if g.number == number), None)
@@ -238,6 +250,7 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
         one = Generation(
             number=number,
             members=tuple(event.data["members"]),
+            shards=event.data.get("shards", 1),
             cause=event.data["cause"],
             state=event.data["state"],
             started_ns=event.time_ns,
@@ -262,10 +275,11 @@ def _step_runs(
     for event in log.of(Kind.BATCH_TAKEN):
         taken[(event.generation, event.step or 0)].append(event)
     worked = [g for g in generations if g.resume_step is not None]
-    surviving = owners(worked, done)
+    resumed = {g.number: g.resume_step or 0 for g in worked}
+    surviving = owners(worked, [key for key in done if key[1] > resumed.get(key[0], 0)])
     runs: list[StepRun] = []
     for position, generation in enumerate(worked):
-        steps = sorted(step for number, step in done if number == generation.number)
+        steps = sorted(s for number, s in done if number == generation.number and s > resumed[number])
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
         for step in steps:
             key = (generation.number, step)

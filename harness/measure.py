@@ -14,7 +14,7 @@ from typing import Literal
 
 from chaos.events import Kind, Log
 from harness.episodes import Episode, episodes_of
-from harness.incidents import incident_of, lost_once
+from harness.incidents import diverged, incident_of, lost_once
 from harness.lineage import NS, History, history_of
 from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
@@ -75,6 +75,11 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "samples",
             "arm",
             "samples of the order that the job left out by decision, as nobody could compute them",
+        ),
+        "replicas_diverged": _lower(
+            "replicas",
+            "arm",
+            "ranks found to hold another state than the others, or all of them without a majority",
         ),
         "saves_failed": _lower(
             "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
@@ -299,3 +304,4 @@ def _add_accounting(values: dict[str, list[float]], history: History) -> None:
     values["samples_lost"].append(float(accounting.lost + unused))
     values["samples_skipped"].append(float(accounting.skipped))
     values["samples_duplicated"].append(float(accounting.duplicated))
+    values["replicas_diverged"].append(float(len(diverged(history))))

@@ -21,10 +21,12 @@ from harness.coordinator import Coordinator
 from harness.devices import Board
 from harness.health import HealthSource
 from harness.injector import Injector
+from harness.keeping import Keeping
 from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Report, Said, StoreControl
 from harness.ledger import Ledger
 from harness.placement import Placement
 from recovery.controller import Controller, Stage, Timing
+from recovery.local import Dying
 from recovery.marks import Mark
 from recovery.strategy import Strategy
 from recovery.supervision import Hands
@@ -74,6 +76,7 @@ class Orchestrator:
         self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
         self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
         self._pids: dict[str, int] = {}
+        self._keeping = Keeping(self, cluster)
         self._timing = timing
         self.strategy = strategy
         log = setup.run.events(setup.id) / f"{ORCHESTRATOR}.jsonl"
@@ -93,8 +96,8 @@ class Orchestrator:
     def _new_controller(self, hands: Hands) -> Controller:
         spec = self.setup.cell.scenario.workload
         return Controller(
-            self.strategy, hands, world=spec.ranks, steps=spec.steps, store_port=self.cluster.store_port,
-            timing=self._timing,
+            self.strategy, hands, world=spec.ranks, shards=spec.shards, steps=spec.steps,
+            store_port=self.cluster.store_port, timing=self._timing,
         )  # fmt: skip
 
     def before_act(self, act: str) -> None:
@@ -108,7 +111,7 @@ class Orchestrator:
             self._coordinator.supervise(lambda c: c.start())
             self._last_commit = (0, self.now_ns())
             while not self.controller.done:
-                self._turn(TICK_S)
+                self._turn(self.controller.timing.tick_s)
         except BaseException as error:
             if not self.controller.outcome:
                 interrupted = isinstance(error, KeyboardInterrupt)
@@ -126,6 +129,7 @@ class Orchestrator:
             self._hear(report)
         if self._coordinator.due(at_once=bool(self._stop.signum)):
             self._take_over()
+        self._keeping.look()
         self._coordinator.supervise(lambda c: c.store_is_at(self.cluster.store_port))
         self._coordinator.supervise(lambda c: c.tick())
         self.injector.tick(self.controller.committed)
@@ -144,6 +148,8 @@ class Orchestrator:
             return
         if isinstance(report, Said):
             self._on_said(report)
+        elif isinstance(report, Dying):
+            self._coordinator.supervise(lambda c: c.on_dying(report.process))
         else:
             self._coordinator.supervise(lambda c: c.on_exit(report.process, report.how))
 
@@ -199,10 +205,11 @@ class Orchestrator:
             self._coordinator.supervise(lambda c: c.stop("interrupted", name))
         now = self.now_ns()
         if self._rules and self.controller.stage is not Stage.ENDING:
-            world = range(self.setup.cell.scenario.workload.ranks)
+            place = self.setup.cell.scenario.topology
+            held = [rank for rank in range(place.ranks) if self.process_of(rank)]
             facts = Facts(
                 idle_s=(now - self._last_commit[1]) / 1e9, wall_s=(now - self._started_ns) / 1e9,
-                healthy=sum(1 for rank in world if self.process_of(rank)) if self._trained else None,
+                healthy=place.whole(held) if self._trained else None,
                 failures=self._tally.failures, nonfinite=self._tally.nonfinite,
             )  # fmt: skip
             if reason := to_stop(self._rules, facts):
@@ -232,11 +239,8 @@ class Orchestrator:
             for process, record in self._undo.items() if not leftovers.processes else ():
                 self.ledger.undone(record, f"{process} and what it started ended with the arm")
         self._write(
-            Kind.LEFTOVERS,
-            processes=leftovers.processes,
-            ports=leftovers.ports,
-            shared_memory=leftovers.shared_memory,
-        )
+            Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
+        )  # fmt: skip
         outcome = self.controller.outcome or "broken"
         self._write(
             Kind.RUN_FINISHED, outcome=outcome, reason=self.controller.reason, committed_step=committed
@@ -253,6 +257,7 @@ class Orchestrator:
             for report in self.cluster.wait(TICK_S):
                 if isinstance(report, Exited):
                     self._hear(report)
+        self._keeping.end()
 
     # ---- Hands and Scene
 
@@ -280,7 +285,7 @@ class Orchestrator:
         self._spawned += 1
         node = self._placement.place(name, role, self._living())
         device = self._board.assign(name, self._living())
-        pid = self.cluster.spawn(name, role, mode, device)
+        pid = self.cluster.spawn(name, role, mode, device, node)
         self._names.append(name)
         self._pids[name] = pid
         undo = self.cluster.undo(name, pid)
@@ -306,7 +311,7 @@ class Orchestrator:
 
     def signal(self, process: str, signum: int) -> None:
         """Any signal; for faults."""
-        self.cluster.signal(process, signum)
+        (self._keeping if self._keeping.owns(process) else self.cluster).signal(process, signum)
 
     def mark(self, process: str) -> Mark:
         """Progress mark."""
@@ -314,7 +319,7 @@ class Orchestrator:
 
     def os_state(self, process: str) -> str:
         """The kernel's word on a process."""
-        return self.cluster.os_state(process)
+        return (self._keeping if self._keeping.owns(process) else self.cluster).os_state(process)
 
     @property
     def store(self) -> StoreControl | None:
@@ -338,7 +343,7 @@ class Orchestrator:
 
     def on_node(self, node: int) -> list[str]:
         """Who lives on a node."""
-        return self._placement.on(node, self._living())
+        return [*self._placement.on(node, self._living()), *self._keeping.on(node)]
 
     def device_of(self, process: str) -> str | None:
         """Where it was started."""

@@ -6,11 +6,10 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from recovery.processes import become_subreaper, in_sessions, readable, start_time, state
+from recovery.processes import become_subreaper, everybody, in_sessions, readable, start_time, stat_of, state
 
 __all__ = [
     "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
@@ -35,13 +34,13 @@ def boot_id() -> str:
 
 def memory_bytes(pid: int) -> int:
     """Resident memory; 0 when the process is gone."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def is_same(pid: int, started: int) -> bool:
     """Whether that very process still executes; a zombie does not."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return bool(fields) and int(fields[19]) == started and fields[0] not in _DEAD
 
 
@@ -71,7 +70,7 @@ def end(pid: int, started: int, *, limit_s: float) -> Ending:
 
 def since(started: int) -> list[tuple[int, int]]:
     """(pid, start time) of the living processes that started at that tick or later."""
-    rows = ((pid, int(fields[19]), fields[0]) for pid, fields in _all())
+    rows = ((pid, int(fields[19]), fields[0]) for pid, fields in everybody())
     return [(pid, ticks) for pid, ticks, letter in rows if ticks >= started and letter not in _DEAD]
 
 
@@ -79,7 +78,7 @@ def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Processes (pid, start time) and all that they have started and that still has one of them as an ancestor."""
     found = dict(rows)
     children: dict[int, list[tuple[int, int]]] = {}
-    for pid, fields in _all():
+    for pid, fields in everybody():
         if pid in found and int(fields[19]) != found[pid]:
             del found[pid]  # another process by now
         if fields[0] not in _DEAD:
@@ -106,7 +105,7 @@ def ancestors(pid: int) -> set[int]:
     found: set[int] = set()
     while pid > 0 and pid not in found:
         found.add(pid)
-        fields = _stat(pid)
+        fields = stat_of(pid)
         pid = int(fields[1]) if fields else 0
     return found
 
@@ -159,7 +158,7 @@ def listens(port: int) -> bool:
 def _held_files() -> set[str]:
     """Shared memory that living processes have open or mapped, as far as this user may look."""
     held = set()
-    for pid, _ in _all():
+    for pid, _ in everybody():
         try:
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 if str(_SHM) in line:
@@ -169,20 +168,3 @@ def _held_files() -> set[str]:
         except OSError:
             continue
     return held
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from the state on (the name before it may hold anything)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return []
-    return text[text.rfind(")") + 2 :].split()
-
-
-def _all() -> Iterator[tuple[int, list[str]]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = _stat(int(name))
-            if fields:
-                yield int(name), fields

@@ -21,6 +21,7 @@ from recovery.agent import Agent
 from recovery.entry import Birth, live
 from recovery.joining import Place, Seat
 from recovery.marks import MarkPage
+from recovery.memory.keeper import KEEPER, KeeperConfig, be_keeper
 from recovery.script import run_script
 from recovery.wire import Channel
 
@@ -72,7 +73,10 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
     trainable = build(config, job_config)
     job = Job(job_config, Agent(channel), page, writer)
     job.on_attach = partial(_admit_faults, config)
-    job.attach(trainable.model, trainable.optimizer, trainable.scheduler, clip_norm=trainable.clip_norm)
+    job.attach(
+        trainable.model, trainable.make_optimizer, trainable.make_scheduler, clip_norm=trainable.clip_norm,
+        units=trainable.units,
+    )  # fmt: skip
     warm_up(job, trainable)
     train(job, trainable)
 
@@ -90,7 +94,9 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork of the zygote becomes what ``config``, a RankConfig or StoreConfig as JSON, describes."""
+    """A fork of the zygote becomes what ``config``, a RankConfig, StoreConfig or KeeperConfig as JSON, describes."""
+    if config.startswith(KEEPER):
+        be_keeper(KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
     if config.startswith(b'{"be":"store'):
         be_store(StoreConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
     run(RankConfig.model_validate_json(config), control_fd, mark_fd)

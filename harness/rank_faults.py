@@ -88,7 +88,11 @@ class FaultAgent:
         self._next: list[_Next] = []
         self._acting: Fault | None = None
         self.model = job.state.model
-        self.optimizer = job.state.optimizer
+
+    @property
+    def optimizer(self) -> Any:
+        """See chaos.targets.RankTarget."""
+        return self._job.state.optimizer
 
     # ---- called by the agent thread
 
@@ -111,7 +115,7 @@ class FaultAgent:
             self.body.hog(payload["at_most_mib"])
         elif topic == "disk":
             self.disk.break_next_save(payload)
-            self._job.disk = self.disk
+            self._job.checkpoints.disk = self.disk
 
     # ---- called by the training thread (recovery.job.Probe)
 
@@ -190,7 +194,7 @@ class FaultAgent:
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.targets.RankTarget."""
         self.disk.set_trouble(trouble, self.seed)
-        self._job.disk = self.disk if self.disk.active else None
+        self._job.checkpoints.disk = self.disk if self.disk.active else None
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
         """See chaos.targets.RankTarget."""

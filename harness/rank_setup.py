@@ -36,6 +36,8 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankCo
     job = {
         "process": name,
         "world": spec.ranks,
+        "shards": spec.shards,
+        "determinism": spec.determinism,
         "steps": spec.steps,
         "global_batch": spec.global_batch,
         "samples": setup.data.samples,
@@ -45,6 +47,14 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankCo
         "checkpoint_dir": str(setup.checkpoints),
         "checkpoint_every": spec.checkpoint.every,
         "checkpoint_keep": spec.checkpoint.keep,
+        "verify_every": spec.verify_every,
+        "nonfinite": strategy.nonfinite_policy,
+        "saves": {
+            "mode": spec.checkpoint.mode,
+            "sharded": spec.checkpoint.sharded,
+            "delta": spec.checkpoint.delta or 1,
+            "mtbf_s": spec.checkpoint.mtbf,
+        },
     }
     return RankConfig(
         name=name, role=role, parent=os.getpid(), events=setup.run.events(setup.id),

@@ -83,7 +83,7 @@ class StoreKeeper:
         for report in self._children.wait(0):
             if isinstance(report, Said):
                 self._round_trip_s = report.message.payload["round_trip_s"]
-            elif report.process == self._name:
+            elif isinstance(report, Exited) and report.process == self._name:
                 reaped = {"reaped_signal": report.signal, "reaped_exit_code": report.exit_code}
                 self._proxy.close_forward(self.port)
                 self._start()

@@ -39,8 +39,9 @@ def train(job: Job, trainable: Trainable) -> None:
     job.loss_of = lambda samples: trainable.loss(trainable.load(samples))
     while job.running():
         with job.step() as step:
-            batch = trainable.load(step.samples)
-            step.phase("forward")
-            loss = trainable.loss(batch)
-            step.backward(loss)
+            for samples in step.batches():
+                batch = trainable.load(samples)
+                step.phase("forward")
+                loss = trainable.loss(batch)
+                step.backward(loss)
             step.commit()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,31 @@ class BuildContext:
 class Trainable:
     """A built workload in a rank; subclasses compute the loss.
 
-    ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values.
+    ``clip_norm``: gradient norm limit, 0 for none. ``parameters``: number of trained values. ``units``: modules that
+    are gathered one at a time where the model is sharded (None: the children of each ModuleList).
     """
 
     model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
     clip_norm: float = 0.0
+    units: Sequence[nn.Module] | None = None
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """The optimizer of these parameters: the model's, or of a sharded model this rank's parts of them."""
+        raise TypeError(f"{type(self).__name__} has no optimizer")
+
+    def make_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
+        """The scheduler of the optimizer, if there is to be one."""
+        return None
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """That of the model as it is, made when it is first asked for."""
+        return self.make_optimizer(list(self.model.parameters()))
+
+    @cached_property
+    def scheduler(self) -> LRScheduler | None:
+        """That of ``optimizer``."""
+        return self.make_scheduler(self.optimizer)
 
     def load(self, samples: Sequence[int]) -> Any:
         """The data phase: fetch these samples; the result goes to ``loss``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from chaos.events import Event, Kind
 from recovery.crew import Process
+from recovery.divergence import DigestBook
 from recovery.failures import FailureBook
 from recovery.skipping import Skips
 from recovery.standing import Standing
@@ -20,7 +21,7 @@ from recovery.strategy import Cause, Failure, Form, Health, StateFrom, Strategy
 from recovery.supervision import Hands, Stage, Timing
 from recovery.wire import Inquiry, Status
 
-_ENDED_BY_US = (Cause.HANG, Cause.START_TIMEOUT)
+_ENDED_BY_US = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 LOST = "the coordinator was lost in the middle of a recovery"
 
 
@@ -28,7 +29,8 @@ LOST = "the coordinator was lost in the middle of a recovery"
 class Past:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``ready_generation``: the last
     that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
-    ``skipped``: samples and the first step without them."""
+    ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
+    ever a member holds."""
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
@@ -42,6 +44,7 @@ class Past:
     answered: list[Failure] = field(default_factory=list)
     skipped: dict[int, int] = field(default_factory=dict)
     unnoticed: dict[str, str] = field(default_factory=dict)
+    shard: dict[str, int] = field(default_factory=dict)
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
@@ -73,6 +76,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
+                found.shard |= {name: rank % data["shards"] for rank, name in enumerate(data["members"])}
             case Kind.GENERATION_READY:
                 found.ready_generation, found.resume_step = event.generation, data["resume_step"]
                 found.answered, found.failures = found.answered + found.failures, []
@@ -100,12 +104,14 @@ class Adopter(Standing):
         for name, role in known.roles.items():
             entry = self._crew.know(name, role)
             entry.rank = known.members.index(name) if name in known.members else None
+            entry.shard = known.shard.get(name)
             if name in known.dead:
                 entry.health, entry.expected_exit = Health.DEAD, True
             elif name in known.ready:
                 entry.health = Health.TRAINING if name in known.members else Health.READY
         self._crew.members = known.members
         self._formation.restore(known.generation, known.rollbacks)
+        self._digests.adopted(known.generation, known.members, shards=self.shards)
         self._failures.restore(known.answered, known.failures)
         self._skips.samples = dict(known.skipped)
         self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
@@ -123,6 +129,7 @@ class Adopter(Standing):
                 self._on_ready(entry)
             return
         entry.step, entry.valid, entry.finished = status.step, status.valid, False
+        entry.pending = status.pending
         if status.place in ("joining", "training", "finished"):
             entry.health = Health.TRAINING
             entry.finished = status.place == "finished"
@@ -132,8 +139,10 @@ class Adopter(Standing):
                 or status.place == "joining"
             ):
                 self._past.ready_generation = -1  # it is on its way into another
-        elif status.generation:
+        elif status.generation and entry.name in self.members:
             entry.health = Health.PARKED
+        elif status.generation:  # its replica is broken; the job may have gone on without it since
+            entry.health, entry.valid = Health.READY, False
         elif entry.health is Health.STARTING:
             self._on_ready(entry)
         else:
@@ -189,7 +198,9 @@ class Adopter(Standing):
             self._suspect(LOST)
 
     world: int
+    shards: int
     steps: int
+    _digests: DigestBook
 
     @abstractmethod
     def on_exit(self, process: str, how: str) -> None:

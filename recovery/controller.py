@@ -6,15 +6,19 @@ itself. The same code supervises real processes and simulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chaos.events import Kind
-from recovery.adoption import Adopter
+from recovery import limits
+from recovery.corruption import Corruptions
 from recovery.crew import Crew, Process
 from recovery.deeds import carry_out
+from recovery.divergence import DigestBook
 from recovery.failures import FailureBook
 from recovery.formation import Formation
+from recovery.lookout import Lookout
 from recovery.progress import ProgressWatch
+from recovery.settling import Settling
 from recovery.skipping import Skips
 from recovery.strategy import (
     Cause,
@@ -27,38 +31,54 @@ from recovery.strategy import (
     Strategy,
 )  # fmt: skip
 from recovery.supervision import Hands, Stage, Timing
-from recovery.wire import Failed, Finished, Joined, Notice, Parked, PauseRequest, Ready, Status
+from recovery.versions import misfit
+from recovery.wire import (
+    CheckpointNote,
+    Digest,
+    Failed,
+    Finished,
+    Joined,
+    Notice,
+    Parked,
+    PauseRequest,
+    Ready,
+    Status,
+)  # fmt: skip
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 
 
-class Controller(Adopter):
+class Controller(Corruptions, Lookout):
     """Supervises one job under one strategy.
 
     Call ``start`` once, then the ``on_*`` methods and ``tick`` as things happen.
     """
 
     def __init__(
-        self, strategy: Strategy, hands: Hands, *, world: int, steps: int, store_port: int,
+        self, strategy: Strategy, hands: Hands, *, world: int, steps: int, store_port: int, shards: int = 1,
         timing: Timing | None = None,
     ) -> None:  # fmt: skip
         self.strategy = strategy
         self.hands = hands
         self.world = world
+        self.shards = shards
         self.steps = steps
         self.timing = timing or Timing()
+        limits.check(self.timing)
         self.stage = Stage.STARTING
         self.outcome = ""
         self.reason = ""
         self._crew = Crew(hands, start_timeout_s=self.timing.start_timeout_s)
         self._failures = FailureBook(hands, max_attempts=self.timing.max_attempts)
-        self._progress = ProgressWatch(hands, self.timing.hang)
+        self._progress = ProgressWatch(hands, self.timing.hang, shards=shards)
         self._formation = Formation(
-            hands, self._crew, store_port=store_port, join_timeout_s=self.timing.join_timeout_s
+            hands, self._crew, shards=shards, store_port=store_port, join_timeout_s=self.timing.join_timeout_s
         )
         self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
         self._abort_due = False
+        self._digests = DigestBook()
+        self._settling = Settling(self.timing.settle_timeout_s)
 
     # ---- inputs
 
@@ -87,7 +107,7 @@ class Controller(Adopter):
             case Status():
                 self._on_status(entry, message)
             case Ready():
-                self._on_ready(entry)
+                self._on_ready(entry, message.versions)
             case Joined():
                 self._on_joined(entry, message)
             case Parked():
@@ -99,6 +119,17 @@ class Controller(Adopter):
                 entry.error = message.error
             case Notice():
                 self._on_notice(entry)
+            case CheckpointNote() if message.state == "committed":
+                self._digests.saved(message.step)
+            case Digest():
+                self._on_digest(entry, message)
+
+    def on_dying(self, process: str) -> None:
+        """A process is ending and trains no more; ``on_exit`` follows. There may be no such warning."""
+        entry = self._crew[process]
+        if self.stage not in (Stage.ENDING, Stage.DONE) and entry.health is not Health.DEAD:
+            entry.health = Health.DEAD
+            self._fail(entry, Cause.EXIT, entry.error or "its process ends")
 
     def on_exit(self, process: str, how: str) -> None:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
@@ -118,30 +149,15 @@ class Controller(Adopter):
             if self.stage is Stage.FORMING:
                 self._suspect("the key-value store was lost while the group formed")
 
-    def tick(self) -> None:
-        """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
-        now = self.hands.now_s()
-        if self.stage is Stage.ADOPTING:
-            self._go_on_if_known()
-        elif self.stage in (Stage.TRAINING, Stage.PAUSING):
-            self._look_at_marks()
-        elif self.stage is Stage.STOPPING and now > self._deadline_s:
-            self._declare_unparked()
-        elif self.stage is Stage.FORMING:
-            self._look_at_forming(now)
-        if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
-            for entry in self._crew.overdue(now):
-                self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
-        if self.stage is Stage.ENDING and now > self._deadline_s + self.timing.kill_timeout_s:
-            self.stage = Stage.DONE  # what no signal ends is for whoever started it to report
-        elif self.stage is Stage.ENDING and now > self._deadline_s:
-            self._crew.dismiss(kill=True)
-
     # ---- readiness and forming
 
-    def _on_ready(self, entry: Process) -> None:
-        entry.health = Health.READY
+    def _on_ready(self, entry: Process, versions: Mapping[str, str] | None = None) -> None:
+        entry.health, entry.versions = Health.READY, versions or {}
         self.hands.record(Kind.PROCESS_READY, process=entry.name)
+        others = (p.versions for p in self._crew.alive if p is not entry and p.versions)
+        if why := misfit(entry.versions, next(others, {})):
+            self._fail(entry, Cause.UNFIT, why)
+            return
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self._form_if_ready()
         elif self.stage is Stage.TRAINING:
@@ -153,32 +169,27 @@ class Controller(Adopter):
 
     def _form(self) -> None:
         for entry in self._crew.where(Health.PARKED):
-            if not self._formation.awaits(entry.name):
+            if self._formation.benches(entry.name):
+                self._crew.bench(entry)
+            elif not self._formation.awaits(entry.name):
                 self._crew.fence(entry)
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
-        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine)
+        trust = self._digests.trust
+        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine, trust=trust)
+        self._digests.began(self.generation, self.members, shards=self.shards)
 
     def _on_joined(self, entry: Process, message: Joined) -> None:
         if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
             return
         self._failures.answered()
+        self._digests.formed(restored=message.step if self._formation.afresh else None)
         self.stage = Stage.TRAINING
         self._progress.resumed(self.generation, self.members)
-        self._act(self.strategy.on_spare_lost(self._view()))  # some may have died, or been used, meanwhile
-        if self.ready_spares and len(self.members) < self.world:
-            self._act(self.strategy.on_ready(self._view()))
+        self._settling.began(message.step, self.hands.now_s())
         if any(member.noticed for member in self._crew.member_processes()):
             self._act(self.strategy.on_notice(self._view()))
         self._end_if_finished()
-
-    def _look_at_forming(self, now: float) -> None:
-        # All wait for each other here, so that marks tell nothing; but a stopped process will not join.
-        stopped = self._crew.stopped(now, self.timing.hang.floor_s)
-        if stopped:
-            self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
-        elif now > self._deadline_s:
-            self._suspect("the group did not form in time")
 
     # ---- failures
 
@@ -199,7 +210,7 @@ class Controller(Adopter):
 
     def _fail(self, entry: Process, cause: Cause, detail: str) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
-        if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT):
+        if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
         concerned = entry.name in self.members or self._formation.awaits(entry.name)
         (self._failures.current if concerned else self._failures.history).append(failure)
@@ -241,7 +252,7 @@ class Controller(Adopter):
         if message.generation != self.generation or entry.name not in self.members:
             return
         entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
-        entry.finished = False
+        entry.finished, entry.pending = False, message.pending
         self._skips.note(entry.name, message.samples)
         if message.why == "nonfinite" and self.stage in (Stage.TRAINING, Stage.PAUSING):
             self._on_nonfinite(message)
@@ -253,43 +264,11 @@ class Controller(Adopter):
         elif message.why != "pause":
             self._suspect(message.error)
 
-    def _on_nonfinite(self, message: Parked) -> None:
-        ranks = [rank for rank in message.blamed if rank < len(self.members)]
-        blamed: list[Process | None] = [self._crew[self.members[rank]] for rank in ranks]
-        detail = "non-finite loss or gradient, refused before the optimizer step"
-        examined = self._skips.examine == message.step + 1  # the blamed look for the sample, and then park
-        for entry in blamed or [None]:
-            self._failures.current.append(self._declare(entry, Cause.NONFINITE, message.step + 1, detail))
-        if not self.strategy.keeps_survivors and not examined:
-            self._stop_generation()
-            return
-        # All ranks see the same flags and park by themselves; an abort now could cut one off.
-        self.stage = Stage.STOPPING
-        patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
-        self._deadline_s = self.hands.now_s() + patience_s
-        self._abort_due = True
-        self._decide_if_parked()
-
     def _suspect(self, why: str) -> None:
         """A collective failed and nobody is known to be dead: break the group, await the cause."""
         if self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.FORMING):
             self._failures.suspect(why)
             self._abort()
-
-    def _declare_unparked(self) -> None:
-        """Survivors that did not park in time hang; if all parked and nobody died, the connection failed."""
-        if self._abort_due:
-            self._abort()
-            return
-        late = self._crew.training()
-        now = self.hands.now_s()
-        starved = [entry for entry in late if self.hands.os_state(entry.name) in "RD"]
-        if starved and now < self._deadline_s + self.timing.park_timeout_s * self.timing.hang.starved_factor:
-            return
-        for entry in late:
-            self._fail(entry, Cause.HANG, "did not leave an aborted generation")
-        if not late and not self._failures.current:
-            self._decide_if_parked()
 
     def _decide_if_parked(self) -> None:
         if self.stage is not Stage.STOPPING:
@@ -307,9 +286,8 @@ class Controller(Adopter):
             failure = self._declare(None, Cause.ERROR, self.committed + 1, self._failures.suspicion)
             self._failures.current.append(failure)
         parked = [entry for entry in members if entry.health is Health.PARKED]
-        self.hands.record(
-            Kind.SURVIVORS_PARKED, processes={e.name: {"step": e.step, "valid": e.valid} for e in parked}
-        )
+        held = {e.name: {"step": e.step, "valid": e.valid, "pending": e.pending} for e in parked}
+        self.hands.record(Kind.SURVIVORS_PARKED, processes=held)
         self._decide()
 
     def _decide(self) -> None:
@@ -342,17 +320,7 @@ class Controller(Adopter):
             self.stage = Stage.PAUSING
             self.hands.send(self.members[0], PauseRequest(save=save))
 
-    # ---- progress
-
-    def _look_at_marks(self) -> None:
-        at_work = (member.name for member in self._crew.training() if not member.finished)
-        hang = self._progress.look(self.generation, at_work)
-        if hang is None:
-            return
-        if hang.process:
-            self._fail(self._crew[hang.process], Cause.HANG, hang.detail)
-        else:
-            self._suspect(hang.detail)
+    # ---- the end
 
     def _end_if_finished(self) -> None:
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
@@ -381,5 +349,5 @@ class Controller(Adopter):
             spares=self.strategy.spares_wanted, members=self.members, processes=self._crew.views(),
             failures=self._skips.with_samples(self._failures.current), skipped=len(self._skips.samples),
             history=tuple(self._failures.history),
-            rollbacks=self._formation.rollbacks,
+            rollbacks=self._formation.rollbacks, shards=self.shards, saved=self._digests.has_checkpoint,
         )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from chaos.events import Kind
 from recovery.detect import STOPPED
+from recovery.layout import Layout
+from recovery.seating import brings, common_step
 from recovery.strategy import Form, Health, ProcessView, StateFrom
 from recovery.supervision import Hands
 from recovery.wire import Abort, Stop
@@ -17,7 +19,8 @@ class Process:
     """One process. ``step``: last step it applied; ``valid``: state is whole; ``finished``: no step is left.
 
     ``expected_exit``: its end was asked for; ``deadline_s``: when it has to be ready; ``error``: why it says it ends;
-    ``noticed``: it was told that it will be ended soon.
+    ``versions``: of its software; ``noticed``: it was told that it will be ended soon; ``shard``, ``pending``: see
+    ``ProcessView``.
     """
 
     name: str
@@ -31,6 +34,9 @@ class Process:
     deadline_s: float = 0.0
     error: str = ""
     noticed: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    shard: int | None = None
+    pending: int = 0
 
 
 class Crew:
@@ -142,22 +148,36 @@ class Crew:
                 valid=p.valid,
                 rank=self.rank_of(p.name),
                 noticed=p.noticed,
+                shard=p.shard,
+                pending=p.pending,
             )
             for p in self
         )
 
-    def plan_transfer(self, form: Form) -> tuple[int | None, list[int]]:
-        """Source rank and receiving ranks of a new generation's state.
+    def bench(self, process: Process) -> None:
+        """Have a parked process wait outside the generation until its replica is whole again."""
+        process.health, process.rank = Health.READY, None
 
-        Survivors that had already applied the interrupted step are the source, those behind copy from them.
+    def plan_transfer(self, form: Form, shards: int) -> tuple[dict[int, int], int]:
+        """How the members of a new generation come to one state: receiving ranks, each with the rank that sends it
+        its part, and the step that some have to finish first (0: none).
+
+        Survivors that had already applied the interrupted step are the sources, as are those who only have to be
+        told the end of it; all others copy from them.
         """
         if form.state is StateFrom.INITIAL:
-            return None, []
+            return {}, 0
+        layout = Layout(world=len(form.members), shards=shards)
         if form.state is StateFrom.CHECKPOINT:
-            return 0, list(range(1, len(form.members)))
-        entries = [self._processes[name] for name in form.members]
-        whole = [e.health is Health.PARKED and e.valid and e.name not in form.refill for e in entries]
-        newest = max(e.step for e, ok in zip(entries, whole, strict=True) if ok)
-        current = [ok and e.step == newest for e, ok in zip(entries, whole, strict=True)]
-        receivers = [rank for rank, ok in enumerate(current) if not ok]
-        return current.index(True), receivers
+            return {rank: layout.shard_of(rank) for rank in range(shards, layout.world)}, 0
+        people = {p.name: p for p in self.views() if p.health in (Health.PARKED, Health.READY)}
+        whole = {rank: people[name] for rank, name in enumerate(form.members) if name not in form.refill}
+        step = common_step(whole.values(), shards)
+        assert step is not None, "nobody decides on a generation that has no state"
+        holding = {rank for rank, process in whole.items() if brings(process, step)}
+        copies = {
+            rank: min(holding.intersection(layout.holders(layout.shard_of(rank))))
+            for rank in range(layout.world)
+            if rank not in holding
+        }
+        return copies, step if any(whole[rank].step < step for rank in holding) else 0

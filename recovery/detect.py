@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 
 from recovery.marks import Mark
 
@@ -23,10 +24,14 @@ STOPPED = ("T", "t")
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times."""
+    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_*``: the same for a
+    process that the kernel shows as stopped, which is no guess.
+    """
 
     floor_s: float = 0.6
     factor: float = 8.0
+    stopped_floor_s: float = 0.25
+    stopped_factor: float = 6.0
     ceiling_s: float = 600.0
     checkpoint_floor_s: float = 5.0
     starved_factor: float = 10.0
@@ -95,13 +100,14 @@ class HangDetector:
         self._last_look_s = None
         self._silences = {}
 
-    def deadline_s(self, phase: str) -> float:
-        """How long a rank may be silent in a phase."""
+    def deadline_s(self, phase: str, *, stopped: bool = False) -> float:
+        """How long a rank may be silent in a phase, or at all if it is ``stopped``."""
         limits = self.limits
         if not self._durations:
             return limits.first_step_s
         floor = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s
-        return min(limits.ceiling_s, max(floor, limits.factor * median(self._durations)))
+        floor, factor = (limits.stopped_floor_s, limits.stopped_factor) if stopped else (floor, limits.factor)
+        return min(limits.ceiling_s, max(floor, factor * median(self._durations)))
 
     def observe(self, now_s: float, committed: int) -> None:
         """Learn from the slowest member's committed step."""
@@ -110,17 +116,26 @@ class HangDetector:
         if committed > self._last_step:
             self._last_step, self._last_time_s = committed, now_s
 
-    def look(self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> Hang | None:
+    def look(
+        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str],
+        replicas: Mapping[str, int] = MappingProxyType({}),
+    ) -> Hang | None:  # fmt: skip
         """The worst hang among the members of a training generation that are still at work.
 
         ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those silent for a
-        while. A hang of the process ``""`` is nobody's: all wait in one collective.
+        while; ``replicas``: which members hold one copy of the model together, where one is more than a rank: they
+        have collectives of their own, in which they wait for each other alone. A hang of the process ``""`` is
+        nobody's: all wait in one collective.
         """
         passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
         self._last_look_s = now_s
-        furthest = max(((mark.step, mark.collective) for mark in marks.values()), default=(0, 0))
+        ahead: dict[int, tuple[int, int]] = {}
+        for name, mark in marks.items():
+            group = replicas.get(name, 0)
+            ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
         hangs = []
         for name, mark in marks.items():
+            furthest = ahead[replicas.get(name, 0)]
             silence = self._silences.get(name)
             if silence is None or silence.mark != mark:
                 silence = self._silences[name] = _Silence(mark=mark)
@@ -138,10 +153,10 @@ class HangDetector:
         self, name: str, silence: _Silence, kernel: Callable[[str], str], furthest: tuple[int, int] | None
     ) -> Hang | None:
         mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
-        deadline = self.deadline_s(mark.phase)
-        if silent <= deadline:
+        if silent <= self.deadline_s(mark.phase, stopped=True):
             return None
         state = kernel(name)
+        deadline = self.deadline_s(mark.phase, stopped=state in STOPPED)
         if state in STARVED:
             deadline *= self.limits.starved_factor
         # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.

@@ -14,9 +14,10 @@ from typing import NoReturn
 from pydantic import BaseModel, ConfigDict
 
 from chaos.events import EventWriter, Kind
-from recovery import processes
+from recovery import marks, processes
 from recovery.marks import MarkPage
 from recovery.notice import tell_on_sigterm
+from recovery.ring import RingWriter
 from recovery.wire import Channel, Failed
 
 EXIT_ERROR = 1
@@ -45,8 +46,10 @@ def live(
     processes.die_with(birth.parent)
     if birth.log is not None:
         processes.redirect_output(birth.log)
-    writer = EventWriter(birth.events, birth.name, time.monotonic_ns)
+    writer = RingWriter(birth.events, birth.name, time.monotonic_ns, marks.ring_of(mark_fd))
     page = MarkPage(mark_fd)
+    bell = marks.bell_of(mark_fd)
+    bell.hold()
     channel = Channel(socket.socket(fileno=control_fd))
     tell_on_sigterm(channel)
     writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())

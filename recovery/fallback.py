@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable
+
+from recovery.seating import common_step, missing_shards, seat
 from recovery.strategy import (
     Cause,
     ClusterView,
@@ -9,6 +13,8 @@ from recovery.strategy import (
     Failure,
     Form,
     GiveUp,
+    Health,
+    Nonfinite,
     Pause,
     ProcessView,
     Spawn,
@@ -18,6 +24,8 @@ from recovery.strategy import (
 MAX_NONFINITE_ROLLBACKS = 2
 MAX_LOST_OUTSIDERS = 10
 MAX_SKIPPED_SAMPLES = 16
+MAX_SKIPPED_SHARES = 16
+CORRUPTIONS = (Cause.NONFINITE, Cause.DIVERGED)
 
 
 def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
@@ -26,62 +34,140 @@ def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
 
 
 def suspects(view: ClusterView) -> tuple[str, ...]:
-    """Processes blamed for non-finite values by the failures at hand."""
-    return tuple(f.process for f in view.failures if f.cause is Cause.NONFINITE and f.process)
+    """Processes blamed for non-finite values, or named for a state that differs, by the failures at hand."""
+    return tuple(f.process for f in view.failures if f.cause in CORRUPTIONS and f.process)
 
 
 def seen_before(view: ClusterView, failure: Failure) -> bool:
-    """Whether the same step already failed with non-finite values: then a repeat did not help."""
+    """Whether another refill is of no use: the same step already failed with non-finite values, or the same process
+    has already differed from the others."""
+    if failure.cause is Cause.DIVERGED:
+        return any(old.cause is Cause.DIVERGED and old.process == failure.process for old in view.history)
     return any(old.cause is Cause.NONFINITE and old.step == failure.step for old in view.history)
 
 
-def kept(view: ClusterView) -> tuple[ProcessView, ...]:
-    """Survivors that go on, in rank order; none when nobody among them holds a whole state.
+def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Living processes with a shard that are not blamed: survivors in rank order, then those that wait.
 
     One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it gets the
     state from another.
     """
     blamed = suspects(view)
-    trusted = tuple(p for p in view.survivors if p.name not in blamed)
-    return trusted if any(p.valid for p in trusted) else ()
+    return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
+
+
+def kept(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Those that can go on; none when no step is held whole among them."""
+    people = trusted(view)
+    return people if common_step(people, view.shards) is not None else ()
+
+
+def no_copy(view: ClusterView) -> str:
+    """Why nobody can give the state to the next generation."""
+    gone = missing_shards(view, trusted(view))
+    if not gone:
+        return (
+            "the shards that are left belong to different steps: only a checkpoint or a memory copy can help"
+        )
+    if view.shards == 1:
+        return "no rank holds a whole state"
+    what = f"shard{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
+    lost = f"there is no second copy of {what}" if view.replicas == 1 else f"nobody is left who holds {what}"
+    return f"{lost}: only a checkpoint or a memory copy can help"
+
+
+def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
+    """As many replicas as can be filled, with state from each other; None when no step is held whole.
+
+    ``fresh``: processes without a shard that may be used. Who finds no place in a whole replica waits.
+    """
+    people = kept(view)
+    members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
+    if common_step([p for p in people if p.name in members], view.shards) is None:
+        return None
+    return Form(members=members, state=StateFrom.PEER, bench=waiting(people, members))
+
+
+def waiting(people: Iterable[ProcessView], members: Collection[str]) -> tuple[str, ...]:
+    """Of these processes, the parked ones that are no members: they wait for a place in a whole replica."""
+    return tuple(p.name for p in people if p.health is Health.PARKED and p.name not in members)
+
+
+def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
+    """Answer what needs nobody new: corrupted values or states, a broken connection. None: somebody is lost.
+
+    ``nonfinite``: see ``recovery.strategy.Nonfinite``.
+    """
+    named = undecided(view) or skip(view, refills=nonfinite == "skip")
+    if named is not None:
+        return named
+    if nonfinite == "rollback" and any(f.cause is Cause.NONFINITE for f in view.failures):
+        return restart(view, why="non-finite values")
+    return refill(view) or rejoin_all(view)
+
+
+def undecided(view: ClusterView) -> Decision | None:
+    """Answer states that differ without a majority: nobody can say which is right, so none is kept. All go back to a
+    checkpoint of before the last agreement; without one the job ends."""
+    if not any(f.cause is Cause.DIVERGED and not f.process for f in view.failures):
+        return None
+    why = "the replicas hold different states and no majority says which is right"
+    if view.saved:
+        return restart(view, why=f"{why}: back to before they last agreed")
+    reason = (
+        f"{why}, and there is no checkpoint from before they last agreed: seed the model alike on every rank, "
+        "keep checkpoints, or train three replicas or more"
+    )
+    return Decision(actions=(GiveUp(),), reason=reason)
 
 
 def refill(view: ClusterView) -> Decision | None:
-    """Answer non-finite values alone (nobody died): blamed ranks copy a healthy peer's state, the step is
-    redone.
+    """Answer corruptions alone (nobody died): blamed ranks copy a healthy peer's state, and an interrupted step is
+    redone. One whose shard nobody else holds keeps its own: nothing non-finite was applied to it.
 
-    None when that cannot help: somebody died, everybody is blamed, or it was tried for this step already.
+    None when that cannot help: somebody died, everybody is blamed, or it was tried already.
     """
-    only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
-    if not only_nonfinite or len(view.survivors) != len(view.members):
-        return None
-    if not kept(view) or any(seen_before(view, f) for f in view.failures):
+    only_corrupt = all(f.cause in CORRUPTIONS for f in view.failures)
+    if not only_corrupt or len(view.survivors) != len(view.members):
         return None
     blamed = suspects(view)
-    form = Form(members=view.members, state=StateFrom.PEER, refill=blamed, cause="refill")
+    healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
+    replaced = tuple(p.name for p in view.survivors if p.name in blamed and p.shard in healthy)
+    if not healthy or any(seen_before(view, f) for f in view.failures):
+        return None
+    if common_step([p for p in view.survivors if p.name not in replaced], view.shards) is None:
+        return None
+    form = Form(members=view.members, state=StateFrom.PEER, refill=replaced, cause="refill")
     names = ", ".join(blamed) or "nobody"
-    why = f"non-finite values ({names} blamed): state from a healthy peer, step redone"
-    return Decision(actions=(form,), reason=why)
+    how = "state from a healthy peer" if replaced or not blamed else "nobody else holds its part of the state"
+    if any(f.cause is Cause.DIVERGED for f in view.failures):
+        return Decision(actions=(form,), reason=f"{names} held another state than most: {how}")
+    return Decision(actions=(form,), reason=f"non-finite values ({names} blamed): {how}, step redone")
 
 
-def skip(view: ClusterView) -> Decision | None:
+def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
     """Answer samples found to be non-finite by themselves: leave them out from the step on, and redo it.
 
-    The ranks that computed them are well, so nobody's state is replaced. None when no sample was named, or something
-    else went wrong too. Gives up when the job would leave out too many.
+    The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole shares are left out,
+    whatever the reason was, so that their state is replaced too. None when no sample was named, or something else went
+    wrong too. Gives up when the job would leave out too many.
     """
     named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
     only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
     if not named or not only_nonfinite or len(valid_survivors(view)) != len(view.members):
         return None
-    if view.skipped + len(named) > MAX_SKIPPED_SAMPLES:
+    times = 1 + sum(1 for old in view.history if old.cause is Cause.NONFINITE)
+    if times > MAX_SKIPPED_SHARES if refills else view.skipped + len(named) > MAX_SKIPPED_SAMPLES:
         return Decision(
             actions=(GiveUp(),),
-            reason=f"{view.skipped + len(named)} samples are non-finite, more than {MAX_SKIPPED_SAMPLES}: "
+            reason=f"{view.skipped + len(named)} samples are non-finite, more than are left out: "
             "the data or the model are broken",
         )
     step = view.failures[-1].step
-    form = Form(members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step)
+    form = Form(
+        members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step,
+        refill=suspects(view) if refills else (),
+    )  # fmt: skip
     many = "sample" if len(named) == 1 else "samples"
     why = (
         f"{many} {', '.join(map(str, named))} non-finite whoever computes them: left out from step {step} on"
@@ -94,28 +180,29 @@ def rejoin_all(view: ClusterView) -> Decision | None:
 
     The same members form a new generation. None if somebody died.
     """
-    if len(view.survivors) != len(view.members) or not valid_survivors(view):
+    members = [view.process(name) for name in view.members]  # one may not have been told that it is one
+    if lost(view) or common_step(members, view.shards) is None:
         return None
-    if any(f.cause is Cause.NONFINITE for f in view.failures):
+    if any(f.cause in CORRUPTIONS for f in view.failures):
         return None
     form = Form(members=view.members, state=StateFrom.PEER)
     return Decision(actions=(form,), reason="all ranks are alive: the group is formed again")
 
 
-def shrink(view: ClusterView, *, refill_world: bool, why: str) -> Decision:
-    """Go on with whoever is left, from a checkpoint if no state survived whole.
+def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decision:
+    """Go on with the replicas that are whole or can be filled, from a checkpoint if no state survived whole.
 
-    ``refill_world``: start as many replacements as the world then lacks, beyond those ready or on their way.
+    ``fresh``: processes that may fill gaps at once. Replacements are started when the smaller world trains
+    (``replenish``): now they would slow it down.
     """
-    left = kept(view)
-    if not left:
-        return restart(view, why=f"{why}; no rank holds a whole state")
-    if len(left) == len(view.members):
+    form = fill(view, fresh)
+    if form is None:
+        return restart(view, why=f"{why}; {no_copy(view)}")
+    if form.members == view.members:
         return restart(view, why="redoing the step did not help and nobody is to blame")
-    missing = view.world - len(left) - len(view.ready) - len(view.starting)
-    spawns = tuple(Spawn(role="worker") for _ in range(missing if refill_world else 0))
-    form = Form(members=tuple(p.name for p in left), state=StateFrom.PEER)
-    return Decision(actions=(form, *spawns), reason=f"{why}: {len(left)} of {view.world} ranks go on")
+    wait = f", {', '.join(form.bench)} waiting for a place in a whole replica" if form.bench else ""
+    reason = f"{why}: {len(form.members)} of {view.world} ranks go on{wait}"
+    return Decision(actions=(form,), reason=reason)
 
 
 def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
@@ -126,6 +213,8 @@ def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
     missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
     if missing <= 0:
         return Decision(actions=(), reason="nobody is missing")
+    if any(failure.cause is Cause.UNFIT for failure in view.history):
+        return Decision(actions=(), reason="another one would not fit the others either: none is started")
     lost = sum(1 for failure in view.history if failure.process and failure.rank is None)
     if lost > MAX_LOST_OUTSIDERS:
         return Decision(
@@ -135,10 +224,17 @@ def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
     return Decision(actions=spawns, reason=f"{missing} missing: started anew")
 
 
+def with_room(view: ClusterView) -> tuple[str, ...]:
+    """The members, and whoever is ready as far as whole replicas can be filled."""
+    members = tuple(view.process(name) for name in view.members)
+    fresh = [p.name for p in view.fresh]
+    return seat(view, (*members, *view.benched), fresh, replicas=view.replicas)
+
+
 def grow(view: ClusterView) -> Decision:
     """Answer a pause: the paused members, and whoever is ready as far as the world has room."""
-    joining = tuple(p.name for p in view.ready)[: view.world - len(view.members)]
-    form = Form(members=(*view.members, *joining), state=StateFrom.PEER, cause="grow")
+    form = Form(members=with_room(view), state=StateFrom.PEER, cause="grow")
+    joining = [name for name in form.members if name not in view.members]
     if not joining:
         return Decision(actions=(form,), reason="whoever was to join is gone: the same members go on")
     verb = "joins" if len(joining) == 1 else "join"
@@ -148,11 +244,12 @@ def grow(view: ClusterView) -> Decision:
 def make_way(view: ClusterView) -> Decision:
     """Answer a notice: park at the next step boundary, so that no step is lost when the noticed go.
 
-    When they are all members there are, a checkpoint keeps the state that nobody else will hold.
+    When nobody else holds some shard, a checkpoint keeps the state.
     """
     names = ", ".join(view.leaving)
-    everybody = len(view.leaving) == len(view.members)
-    return Decision(actions=(Pause(save=everybody),), reason=f"{names} will be ended soon")
+    shards = range(view.shards)
+    alone = any(set(view.members[shard :: view.shards]) <= set(view.leaving) for shard in shards)
+    return Decision(actions=(Pause(save=alone),), reason=f"{names} will be ended soon")
 
 
 def relieve(view: ClusterView) -> Decision | None:
@@ -161,40 +258,43 @@ def relieve(view: ClusterView) -> Decision | None:
     leaving = view.leaving
     if not leaving:
         return None
-    ready = [p.name for p in view.ready]
-    place = dict(zip(leaving, ready, strict=False))
-    stay = [name for name in view.members if name not in leaving]
-    if not stay:
+    stay = [p for name in view.members if (p := view.process(name)).name not in leaving]
+    people = (*stay, *view.benched)
+    members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
+    if common_step([p for p in people if p.name in members], view.shards) is None:
         return restart(view, why=f"{', '.join(leaving)} will be ended soon, and nobody else holds the state")
-    members = [place.get(name, name) for name in view.members if name in place or name not in leaving]
-    more = ready[len(place) :][: view.world - len(members)]
-    form = Form(members=(*members, *more), state=StateFrom.PEER, cause="notice")
-    taken = f"{', '.join(place.values())} in place of" if place else "without"
+    bench = waiting(people, members)
+    form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
+    new = [name for name in members if name not in view.members]
+    taken = f"{', '.join(new)} in place of" if new else "without"
     return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline")
 
 
 def restart(view: ClusterView, *, why: str) -> Decision:
     """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
 
-    Rank 0 goes to a process that has never trained: if no checkpoint verifies, the job begins anew with its
-    state.
+    Unless a checkpoint is known to be there, the first replica is made of processes that have never trained: if
+    none verifies, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
     repeats = sum(1 for old in view.history if old.cause is Cause.NONFINITE and old.step == step)
     if repeats > MAX_NONFINITE_ROLLBACKS:
         return Decision(actions=(GiveUp(),), reason=f"step {step} is non-finite after every rollback")
-    fresh = [p.name for p in (*view.ready, *view.starting)]
-    used = [p.name for p in view.survivors if not p.noticed]
-    alive = [*fresh, *used][: view.world] if fresh else used[: view.world - 1]
-    missing = view.world - len(alive)
-    new = [f"new-{i}" for i in range(missing)]
-    spawns = tuple(Spawn(role="worker") for _ in range(missing))
-    members = (*alive, *new) if fresh else (*new, *alive)
+    used = [p for p in (*view.survivors, *view.benched) if not p.noticed]
+    outside = [p.name for p in (*view.fresh, *view.starting)]
+    most = view.replicas if view.saved else view.replicas - 1
+    reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))
+    columns = []
+    for shard in range(view.shards):
+        again = [p.name for p in used if p.shard == shard][:most]
+        columns.append([*itertools.islice(reserve, view.replicas - len(again)), *again])
+    members = tuple(column[replica] for replica in range(view.replicas) for column in columns)
+    spawns = tuple(Spawn(role="worker") for name in members if name.startswith("new-"))
     form = Form(members=members, state=StateFrom.CHECKPOINT)
     return Decision(actions=(*spawns, form), reason=f"{why}; restored from the newest good checkpoint")
 
 
 def lost(view: ClusterView) -> list[str]:
-    """Members that do not go on, in rank order."""
-    going_on = {p.name for p in kept(view)}
-    return [name for name in view.members if name not in going_on]
+    """Members that died or are blamed, in rank order."""
+    well = {p.name for p in trusted(view)}
+    return [name for name in view.members if name not in well]

@@ -17,10 +17,14 @@ _ABLE = (Health.READY, Health.PARKED)
 class Formation:
     """``pending``: what is decided but cannot begin yet; ``generation``: number of the last one begun."""
 
-    def __init__(self, hands: Hands, crew: Crew, *, store_port: int, join_timeout_s: float) -> None:
+    def __init__(
+        self, hands: Hands, crew: Crew, *, shards: int, store_port: int, join_timeout_s: float
+    ) -> None:
+        self._shards = shards
         self.pending: Form | None = None
         self.generation = 0
         self.rollbacks = 0
+        self.afresh = True  # the last one did not take its state from its members
         self._hands = hands
         self._crew = crew
         self.store_port = store_port
@@ -40,6 +44,10 @@ class Formation:
         """Whether the pending form names that process."""
         return self.pending is not None and name in self.pending.members
 
+    def benches(self, name: str) -> bool:
+        """Whether a parked process is to wait, instead of being let go."""
+        return self.pending is not None and name in self.pending.bench
+
     def can_begin(self, *, with_spares: bool) -> bool:
         """Whether all members can be told. ``with_spares``: a job starts with everything it was promised."""
         if self.pending is None:
@@ -47,14 +55,16 @@ class Formation:
         wanted = self._crew if with_spares else [self._crew[name] for name in self.pending.members]
         return all(process.health in _ABLE for process in wanted)
 
-    def begin(self, *, skip: Mapping[int, int], examine: int) -> None:
-        """Tell every member of the pending form to join a new generation."""
+    def begin(self, *, skip: Mapping[int, int], examine: int, trust: int = -1) -> None:
+        """Tell every member of the pending form to join a new generation; see ``recovery.wire.Join``."""
         form = self.pending
         assert form is not None
-        source, receivers = self._crew.plan_transfer(form)
+        copies, finish = self._crew.plan_transfer(form, self._shards)
+        sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self.pending = None
         self.generation += 1
         self.rollbacks += form.state is StateFrom.CHECKPOINT
+        self.afresh = form.state is not StateFrom.PEER
         self._joined = {}
         self._crew.members = form.members
         self._hands.record(
@@ -62,23 +72,29 @@ class Formation:
             generation=self.generation,
             members=list(form.members),
             state=form.state.value,
-            source=None if source is None else form.members[source],
+            source=next(iter(sources.values()), None),
             cause=form.cause,
+            shards=self._shards,
+            sources=sources,
+            finish=finish,
         )
         for rank, name in enumerate(form.members):
             process = self._crew[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
+            process.shard = rank % self._shards
             join = Join(
                 generation=self.generation,
                 rank=rank,
                 members=list(form.members),
                 store_port=self.store_port,
-                source=source,
-                receivers=receivers,
+                copies=copies,
                 restore=form.state is StateFrom.CHECKPOINT,
                 timeout_s=self._join_timeout_s,
+                shards=self._shards,
+                finish=finish,
                 skip=dict(skip),
                 examine=examine,
+                trust=trust,
             )
             self._hands.send(name, join)
 
@@ -86,10 +102,12 @@ class Formation:
         """A process holds the generation's state. True when it was the last one."""
         if message.generation != self.generation:
             return False
-        process.step, process.valid = message.step, True
+        process.step, process.valid, process.pending = message.step, True, 0
         self._joined[process.name] = message
         if len(self._joined) < len(self._crew.members):
             return False
+        for waiting in self._crew.where(Health.READY):
+            waiting.valid = False  # from now on the job goes where its state does not follow
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self._hands.record(
             Kind.GENERATION_READY,

@@ -15,10 +15,8 @@ part in the new generation, and the step is done again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,25 +27,32 @@ from torch.optim.lr_scheduler import LRScheduler
 from chaos.events import EventWriter, Kind
 from recovery import marks, order
 from recovery.agent import Agent
-from recovery.checkpoints import Checkpoint, Disk
+from recovery.interval import steps_of
 from recovery.jobconfig import JobConfig
+from recovery.layout import Layout
 from recovery.marks import MarkPage
-from recovery.mechanisms import checkpoint as checkpointing
+from recovery.mechanisms.checkpointer import Checkpointer
 from recovery.mechanisms.dialing import Address, by_rank
+from recovery.mechanisms.elastic import ElasticReducer
 from recovery.mechanisms.examine import LossOf, samples_to_blame
+from recovery.mechanisms.facts import JobFacts
+from recovery.mechanisms.fingerprint import tell_digest
+from recovery.mechanisms.finishing import noted
 from recovery.mechanisms.group import GenerationLost, Group
-from recovery.mechanisms.reduce import GradientReducer, Reduced
+from recovery.mechanisms.recipe import MakeOptimizer, MakeScheduler, Recipe, rehearse
+from recovery.mechanisms.reduce import GradientReducer, Reduced, Reducer
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.step import NonFinite, Probe, Step
-from recovery.mechanisms.transfer import copy_state
-from recovery.saving import Saving
+from recovery.mechanisms.storelink import StoreLink
+from recovery.mechanisms.taking import Holding, take_state
+from recovery.versions import versions
 from recovery.wire import Abort, Finished, Join, Parked, Ready, Status, Stop
 from recovery.wire import Joined as JoinedMessage
 
 __all__ = ["Job", "JobConfig"]
 
 
-class Job:
+class Job(JobFacts):
     """One rank's membership in a supervised training job. Use from the training thread only."""
 
     def __init__(self, config: JobConfig, agent: Agent, page: MarkPage, writer: EventWriter) -> None:
@@ -56,8 +61,6 @@ class Job:
         self.marks = page
         self.writer = writer
         self.probe: Probe | None = None
-        self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
-        self._saving = Saving(write=self._write, send=agent.channel.send, clock_s=time.perf_counter)
         self.loss_of: LossOf | None = None
         self.spoil: Callable[[list[int], Tensor], Tensor] | None = None  # a fault injector's hand on the loss
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
@@ -69,68 +72,80 @@ class Job:
         self.rank = -1
         self.peers: tuple[str, ...] = ()  # the other processes of the generation
         self.world = 0
+        self.layout = Layout(world=1)
         self.generation = 0
         self._group: Group | None = None
+        self._link = StoreLink()
         self._retired: Group | None = None
-        self._fresh = True  # holds the initial state, which nothing else could bring back
-        self._valid = False  # a fresh process holds nothing of the job until it has joined a generation
+        self.holding = Holding()
         self._pausing = False
         self._announced = False
         self._attached = False
 
-    @property
-    def seed(self) -> int:
-        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values, with it."""
-        return self.config.seed
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the whole job."""
-        return self.config.steps
-
-    @property
-    def device(self) -> str:
-        """Where this process is to train: ``cpu`` or ``cuda:<index>``."""
-        return self.config.device
-
     def attach(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
+        optimizer: Optimizer | MakeOptimizer,
+        scheduler: LRScheduler | MakeScheduler | None = None,
         *,
         clip_norm: float = 0.0,
         loss_of: LossOf | None = None,
+        units: Sequence[nn.Module] | None = None,
     ) -> None:
         """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none; ``loss_of``: the
         summed loss of given samples, by which one that nobody can compute is found and left out.
 
+        ``optimizer`` and ``scheduler`` may be functions that make them, of the list of parameters and of the
+        optimizer; they have to be where the model is sharded. ``units``: modules that are then gathered one at a time
+        (default: the children of each ModuleList).
+
         Raises TypeError, naming the parameter, when gradients cannot be reduced in one floating-point type, and for a
         model wrapped in DistributedDataParallel, whose own reduction would get in the way.
         """
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces gradients")
-        self.state = TrainState(model, optimizer, scheduler, seed=self.config.seed)
-        self.reducer = GradientReducer(model, max_world=self.config.world, entering=self.marks.collective)
+        shards = self.config.shards
+        self._recipe = Recipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units)
+        self._recipe.check(shards=shards)
+        made = (None, None) if shards > 1 else self._recipe.make()
+        self.state = TrainState(model, *made, seed=self.config.seed)
+        self.checkpoints = Checkpointer(
+            self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
+            progress=self.marks.touch, entered=self._in_checkpoint,
+        )  # fmt: skip
+        self.reducer = self._make_reducer(model)
         self.reducer.check = self.check
         self.reducer.reached = self._in_backward
         self._clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
         self._attached = True
-        model.register_forward_pre_hook(self._in_forward)
+        self._forward_hook = model.register_forward_pre_hook(self._in_forward)
         if self.on_attach is not None:
             self.on_attach(self)
+
+    def _make_reducer(self, model: nn.Module) -> Reducer:
+        world, entering = self.config.world, self.marks.collective
+        if self.config.shards == 1:
+            elastic = self.config.determinism == "elastic"
+            chosen = ElasticReducer if elastic else GradientReducer
+            return chosen(model, max_world=world, entering=entering)
+        from recovery.mechanisms.sharded import ShardedReducer
+
+        self._sharded = ShardedReducer(model, entering=entering, waiting=self._in_exchange)
+        return self._sharded
 
     def ready(self) -> None:
         """Listen to the supervisor, and tell it that this process is built; ``running`` does it if nobody did."""
         config = self.config
+        if config.shards > 1:
+            rehearse(config.shards, config.device)
         self.reducer.rehearse()
         self.agent.status = self._status
         self.agent.start()
         self._announced = True
+        mine = versions(torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype()))
         self.agent.channel.send(
             Ready(
-                steps=config.steps, samples=config.samples, global_batch=config.global_batch, seed=config.seed
+                steps=config.steps, samples=config.samples, global_batch=config.global_batch, seed=config.seed,
+                versions=mine,
             )
         )  # fmt: skip
 
@@ -157,6 +172,7 @@ class Job:
             order = self.agent.orders.get()
             if isinstance(order, Stop):
                 self._leave()
+                self.checkpoints.close()
                 self.over = True
                 return False
             if isinstance(order, Abort):
@@ -172,7 +188,7 @@ class Job:
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.marks.enter(marks.DATA)
-        step = self.current = self._attempt(number)
+        step = self.current = Step(self, number, self.micro_batches(number))
         self._in_step = True
         try:
             self._write(
@@ -203,16 +219,18 @@ class Job:
         finally:
             self._in_step = False
 
-    def apply(self, step: Step, reduced: Reduced) -> None:
-        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``."""
+    def apply(self, step: Step, reduced: Reduced, *, late: bool = False) -> None:
+        """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``. ``late``: others have
+        done so in an earlier generation, and go on already."""
         state = self.state
-        self._fresh = False
+        self.holding.fresh, self.holding.pending = False, 0
         lr = state.optimizer.param_groups[0]["lr"]
         if self._clip_norm:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
         state.apply()
-        state.step = step.number
-        step.end_phase()
+        state.step, state.last = step.number, noted(step.number, reduced)
+        if not late:
+            step.end_phase()
         self._write(
             Kind.STEP_COMMITTED, step=step.number, rank=self.rank, world=self.world, samples=reduced.samples,
             loss=reduced.loss, lr=float(lr), wire_bytes=self.reducer.wire_bytes, grad_norm=reduced.grad_norm,
@@ -223,35 +241,22 @@ class Job:
         self._pausing = reduced.pause
         if self.probe is not None:
             self.probe.committed(step.number)
-        every = self.config.checkpoint_every
-        due = every > 0 and step.number % every == 0
-        if due or step.number == self.config.steps:
+        every = steps_of(self.config.checkpoint_every) or 0
+        saving = reduced.save or (every > 0 and step.number % every == 0)
+        if saving or step.number == self.config.steps:
             self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
-        if (due or reduced.save) and self.config.checkpoint_dir is not None:
-            if self.rank == 0:
-                self._save(step.number)
-            else:
-                self._in_checkpoint(step.number)
+        if late:
+            return
+        tell_digest(self, step.number, saving=saving)
+        self.checkpoints.after_commit(
+            step.number, rank=self.rank, layout=self.layout, generation=self.generation, asked=reduced.save,
+            pausing=reduced.pause,
+        )  # fmt: skip
 
-    def _save(self, number: int) -> None:
-        """Write a checkpoint. A failed save is reported and never kills training."""
-        self.marks.enter(marks.CHECKPOINT)
-        directory = self.config.checkpoint_dir
-        assert directory is not None
-        since_s = self._saving.begin(number)
-        self._in_checkpoint(number)
-        save = partial(
-            checkpointing.save, self.state, directory, generation=self.generation, disk=self._on_disk
-        )
-        if self._saving.attempt(number, save, since_s=since_s, passes=(GenerationLost,)):
-            self._saving.prune(directory, self.config.checkpoint_keep, disk=self.disk)
-
-    def _on_disk(self, what: str, path: Path) -> None:
-        self.marks.touch()  # a slow disk is no hang
-        if self.disk is not None:
-            self.disk(what, path)
-
-    def _in_checkpoint(self, number: int) -> None:
+    def _in_checkpoint(self, number: int, saves: bool) -> None:
+        """This rank comes to a save; ``saves``: it takes part in writing it."""
+        if saves:
+            self.marks.enter(marks.CHECKPOINT)
         if self.probe is not None and self.probe.active:
             self.probe.at(number, "checkpoint")
 
@@ -261,14 +266,15 @@ class Job:
         ids = order.batch(number, config.global_batch, config.samples, config.seed)
         return order.without(ids, number, self.state.skip)
 
-    def _attempt(self, number: int) -> Step:
+    def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
+        """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing of it is left."""
         config, ids = self.config, self.due(number)
         if not ids:
             raise RuntimeError(f"every sample of step {number} is left out")
-        world = config.world if config.batch == "shrink" else self.world
-        part = order.share(self.rank, world, len(ids))
-        # A rank without a share takes part all the same, with a sample of another's that counts for nothing.
-        return Step(self, number, ids[part.start : part.stop] or ids[:1], count=len(part))
+        return order.micro_batches(
+            ids, rank=self.rank if rank is None else rank, world=self.world, full=config.world,
+            shrink=config.batch == "shrink", elastic=config.determinism == "elastic",
+        )  # fmt: skip
 
     def _in_forward(self, *_: object) -> None:
         """The model is called: the forward phase begins, if the loop has not said so itself."""
@@ -276,6 +282,12 @@ class Job:
             return  # nothing of this belongs into a compiled graph
         if self._in_step and self.current.in_data:
             self.current.phase("forward")
+
+    def _in_exchange(self, begins: bool) -> None:
+        """A sharded model waits for the other ranks of its replica, in the midst of a pass."""
+        if begins:
+            self.marks.enter(marks.COLLECTIVE)
+        self.current.wait(begins)
 
     def _in_backward(self) -> None:
         if self.probe is not None and self.probe.active:
@@ -285,11 +297,16 @@ class Job:
         joining, over = self.marks.read().phase == "joining", self.state.step >= self.config.steps
         member: Any = "joining" if joining else "finished" if over else "training"
         place = "waiting" if self._group is None else member
-        return Status(place=place, generation=self.generation, step=self.state.step, valid=self._valid)
+        held = self.holding
+        return Status(
+            place=place, generation=self.generation, step=self.state.step, valid=held.valid, pending=held.pending,
+        )  # fmt: skip
 
     def _join(self, order: Join) -> None:
         self._leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self.layout = Layout(world=self.world, shards=order.shards)
+        self._take_part()
         self.peers = tuple(name for name in order.members if name != self.config.process)
         self.writer.generation = order.generation
         self.examine = order.examine
@@ -301,65 +318,52 @@ class Job:
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
-            dial=by_rank(self.dial, order.members),
+            shards=order.shards, dial=by_rank(self.dial, order.members), link=self._link,
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)
+        self.checkpoints.joined(self.rank, self.layout)
+        self.checkpoints.distrust(order.trust, before=order.generation, deletes=self.rank == 0)
         try:
             self.check()
             started = time.perf_counter()
             group.form()
             seconds = round(time.perf_counter() - started, 6)
             self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
-            name = self._take_state(order, group)
+            name = take_state(self, order, group, self._write)
             self.state.skip |= order.skip  # a checkpoint may be older than a decision
             self.check()
         except GenerationLost as error:
             aborted = self.agent.aborted_generation >= self.generation
             self._park("aborted" if aborted else "failed", error=str(error))
             return
+        self.holding.pending = 0
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
         self.agent.channel.send(
             JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name)
         )
 
-    def _take_state(self, order: Join, group: Group) -> str | None:
-        """Get hold of the generation's state; returns the checkpoint's name if this rank restored one."""
-        started = time.perf_counter()
-        name: str | None = None
-        origin = "kept" if self.state.step else "initial"
-        if order.restore and self.rank == 0:
-            self._valid = False
-            directory = self.config.checkpoint_dir
-            found = checkpointing.restore_newest(self.state, directory, self._refused) if directory else None
-            if found is None and not self._fresh:
-                raise RuntimeError(
-                    "no checkpoint verifies, and this process no longer holds the initial state"
-                )
-            name = found.name if found else None
-            origin = "checkpoint" if found else "initial"
-            self._valid = True
-        if self.rank in order.receivers:
-            self._valid = self._fresh = False
-            origin = "peer"
-        if order.source is not None and order.receivers:
-            receive = self.rank in order.receivers
-            copy_state(self.state, group, source=order.source, receive=receive, progress=self.marks.touch)
-        self._valid = True
-        self._write(
-            Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
-            source=order.source if origin == "peer" else name, seconds=round(time.perf_counter() - started, 6),
-        )  # fmt: skip
-        return name
-
-    def _refused(self, bad: Checkpoint, reason: str) -> None:
-        self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
+    def _take_part(self) -> None:
+        """Shard the model, if it is to be and is not yet."""
+        if self.layout.shards != self.config.shards:
+            raise RuntimeError(
+                f"a job of {self.config.shards} shards is told that there are {self.layout.shards}"
+            )
+        if self.layout.shards > 1 and self._recipe.take_part(
+            self.rank, self.layout, state=self.state, reducer=self._sharded, device=self.config.device
+        ):
+            self._forward_hook.remove()  # the sharded model's own comes before it
+            self._forward_hook = self.state.model.register_forward_pre_hook(self._in_forward, prepend=True)
 
     def _park(
         self, why: Any, *, error: str = "", blamed: list[int] | None = None, samples: list[int] | None = None
     ) -> None:
         generation = self.generation
+        held = self.holding
+        if self._in_step:
+            left = self.reducer.broken_off() and why in ("aborted", "failed")
+            held.pending = self.current.number if left and self.current.number > self.state.step else 0
         if why in ("pause", "nonfinite"):
             # All ranks park here after the same collective: breaking connections now could cut off one still
             # finishing it.
@@ -368,11 +372,12 @@ class Job:
             self.marks.enter(marks.IDLE)
         else:
             self._leave()
-        self._write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
+            self.checkpoints.lost()
+        self._write(Kind.PARKED, step=self.state.step, valid=held.valid, why=why)
         self.agent.channel.send(
             Parked(
-                generation=generation, step=self.state.step, valid=self._valid, why=why, error=error,
-                blamed=blamed or [], samples=samples or [],
+                generation=generation, step=self.state.step, valid=held.valid, why=why, error=error,
+                blamed=blamed or [], samples=samples or [], pending=held.pending,
             )
         )  # fmt: skip
 

@@ -5,19 +5,51 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+COLLECTIVE_TIMEOUT_S = 300.0
+
+
+class InMemory(BaseModel):
+    """Checkpoints in memory. ``socket``: of the keeper of the node this process is on; ``job``: the run, as its keepers
+    call it; ``every``: steps between saves."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    socket: str
+    job: str
+    every: int
+
+
+class Saves(BaseModel):
+    """How checkpoints are written. ``mode``: with ``async`` training only waits for a copy in memory; ``sharded``:
+    ranks that hold the same share the writing (those of a sharded model always do); ``delta``: a full checkpoint every
+    so many, and between them only what changed; ``mtbf_s``: for an interval of ``auto``, None: as observed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["sync", "async"] = "sync"
+    sharded: bool = False
+    delta: int = Field(default=1, ge=1)
+    mtbf_s: float | None = Field(default=None, gt=0)
 
 
 class JobConfig(BaseModel):
-    """What a rank must know. ``world``: full world size; ``samples``: size of the data set; ``batch``: see Strategy.
+    """What a rank must know. ``world``: full world size; ``shards``: ranks that hold one copy of the model (see
+    ``recovery.layout``); ``samples``: size of the data set; ``batch``: see Strategy; ``determinism``: ``elastic`` gives
+    bit-identical results whatever the world size.
 
-    ``checkpoint_every``: steps, 0 for never; ``collective_timeout_s``: a last resort, the supervisor is faster.
+    ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.interval``), 0 for never; ``memory``: checkpoints in
+    memory besides, None: none; ``collective_timeout_s``: a last resort, the supervisor is faster.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     process: str
     world: int
+    shards: int = 1
+    determinism: Literal["default", "elastic"] = "default"
     steps: int
     global_batch: int
     samples: int
@@ -25,7 +57,11 @@ class JobConfig(BaseModel):
     batch: Literal["constant", "shrink"] = "constant"
     backend: Literal["gloo", "nccl"] = "gloo"
     checkpoint_dir: Path | None
-    checkpoint_every: int
+    checkpoint_every: int | str
     checkpoint_keep: int
+    saves: Saves = Saves()
+    verify_every: int | None = None
+    nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    memory: InMemory | None = None
     device: str = "cpu"
-    collective_timeout_s: float = 300.0
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S

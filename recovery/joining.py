@@ -7,24 +7,29 @@ Whoever runs the script (``python -m recovery.run``, or a launcher of the harnes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chaos.errors import ChaosError
 from chaos.events import EventWriter
 from recovery.agent import Agent
-from recovery.jobconfig import JobConfig
+from recovery.interval import parse
+from recovery.jobconfig import InMemory, JobConfig, Saves
 from recovery.marks import MarkPage
 from recovery.wire import Channel
 
 if TYPE_CHECKING:
     from recovery.job import Job
+
+Determinism = Literal["default", "elastic"]
+
+Value = TypeVar("Value")
 
 KEEP = 3
 EVERY = 100
@@ -48,8 +53,9 @@ class Facts(BaseModel):
 class Seat(BaseModel):
     """What a supervisor says about a process's place in the job; None: it leaves that to the script.
 
-    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``batch``: see Strategy;
-    ``restores``: the strategy needs checkpoints.
+    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks that hold one copy
+    of the model; ``batch``: see Strategy; ``restores``: the strategy needs checkpoints; ``memory``: there are some in
+    memory.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +63,8 @@ class Seat(BaseModel):
     supervisor: str
     process: str
     world: int
+    shards: int = 1
+    determinism: Determinism | None = None
     batch: Literal["constant", "shrink"] = "constant"
     backend: Literal["gloo", "nccl"] = "gloo"
     device: str = "cpu"
@@ -66,8 +74,12 @@ class Seat(BaseModel):
     samples: int | None = None
     seed: int | None = None
     checkpoint_dir: Path | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | str | None = None
     checkpoint_keep: int | None = None
+    saves: Saves | None = None
+    memory: InMemory | None = None
+    verify_every: int | None = None
+    nonfinite: Literal["retry", "skip", "rollback"] = "retry"
 
 
 @dataclass(kw_only=True)
@@ -99,18 +111,21 @@ def taking(place: Place) -> Iterator[Place]:
 
 def join(
     *, samples: int, steps: int | None = None, global_batch: int | None = None, seed: int | None = None,
-    checkpoint_dir: str | Path | None = None, checkpoint_every: int | None = None,
-    checkpoint_keep: int | None = None,
+    checkpoint_dir: str | Path | None = None, checkpoint_every: int | str | None = None,
+    checkpoint_keep: int | None = None, checkpoint: Mapping[str, Any] | None = None,
+    determinism: Determinism | None = None,
 ) -> Job:  # fmt: skip
     """Become a rank of the job this process was started for; every rank and spare of it calls this once.
 
     ``samples``: size of the data set; ``steps``: optimizer steps of the whole job; ``global_batch``: samples a step
     over all ranks; ``seed``: of sample order and random generators (default 0); ``checkpoint_dir``: where
-    checkpoints go, None for none; ``checkpoint_every``: steps between them (default 100); ``checkpoint_keep``: how
-    many of the newest are kept (default 3).
+    checkpoints go, None for none; ``checkpoint_every``: steps between them (default 100), or a time such as "30s", or
+    "auto"; ``checkpoint_keep``: how many of the newest are kept (default 3); ``checkpoint``: how they are written, see
+    ``recovery.jobconfig.Saves``; ``determinism``: "elastic" for the same result, bit for bit, however many ranks take
+    part in a step (the loop uses ``step.batches()`` then), "default" (the default) if that does not matter.
 
-    ``steps``, ``global_batch``, ``samples`` and ``seed`` may be said by the script, by its supervisor, or by both
-    alike. Where and how often checkpoints are written is the supervisor's to say if it does.
+    ``steps``, ``global_batch``, ``samples``, ``seed`` and ``determinism`` may be said by the script, by its
+    supervisor, or by both alike. Where and how often checkpoints are written is the supervisor's to say if it does.
 
     Started without a supervisor (``python train.py``) this is a job of one rank that resumes from its newest
     checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py`` supervises one.
@@ -128,6 +143,7 @@ def join(
     config = settle(
         place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1), facts,
         checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, checkpoint_keep=checkpoint_keep,
+        checkpoint=checkpoint, determinism=determinism,
     )  # fmt: skip
     # One rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
@@ -145,46 +161,81 @@ def join(
 
 
 def settle(
-    seat: Seat, facts: Facts, *, checkpoint_dir: str | Path | None, checkpoint_every: int | None,
-    checkpoint_keep: int | None,
+    seat: Seat, facts: Facts, *, checkpoint_dir: str | Path | None, checkpoint_every: int | str | None,
+    checkpoint_keep: int | None, checkpoint: Mapping[str, Any] | None = None,
+    determinism: Determinism | None = None,
 ) -> JobConfig:  # fmt: skip
     """What a process is to do, by what its supervisor (``seat``) and its script say. Raises JoinError."""
     directory = (
         Path(checkpoint_dir) if seat.checkpoint_dir is None and checkpoint_dir else seat.checkpoint_dir
     )
     seed = 0 if facts.seed is None and seat.seed is None else _agree("seed", facts.seed, seat.seed, seat)
+    said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
+    every = EVERY if said_every is None else said_every
+    _check_every(every)
+    said = determinism is not None or seat.determinism is not None
     config = JobConfig(
-        process=seat.process, world=seat.world, batch=seat.batch, backend=seat.backend, device=seat.device,
+        process=seat.process, world=seat.world, shards=seat.shards,
+        determinism=_agree("determinism", determinism, seat.determinism, seat) if said else "default",
+        batch=seat.batch, backend=seat.backend, device=seat.device,
         samples=_agree("samples", facts.samples, seat.samples, seat),
         steps=_agree("steps", facts.steps, seat.steps, seat),
         global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
         seed=seed, checkpoint_dir=directory,
-        checkpoint_every=_first(seat.checkpoint_every, checkpoint_every, EVERY),
+        checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
+        saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory,
+        verify_every=seat.verify_every, nonfinite=seat.nonfinite,
     )  # fmt: skip
-    for name in ("samples", "steps", "global_batch", "checkpoint_every", "checkpoint_keep"):
+    for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
         if getattr(config, name) < 1:
             raise JoinError(f"{name} is {getattr(config, name)}", hint="it must be at least 1")
     if config.seed < 0:
         raise JoinError(f"seed is {config.seed}", hint="it must be at least 0")
+    if config.determinism == "elastic" and (seat.shards > 1 or seat.batch == "shrink"):
+        raise JoinError(
+            "determinism is elastic, and "
+            + ("the model is sharded" if seat.shards > 1 else "samples of missing ranks are left out"),
+            hint="use determinism=default, or " + ("one shard" if seat.shards > 1 else "batch=constant"),
+        )
     if config.global_batch < seat.world:
         raise JoinError(
             f"global_batch {config.global_batch} cannot feed {seat.world} ranks",
             hint=f"use global_batch={seat.world} or more, or fewer ranks",
         )
-    if seat.restores and directory is None:
+    if seat.restores and directory is None and seat.memory is None:
         raise JoinError(
             "the strategy restores checkpoints, and nobody says where they go",
-            hint="recovery.join(checkpoint_dir=...), or --checkpoint-dir of python -m recovery.run",
+            hint="recovery.join(checkpoint_dir=...), or --checkpoint-dir or --memory-checkpoints of "
+            "python -m recovery.run",
         )
     return config
+
+
+def _check_every(value: int | str) -> None:
+    try:
+        parse(value)
+    except ValueError as error:
+        raise JoinError(f"checkpoint_every is {value}", hint=str(error)) from error
+
+
+def _saves(said: Mapping[str, Any]) -> Saves:
+    try:
+        return Saves.model_validate(dict(said))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise JoinError(
+            f"recovery.join(checkpoint=...): {name}: {first['msg']}",
+            hint='such as checkpoint={"mode": "async", "sharded": True, "delta": 10, "mtbf_s": 3600}',
+        ) from error
 
 
 def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _agree(name: str, script: int | None, supervisor: int | None, seat: Seat) -> int:
+def _agree(name: str, script: Value | None, supervisor: Value | None, seat: Seat) -> Value:
     if script is not None and supervisor is not None and script != supervisor:
         raise JoinError(
             f"the script joins with {name}={script}, {seat.supervisor} says {supervisor}",

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from chaos.errors import InfrastructureError
 from recovery import marks, processes
+from recovery.bell import Bell
 from recovery.marks import Mark, MarkPage
+from recovery.ring import LineRing
 from recovery.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
+BACKLOG = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +51,38 @@ class Exited:
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
 
 
-Report = Said | Exited
+@dataclass(frozen=True, kw_only=True)
+class Dying:
+    """A process will exit in a moment, and trains no more; how it ended is not known yet."""
+
+    process: str
+
+
+Report = Said | Dying | Exited
 
 
 class _Child:
-    def __init__(self, name: str, pid: int, channel: Channel, page: MarkPage) -> None:
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        channel: Channel,
+        page: MarkPage,
+        *,
+        ring: LineRing,
+        bell: Bell,
+        log: Path | None,
+    ) -> None:
         self.name = name
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.channel: Channel | None = channel
         self.page = page
+        self.ring = ring
+        self.bell = bell
+        self.log = log
         self.gone = False
+        self.watch: threading.Thread | None = None
 
 
 class Children:
@@ -68,14 +95,22 @@ class Children:
         self._children: dict[str, _Child] = {}
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[_Child, bool]] = {}
+        self._rang: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._rang_fd, select.POLLIN)
 
-    def spawn(self, name: str, start: Callable[[list[int]], int]) -> int:
-        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid."""
+    def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
+        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
+        ``log``: its event log, to be completed when it dies."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         mark_fd = marks.create()
         try:
             pid = start([theirs.fileno(), mark_fd])
-            child = _Child(name, pid, Channel(ours, send_limit_s=SEND_LIMIT_S), MarkPage(mark_fd))
+            channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
+            child = _Child(
+                name, pid, channel, MarkPage(mark_fd), ring=marks.ring_of(mark_fd), bell=marks.bell_of(mark_fd),
+                log=log,
+            )  # fmt: skip
         finally:
             theirs.close()
             os.close(mark_fd)
@@ -113,8 +148,13 @@ class Children:
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""
         reports: list[Report] = []
-        ready = self._poll.poll(max(0.0, timeout_s) * 1000)
-        for fd, _ in sorted(ready, key=lambda item: self._by_fd[item[0]][1]):
+        ready = [fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)]
+        if self._rang_fd in ready:
+            ready.remove(self._rang_fd)
+            reports.extend(self._read_rang())
+        for fd in sorted(ready, key=lambda fd: self._by_fd[fd][1] if fd in self._by_fd else False):
+            if fd not in self._by_fd:
+                continue  # its channel ended when the bell rang
             child, is_exit = self._by_fd[fd]
             reports.extend(self._read(child))
             if is_exit:
@@ -135,10 +175,31 @@ class Children:
         left |= {child.pid: child.name for child in self._children.values() if not child.gone}
         for child in self._children.values():
             child.page.close()
+            child.ring.close()
+            if child.watch is not None:
+                child.watch.join(timeout=REAP_LIMIT_S)
+            if child.watch is None or not child.watch.is_alive():
+                child.bell.close()
             if child.channel:
                 child.channel.close()
             os.close(child.pidfd)
+        os.close(self._rang_fd)
         return left
+
+    def _read_rang(self) -> list[Report]:
+        os.eventfd_read(self._rang_fd)
+        reports: list[Report] = []
+        while not self._rang.empty():
+            child = self._rang.get_nowait()
+            if not child.gone and processes.is_exiting(child.pid):
+                self.signal(child.name, signal.SIGKILL)  # for threads that might outlive the main one
+                reports.extend([*self._read(child), Dying(process=child.name)])
+        return reports
+
+    def _listen(self, child: _Child) -> None:
+        if child.bell.wait(lambda: child.gone):
+            self._rang.put(child)
+            os.eventfd_write(self._rang_fd, 1)
 
     def _read(self, child: _Child) -> list[Report]:
         """All messages there are; a channel that ended is closed."""
@@ -158,12 +219,18 @@ class Children:
             if not messages:
                 break
             reports.extend(Said(process=child.name, message=message) for message in messages)
+        if child.watch is None and child.bell.held:
+            child.watch = threading.Thread(target=self._listen, args=(child,), name="bell", daemon=True)
+            child.watch.start()
         return reports
 
     def _reap(self, child: _Child) -> Exited:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
         child.gone = True
         self._forget(child.pidfd)
+        if child.log is not None:
+            with contextlib.suppress(OSError):  # a full disk: its mark says how many lines there were
+                child.ring.salvage(child.log)
         killed = result is not None and result.si_code != os.CLD_EXITED
         status = result.si_status if result is not None else None
         return Exited(
@@ -178,11 +245,19 @@ class Children:
 
 
 def start_store() -> tuple[Any, int]:
-    """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError."""
+    """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError.
+
+    It listens on the loopback interface alone, by a socket of ours: torch's own is one for all addresses and IPv6, to
+    which clients are ``::ffff:127.0.0.1``, and it would ask the name server who that is, and wait, for each of them.
+    """
     import torch.distributed as dist
 
     try:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+            port = listener.getsockname()[1]
+            store = dist.TCPStore(
+                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
     except (RuntimeError, OSError) as error:
         raise InfrastructureError(
             f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1"

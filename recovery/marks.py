@@ -11,9 +11,13 @@ import os
 import time
 from dataclasses import dataclass
 
+from recovery import bell, ring
+from recovery.bell import Bell
+from recovery.ring import LineRing
+
 PHASES = ("idle", "data", "forward", "backward", "collective", "optimizer", "checkpoint", "joining")
 _GENERATION, _STEP, _PHASE, _COLLECTIVE, _TIME, _COMMITTED, _LAST_SEQ = range(7)
-SIZE = 4096
+SIZE = mmap.ALLOCATIONGRANULARITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +35,21 @@ class Mark:
 
 
 def create() -> int:
-    """A new zeroed mark in anonymous memory; returns a file descriptor to hand to the rank."""
+    """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the rank, in anonymous
+    memory; returns a file descriptor to hand to the rank."""
     fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
-    os.ftruncate(fd, SIZE)
+    os.ftruncate(fd, SIZE + ring.SIZE + bell.SIZE)
     return fd
+
+
+def ring_of(fd: int) -> LineRing:
+    """The ring behind a descriptor from ``create``."""
+    return LineRing(fd, SIZE)
+
+
+def bell_of(fd: int) -> Bell:
+    """The bell behind it."""
+    return Bell(fd, SIZE + ring.SIZE)
 
 
 class MarkPage:

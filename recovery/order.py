@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 ROUNDS = 4
@@ -62,3 +63,27 @@ def share(rank: int, world: int, global_batch: int) -> range:
     base, extra = divmod(global_batch, world)
     start = rank * base + min(rank, extra)
     return range(start, start + base + (rank < extra))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What is computed in one forward and backward pass. ``number``: its place in the global batch, from 0;
+    ``samples``: their ids, of which the first ``count`` count (a place without a share gets one that does not)."""
+
+    number: int
+    samples: list[int]
+    count: int
+
+
+def micro_batches(
+    ids: list[int], *, rank: int, world: int, full: int, shrink: bool = False, elastic: bool = False
+) -> list[MicroBatch]:
+    """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the shares of ranks that are
+    missing go; ``elastic``: the batch is cut as for the full job, and whoever is there shares the parts."""
+    parts = full if shrink or elastic else world
+    found = []
+    for number in share(rank, world, parts) if elastic else (rank,):
+        part = share(number, parts, len(ids))
+        samples = ids[part.start : part.stop]
+        found.append(MicroBatch(number=number, samples=samples or ids[:1], count=len(samples)))
+    return found

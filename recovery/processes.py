@@ -15,6 +15,7 @@ EXIT_ORPHANED = 70
 END_LIMIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # include/linux/sched.h: set first of all when a thread exits
 
 
 def become_subreaper() -> None:
@@ -43,19 +44,25 @@ def redirect_output(log: Path) -> None:
 
 def state(pid: int) -> str:
     """The kernel's one-letter state of a process, X when there is none."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return fields[0] if fields else "X"
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel is ending a process, or has: no instruction of its main thread is executed any more."""
+    fields = stat_of(pid)
+    return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since boot: with the pid it names one process for ever. 0: gone."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return int(fields[19]) if fields else 0
 
 
 def in_sessions(sessions: Collection[int]) -> list[int]:
     """Living processes that belong to one of these sessions, whoever is their parent."""
-    return [pid for pid, fields in _all() if int(fields[3]) in sessions and fields[0] not in "ZX"]
+    return [pid for pid, fields in everybody() if int(fields[3]) in sessions and fields[0] not in "ZX"]
 
 
 def end_sessions(sessions: Collection[int]) -> list[int]:
@@ -76,7 +83,7 @@ def _kill_member(pid: int, sessions: Collection[int]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)
         try:
-            fields = _stat(pid)  # looked at only after the descriptor holds the process
+            fields = stat_of(pid)  # looked at only after the descriptor holds the process
             if not fields or int(fields[3]) not in sessions:
                 return
             signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -96,7 +103,7 @@ def readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _stat(pid: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
     """Fields of /proc/<pid>/stat from the state on (the name before it may hold anything)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -105,9 +112,10 @@ def _stat(pid: int) -> list[str]:
     return text[text.rfind(")") + 2 :].split()
 
 
-def _all() -> Iterator[tuple[int, list[str]]]:
+def everybody() -> Iterator[tuple[int, list[str]]]:
+    """Every process there is now: its pid, and ``stat_of`` it."""
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = _stat(int(name))
+            fields = stat_of(int(name))
             if fields:
                 yield int(name), fields

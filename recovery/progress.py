@@ -12,7 +12,8 @@ from recovery.supervision import Hands
 class ProgressWatch:
     """Reads marks."""
 
-    def __init__(self, hands: Hands, limits: HangLimits) -> None:
+    def __init__(self, hands: Hands, limits: HangLimits, *, shards: int = 1) -> None:
+        self._shards = shards
         self._committed = self._high_water = 0
         self._generation = 0
         self._members: tuple[str, ...] = ()
@@ -60,4 +61,5 @@ class ProgressWatch:
             self.detector.observe(now, min(mark.committed for mark in current))
         # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
         marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
-        return self.detector.look(now, marks, self._hands.os_state)
+        replicas = {name: rank // self._shards for rank, name in enumerate(self._members) if self._shards > 1}
+        return self.detector.look(now, marks, self._hands.os_state, replicas)

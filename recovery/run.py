@@ -9,7 +9,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from chaos.errors import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_TERMINATED, ChaosError
 from chaos.events import Event, Kind
 from recovery import strategies
+from recovery.interval import parse
+from recovery.jobconfig import Saves
 from recovery.strategy import Cause, Strategy
 from recovery.supervision import Timing
 from recovery.supervisor import JobSpec, StopFlag, Supervisor
@@ -51,12 +53,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recovery.run", description=__doc__)
     add = parser.add_argument
     add("--ranks", type=_positive, default=2, help="processes that train (default 2)")
+    add(
+        "--shards",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
+    )
     add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
     add("--strategy", default="hot-spare", help=f"one of {', '.join(strategies.names())} (default hot-spare)")
     add("--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the strategy")
-    add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
-    add("--every", type=_positive, metavar="STEPS", help="steps between checkpoints, instead of the script's")
-    add("--keep", type=_positive, metavar="N", help="checkpoints kept, instead of what the script says")
+    _add_state_options(add)
     add(
         "--events",
         type=Path,
@@ -89,6 +96,64 @@ def _parser() -> argparse.ArgumentParser:
     add("script", type=Path)
     add("args", nargs=argparse.REMAINDER, help="passed to the script")
     return parser
+
+
+def _add_state_options(add: Callable[..., object]) -> None:
+    """Of checkpoints, and of the comparison of replicas."""
+    add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
+    add(
+        "--every",
+        type=_interval,
+        metavar="STEPS",
+        help="steps between checkpoints, or 30s, or auto; see --saves",
+    )
+    add(
+        "--verify-every",
+        type=_count,
+        metavar="STEPS",
+        help="steps after which replicas compare digests of their state, 0 for never (default: with each checkpoint)",
+    )
+    add(
+        "--saves",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="mode=async, sharded=true, delta=K, mtbf_s=SECONDS: how checkpoints are written",
+    )
+    add(
+        "--memory-checkpoints",
+        type=_positive,
+        metavar="STEPS",
+        help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
+    )
+    add("--memory-limit", type=float, default=4000.0, metavar="MB", help="memory for them (default 4000)")
+    add("--keep", type=_positive, metavar="N", help="checkpoints kept, instead of what the script says")
+
+
+def _interval(text: str) -> int | str:
+    every = int(text) if text.lstrip("-").isdigit() else text
+    try:
+        parse(every)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return every
+
+
+def _saves(said: Sequence[str]) -> Saves | None:
+    try:
+        return Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _UsageError(
+            f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded, delta and mtbf_s"
+        ) from error
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -129,11 +194,21 @@ def _spec(given: argparse.Namespace, strategy: Strategy) -> JobSpec:
         raise _UsageError(f"cannot make {folder}: {error.strerror}; choose --events and --logs") from error
     if any(events.glob("*.jsonl")):
         raise _UsageError(f"{events} holds the events of another job: choose a new directory")
+    if given.ranks % given.shards:
+        raise _UsageError(
+            f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of {given.shards}"
+        )
+    if given.memory_limit * 1e6 < 1:
+        raise _UsageError(
+            f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"
+        )
     places, backend = _places(given.device, given.ranks + strategy.spares_wanted)
     return JobSpec(
-        script=given.script, args=tuple(given.args), ranks=given.ranks, events=events.resolve(),
+        script=given.script, args=tuple(given.args), ranks=given.ranks, shards=given.shards, events=events.resolve(),
         logs=given.logs.resolve() if given.logs else None, places=places, backend=backend,
         checkpoint_dir=given.checkpoint_dir, checkpoint_every=given.every, checkpoint_keep=given.keep,
+        saves=_saves(given.saves), verify_every=given.verify_every,
+        memory_every=given.memory_checkpoints or 0, memory_bytes=int(given.memory_limit * 1e6),
     )  # fmt: skip
 
 
@@ -220,6 +295,9 @@ def _describe(event: Event) -> str:
             return f"{word}: {who}, {data['cause']}: {data['detail']}"
         case Kind.DECISION:
             return f"decision: {data['reason']}"
+        case Kind.PROCESS_EXITED if not data["expected"]:
+            code, number = data["exit_code"], data["signal"]
+            return f"{data['process']} ended: {f'exit code {code}' if number is None else f'signal {number}'}"
         case Kind.LEFTOVERS if data["processes"]:
             return f"left behind: {data['processes']}"
         case Kind.RUN_FINISHED:

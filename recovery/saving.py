@@ -7,6 +7,7 @@ for one that is not there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,28 @@ class Write(Protocol):
     """Writes an event of the rank that saves."""
 
     def __call__(self, kind: Kind, /, **data: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What retention did. ``kept``: (checkpoint, why) of those that the disk did not give up, None: of all."""
+
+    gone: tuple[Checkpoint, ...] = ()
+    kept: tuple[tuple[Checkpoint | None, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why; ``seconds``: it took;
+    ``blocked_s``: training was held up.
+    """
+
+    step: int
+    seconds: float
+    blocked_s: float
+    saved: tuple[Checkpoint, int] | None = None
+    error: str = ""
+    pruned: Pruned | None = None
 
 
 class Saving:
@@ -46,30 +69,60 @@ class Saving:
 
         Returns whether the checkpoint is committed.
         """
-        name = name_of(step)
+        outcome = self.tried(step, save, since_s=since_s, passes=passes)
+        self.report(outcome)
+        return outcome.saved is not None
+
+    def tried(
+        self, step: int, save: Callable[[], tuple[Checkpoint, int] | None], *, since_s: float,
+        passes: tuple[type[BaseException], ...] = (), blocked_s: float | None = None,
+    ) -> Outcome:  # fmt: skip
+        """As ``attempt``, with nothing said yet: safe on any thread. ``blocked_s``: None where all of it was."""
+        saved, error = None, ""
         try:
-            saved, size = save()
+            saved = save()
         except passes:
             raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {first_line(error)}"
-            self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=text)
-            self._send(CheckpointNote(state="failed", checkpoint=name, step=step, error=text[:500]))
-            return False
-        seconds = round(self._clock_s() - since_s, 6)
-        self._write(Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=saved.name, bytes=size, seconds=seconds)
-        self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
-        return True
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {first_line(problem)}"
+        seconds = self._clock_s() - since_s
+        blocked_s = seconds if blocked_s is None else blocked_s
+        return Outcome(step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error)
+
+    def report(self, outcome: Outcome) -> None:
+        """Say how a save ended, and what retention did after it."""
+        step, name = outcome.step, name_of(outcome.step)
+        if outcome.saved is None:
+            self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=outcome.error)
+            self._send(CheckpointNote(state="failed", checkpoint=name, step=step, error=outcome.error[:500]))
+        else:
+            self._write(
+                Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=outcome.saved[0].name, bytes=outcome.saved[1],
+                seconds=round(outcome.seconds, 6), blocked_s=round(outcome.blocked_s, 6),
+            )  # fmt: skip
+            self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
+        if outcome.pruned is not None:
+            self._report_pruned(outcome.pruned)
 
     def prune(self, directory: Path, keep: int, *, disk: Disk | None = None) -> None:
         """Delete what retention says; what the disk does not give up stays, and is reported."""
-        try:
-            gone = prune(directory, keep, refused=self._kept, disk=disk)
-        except OSError as error:
-            self._write(Kind.CHECKPOINT_KEPT, checkpoint="", error=first_line(error))
-            return
-        for old in gone:
+        self._report_pruned(pruned(directory, keep, disk=disk))
+
+    def _report_pruned(self, done: Pruned) -> None:
+        for old, why in done.kept:
+            if old is None:
+                self._write(Kind.CHECKPOINT_KEPT, checkpoint="", error=why)
+            else:
+                self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
+        for old in done.gone:
             self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
 
-    def _kept(self, old: Checkpoint, why: str) -> None:
-        self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
+
+def pruned(directory: Path, keep: int, *, disk: Disk | None = None) -> Pruned:
+    """Delete what retention says, with nothing said yet."""
+    kept: list[tuple[Checkpoint | None, str]] = []
+    try:
+        gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), disk=disk)
+    except OSError as error:
+        return Pruned(kept=((None, first_line(error)),))
+    return Pruned(gone=tuple(gone), kept=tuple(kept))

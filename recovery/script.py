@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from recovery.entry import EXIT_ERROR, Birth, live
 from recovery.joining import Facts, JoinError, Place, Seat, taking
 from recovery.local import rank_environment
 from recovery.marks import MarkPage
+from recovery.memory.keeper import KEEPER, KeeperConfig, be_keeper
 from recovery.wire import Channel
 
 DESCRIBE_LIMIT_S = 120.0
@@ -88,7 +90,9 @@ def describe(path: Path, args: Sequence[str], *, limit_s: float = DESCRIBE_LIMIT
 
 
 def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
-    """A fork becomes the rank that ``config``, a ScriptConfig as JSON, describes."""
+    """A fork becomes what ``config``, a ScriptConfig or KeeperConfig as JSON, describes."""
+    if config.startswith(KEEPER):
+        be_keeper(KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
     told = ScriptConfig.model_validate_json(config)
 
     def train(channel: Channel, page: MarkPage, writer: EventWriter) -> None:

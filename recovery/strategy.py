@@ -8,9 +8,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+Nonfinite = Literal["retry", "skip", "rollback"]
+"""What to do about a loss or gradient that is not finite. It is never applied.
+
+``retry``: the rank to blame copies a peer's state and the step is redone; if that fails, samples that are non-finite by
+themselves are found and left out; if there are none, all go back to a checkpoint. ``skip``: the rank to blame copies a
+peer's state, and its share of the batch is left out at once. ``rollback``: all go back to a checkpoint at once.
+"""
 
 
 class Health(StrEnum):
@@ -31,6 +39,8 @@ class Cause(StrEnum):
     ERROR = "error"
     NONFINITE = "nonfinite"
     START_TIMEOUT = "start-timeout"
+    UNFIT = "unfit"  # its software is not that of the others
+    DIVERGED = "diverged"  # its state differs from the others'; of no process: nobody can be named
     NOTICE = "notice"  # still there, but told that it will be ended soon
 
 
@@ -39,7 +49,8 @@ class ProcessView:
     """One process.
 
     ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state usable;
-    ``noticed``: it was told that it will be ended soon.
+    ``noticed``: it was told that it will be ended soon; ``shard``: the part of the model it holds for life, None
+    before it held a rank; ``pending``: the step whose reduced gradients it holds and has not applied (0: none).
     """
 
     name: str
@@ -49,6 +60,8 @@ class ProcessView:
     step: int = 0
     valid: bool = False
     noticed: bool = False
+    shard: int | None = None
+    pending: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +82,8 @@ class ClusterView:
 
     ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``:
     those this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
-    checkpoint restores so far; ``skipped``: samples left out so far.
+    checkpoint restores so far; ``skipped``: samples left out so far; ``shards``: ranks that hold one copy of the
+    model together (see ``recovery.layout``); ``saved``: a checkpoint of this job that can be trusted was acknowledged.
     """
 
     now_s: float
@@ -82,6 +96,8 @@ class ClusterView:
     history: tuple[Failure, ...] = ()
     rollbacks: int = 0
     skipped: int = 0
+    shards: int = 1
+    saved: bool = False
 
     def process(self, name: str) -> ProcessView:
         """The process of that name. Raises KeyError when there is none."""
@@ -97,9 +113,24 @@ class ClusterView:
         return tuple(view for view in views if view.health is Health.PARKED)
 
     @property
+    def replicas(self) -> int:
+        """Copies of the model in the full world."""
+        return self.world // self.shards
+
+    @property
     def ready(self) -> tuple[ProcessView, ...]:
         """Processes built and waiting outside the generation, oldest first."""
         return tuple(view for view in self.processes if view.health is Health.READY)
+
+    @property
+    def benched(self) -> tuple[ProcessView, ...]:
+        """Those of the ready that held a rank: they left with a broken replica, and keep their shard."""
+        return tuple(view for view in self.ready if view.shard is not None)
+
+    @property
+    def fresh(self) -> tuple[ProcessView, ...]:
+        """Those of the ready that never held a rank, and can take any."""
+        return tuple(view for view in self.ready if view.shard is None)
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -140,13 +171,15 @@ class Form:
     """Form the next generation.
 
     ``members[r]`` takes rank r; a name not yet known stands for the next process spawned by this decision
-    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted; ``skip``: samples to leave out
-    from step ``skip_from`` on, for the rest of the job.
+    (``new-0``, ``new-1``, ...). ``refill``: members whose state must not be trusted; ``bench``: parked processes of
+    broken replicas, which wait until theirs is complete again; ``skip``: samples to leave out from step ``skip_from``
+    on, for the rest of the job.
     """
 
     members: tuple[str, ...]
     state: StateFrom
     refill: tuple[str, ...] = ()
+    bench: tuple[str, ...] = ()
     cause: str = "failure"
     skip: tuple[int, ...] = ()
     skip_from: int = 0
@@ -179,8 +212,11 @@ def describe(action: Action) -> str:
             return f"spawn {action.mode} {action.role}"
         case Form():
             refill = f", refilling {' '.join(action.refill)}" if action.refill else ""
+            bench = f", {' '.join(action.bench)} waiting" if action.bench else ""
             skip = f", without samples {' '.join(map(str, action.skip))}" if action.skip else ""
-            return f"form {' '.join(action.members)} with state from {action.state.value}{refill}{skip}"
+            return (
+                f"form {' '.join(action.members)} with state from {action.state.value}{refill}{bench}{skip}"
+            )
         case Pause():
             return f"{'save a checkpoint and ' if action.save else ''}pause after the next commit"
         case _:
@@ -222,6 +258,11 @@ class Strategy(BaseModel):
         """``constant``: the global batch never changes; ``shrink``: it follows the world size."""
         return "constant"
 
+    @property
+    def nonfinite_policy(self) -> Nonfinite:
+        """What ranks have to know of it: with ``skip`` the one to blame names its share of the batch."""
+        return "retry"
+
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:
         """Decide after a failure.
@@ -236,8 +277,8 @@ class Strategy(BaseModel):
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Decide when fewer processes may wait outside the generation than should.
 
-        Called while the job trains, when one of them died, and whenever a generation is ready. Default:
-        nothing.
+        Called while the job trains, when one of them died, and whenever a generation has made its first step: whoever
+        was lost or used is replaced then. Default: nothing.
         """
         return Decision(actions=(), reason="the job does not depend on it")
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from chaos.events import Kind
 from recovery.detect import HangLimits
+from recovery.jobconfig import COLLECTIVE_TIMEOUT_S
 from recovery.marks import Mark
 from recovery.wire import Message
 
@@ -56,18 +57,23 @@ class Stage(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """Bounds of every wait, seconds. ``max_attempts``: decisions in a row without one new committed step;
-    ``max_deaths``: of one rank in a row at one step, whoever holds it.
+    ``max_deaths``: of one rank in a row at one step, whoever holds it; ``settle_timeout_s``: how long a new generation
+    is left alone at most before replacements are started, if it makes no step before; ``tick_s``: how often the
+    supervisor looks. ``recovery.limits`` checks their order.
     """
 
+    tick_s: float = 0.02
     adopt_timeout_s: float = 2.0
     start_timeout_s: float = 120.0
     join_timeout_s: float = 60.0
+    settle_timeout_s: float = 2.0
     park_timeout_s: float = 1.0
     unforced_park_s: float = 0.25
     examine_timeout_s: float = 60.0
     blame_grace_s: float = 0.3
     end_timeout_s: float = 5.0
     kill_timeout_s: float = 10.0
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     max_attempts: int = 10
     max_deaths: int = 4
     hang: HangLimits = field(default_factory=HangLimits)

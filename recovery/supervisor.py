@@ -14,14 +14,15 @@ from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery import processes, strategies
 from recovery.controller import Controller, Timing
 from recovery.forkserver import ForkServer, start_cold
+from recovery.jobconfig import InMemory, Saves
 from recovery.joining import Seat
-from recovery.local import Children, Exited, Said, rank_environment, start_store
+from recovery.local import Children, Dying, Exited, Said, rank_environment, start_store
 from recovery.marks import Mark
+from recovery.memory.keepers import Keepers, Started
 from recovery.script import ScriptConfig
 from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
-TICK_S = 0.02
 WARM_MODULES = (
     "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.job",
 )  # fmt: skip
@@ -30,7 +31,8 @@ WARM_MODULES = (
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What to run. ``logs``: directory for what ranks print, None: where this process prints; ``places``: devices to
-    deal out; ``checkpoint_*`` None: as the script says."""
+    deal out; ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
+    ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them."""
 
     script: Path
     args: tuple[str, ...]
@@ -40,8 +42,13 @@ class JobSpec:
     places: tuple[str, ...]
     backend: Literal["gloo", "nccl"]
     checkpoint_dir: Path | None
-    checkpoint_every: int | None
+    checkpoint_every: int | str | None
     checkpoint_keep: int | None
+    shards: int = 1
+    saves: Saves | None = None
+    verify_every: int | None = None
+    memory_every: int = 0
+    memory_bytes: int = 4_000_000_000
 
 
 @dataclass(kw_only=True)
@@ -84,11 +91,12 @@ class Supervisor:
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
+        self._keepers: Keepers | None = None
         self._server = ForkServer("recovery.script:start", WARM_MODULES, rank_environment())
         try:
             self._store, port = start_store()
             self.controller = Controller(
-                strategy, self, world=spec.ranks, steps=0, store_port=port, timing=timing
+                strategy, self, world=spec.ranks, shards=spec.shards, steps=0, store_port=port, timing=timing
             )  # fmt: skip
         except BaseException:
             self._server.close()
@@ -103,6 +111,11 @@ class Supervisor:
         self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
         try:
             self._server.await_ready()
+            if self._spec.memory_every:
+                self._keepers = Keepers(
+                    self._server.fork, job=self._job, nodes=1, limit_bytes=self._spec.memory_bytes, replicate=False,
+                    log=self._spec.logs,
+                )  # fmt: skip
             controller.start(StateFrom.CHECKPOINT)
             while not controller.done:
                 self._turn()
@@ -115,7 +128,7 @@ class Supervisor:
         return controller.outcome
 
     def _turn(self) -> None:
-        for report in self._children.wait(TICK_S):
+        for report in self._children.wait(self.controller.timing.tick_s):
             if isinstance(report, Said):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
@@ -124,8 +137,12 @@ class Supervisor:
                 elif isinstance(report.message, CheckpointNote) and report.message.state == "failed":
                     self._listener.on_failed_save(report.message.checkpoint, report.message.error)
                 self.controller.on_message(report.process, report.message)
+            elif isinstance(report, Dying):
+                self.controller.on_dying(report.process)
             else:
                 self._on_exit(report)
+        for news in self._keepers.look() if self._keepers is not None else ():
+            self._note_keeper(news)
         self.controller.tick()
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
@@ -165,9 +182,26 @@ class Supervisor:
         )  # fmt: skip
         self.controller.on_exit(report.process, report.how)
 
+    def _note_keeper(self, news: Started | Exited, *, expected: bool = False) -> None:
+        if isinstance(news, Started):
+            self._write(
+                Kind.PROCESS_SPAWNED, process=news.process, pid=news.pid, role="keeper", mode="warm", node=0
+            )
+            return
+        assert self._keepers is not None
+        self._write(
+            Kind.PROCESS_EXITED, process=news.process, pid=self._keepers.pid_of(news.process),
+            exit_code=news.exit_code, signal=news.signal, expected=expected, last_seq=None,
+        )  # fmt: skip
+
     def _end(self) -> None:
         committed = self.controller.committed
-        left = [{"pid": pid, "process": name} for pid, name in self._children.close().items()]
+        alive = self._children.close()
+        if self._keepers is not None:
+            for news in (*self._keepers.look(), *self._keepers.end()):
+                self._note_keeper(news, expected=True)
+            alive |= self._keepers.close()
+        left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         self._server.close()
         self._store = None
         self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
@@ -196,7 +230,7 @@ class Supervisor:
                 return self._server.fork(config, fds)
             return start_cold("recovery.script", config, fds, rank_environment())
 
-        self._pids[name] = self._children.spawn(name, start)
+        self._pids[name] = self._children.spawn(name, start, log=self._spec.events / f"{name}.jsonl")
         self._devices[name] = device
         self.record(Kind.PROCESS_SPAWNED, process=name, pid=self._pids[name], role=role, mode=mode)
         return name
@@ -204,15 +238,26 @@ class Supervisor:
     def _config(self, name: str, device: str) -> ScriptConfig:
         spec = self._spec
         seat = Seat(
-            supervisor="recovery.run", process=name, world=spec.ranks, batch=self.strategy.batch_policy,
-            backend=spec.backend, device=device, restores=not self.strategy.keeps_survivors,
+            supervisor="recovery.run", process=name, world=spec.ranks, shards=spec.shards,
+            batch=self.strategy.batch_policy, backend=spec.backend, device=device,
+            restores=not self.strategy.keeps_survivors,
             checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
-            checkpoint_keep=spec.checkpoint_keep,
+            checkpoint_keep=spec.checkpoint_keep, saves=spec.saves, memory=self._memory(),
+            verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy,
         )  # fmt: skip
         return ScriptConfig(
             name=name, parent=os.getpid(), events=spec.events, log=spec.logs / f"{name}.log" if spec.logs else None,
             path=spec.script, args=list(spec.args), seat=seat,
         )  # fmt: skip
+
+    @property
+    def _job(self) -> str:
+        return f"{self._spec.script.name}-{os.getpid()}"
+
+    def _memory(self) -> InMemory | None:
+        if self._keepers is None:
+            return None
+        return InMemory(socket=self._keepers.socket_of(0), job=self._job, every=self._spec.memory_every)
 
     def send(self, process: str, message: Message) -> bool:
         """Send to a process; False when it is gone."""

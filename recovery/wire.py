@@ -21,21 +21,26 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """To a rank: become ``rank`` of ``generation``. ``source``: rank that sends its state to ``receivers``;
-    ``restore``: rank 0 first loads the newest good checkpoint; ``skip``: samples left out, each with the first step
-    without it; ``examine``: the step at which a non-finite value is to be traced to samples (0: none)."""
+    """To a rank: become ``rank`` of ``generation``. ``shards``: see ``recovery.layout``; ``copies``: receiving rank ->
+    the rank that sends it its part of the state; ``restore``: the first replica loads the newest good checkpoint
+    before; ``finish``: a step whose gradients some ranks have reduced and not applied: whoever has applied it tells
+    them the rest (0: none); ``skip``: samples left out, each with the first step without it; ``examine``: the step at
+    which a non-finite value is to be traced to samples (0: none); ``trust``: checkpoints of later steps may hold a
+    corrupted state and are to be deleted (-1: none)."""
 
     type: Literal["join"] = "join"
     generation: int
     rank: int
     members: list[str]
     store_port: int
-    source: int | None
-    receivers: list[int]
+    copies: dict[int, int]
     restore: bool
     timeout_s: float
+    shards: int = 1
+    finish: int = 0
     skip: dict[int, int] = {}
     examine: int = 0
+    trust: int = -1
 
 
 class Abort(Message):
@@ -65,13 +70,15 @@ class Inquiry(Message):
 
 
 class Status(Message):
-    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one)."""
+    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one);
+    ``pending``: as in Parked."""
 
     type: Literal["status"] = "status"
     place: Literal["waiting", "joining", "training", "finished"]
     generation: int
     step: int
     valid: bool
+    pending: int = 0
 
 
 class Extra(Message):
@@ -83,17 +90,20 @@ class Extra(Message):
 
 
 class Ready(Message):
-    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on every rank."""
+    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on every rank, and with
+    what software (see ``recovery.versions``)."""
 
     type: Literal["ready"] = "ready"
     steps: int = 0
     samples: int = 0
     global_batch: int = 0
     seed: int = 0
+    versions: dict[str, str] = {}
 
 
 class Parked(Message):
-    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values."""
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values; ``pending``:
+    the step whose reduced gradients it holds and has not applied (0: none)."""
 
     type: Literal["parked"] = "parked"
     generation: int
@@ -103,6 +113,7 @@ class Parked(Message):
     blamed: list[int] = []
     error: str = ""
     samples: list[int] = []
+    pending: int = 0
 
 
 class Joined(Message):
@@ -122,6 +133,15 @@ class CheckpointNote(Message):
     checkpoint: str
     step: int
     error: str = ""
+
+
+class Digest(Message):
+    """From a rank: a digest of its parameters and optimizer state after ``step`` (see ``recovery.divergence``)."""
+
+    type: Literal["digest"] = "digest"
+    generation: int
+    step: int
+    digest: str
 
 
 class Failed(Message):
@@ -145,7 +165,7 @@ class Finished(Message):
 
 
 ToRank = Join | Abort | PauseRequest | Stop | Inquiry | Extra
-FromRank = Status | Ready | Parked | Joined | CheckpointNote | Failed | Finished | Notice | Extra
+FromRank = Status | Ready | Parked | Joined | CheckpointNote | Digest | Failed | Finished | Notice | Extra
 _ANY: TypeAdapter[Any] = TypeAdapter(
     Annotated[
         Join
@@ -159,6 +179,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(
         | Parked
         | Joined
         | CheckpointNote
+        | Digest
         | Failed
         | Finished
         | Notice,

@@ -58,9 +58,9 @@ class RestoresUnverified(Behaviour):
 class ForgetsRandomness(Behaviour):
     """Random generators begin anew after a restore."""
 
-    def random_word(self, rank: SimRank, step: int) -> bytes:
+    def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
         """Counted from the restore instead of from the start."""
-        return super().random_word(rank, step if rank.generation == 1 else step - 30)
+        return super().random_word(rank, step if rank.generation == 1 else step - 30, micro)
 
 
 class Zombie(Behaviour):

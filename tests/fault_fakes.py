@@ -353,8 +353,8 @@ class FakeCheckpoint:
     def _put(folder: Path, step: int) -> checkpoints.Checkpoint:
         staging = folder / ".staging"
         staging.mkdir(parents=True)
-        (staging / "big.safetensors").write_bytes(bytes((step,)) * 1000)
-        (staging / "small.safetensors").write_bytes(b"x")
+        (staging / "big.bin").write_bytes(bytes((step,)) * 1000)
+        (staging / "small.bin").write_bytes(b"x")
         return checkpoints.commit(staging, folder, step, {})[0]
 
     def verify(self) -> str | None:

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from recovery.mechanisms.group import GenerationLost, Group
+from recovery.mechanisms.storelink import StoreLink
 
 DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["torch._dynamo", "recovery.mechanisms.reduce", "recovery.mechanisms.transfer", "pytest"]
+PRELOAD = ["torch._dynamo", "recovery.mechanisms.sharded", "recovery.mechanisms.transfer", "pytest"]
 _CONTEXT.set_forkserver_preload(PRELOAD)
 
 Task = Callable[["Self"], Any]
@@ -48,11 +49,15 @@ class Self:
         if self._group is not None and self.aborted >= self._group.generation:
             raise GenerationLost("aborted")
 
-    def group(self, generation: int = 1, *, rank: int | None = None, world: int | None = None) -> Group:
+    def group(
+        self, generation: int = 1, *, rank: int | None = None, world: int | None = None, shards: int = 1,
+        link: StoreLink | None = None,
+    ) -> Group:  # fmt: skip
         """A group not formed yet."""
         self._group = Group(
             generation=generation, rank=self.rank if rank is None else rank, world=world or self.world,
-            store_port=self._port, backend="gloo", timeout_s=DEADLINE_S, check=self.check,
+            store_port=self._port, backend="gloo", timeout_s=DEADLINE_S, check=self.check, shards=shards,
+            link=link,
         )  # fmt: skip
         return self._group
 
@@ -74,8 +79,8 @@ class Self:
                 os._exit(3)
             if isinstance(order, tuple) and order[0] == "abort":
                 self.aborted = order[1]
-                while self._group is not None and self._group.generation <= order[1]:
-                    self._group.abort()
+                while (group := self._group) is not None and group.generation <= order[1]:
+                    group.abort()
                     if self._left.wait(0.005):
                         break
             else:
@@ -91,6 +96,12 @@ class Self:
         self._group.leave()
         self._left.set()
         self._group = None
+
+    def settle(self) -> None:
+        """Wait until what was left is gone."""
+        for thread in threading.enumerate():
+            if thread.name == "leave-group":
+                thread.join(DEADLINE_S)
 
     def entered(self) -> None:
         """Another group is about to be used."""

@@ -39,8 +39,11 @@ def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
     """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the workload."""
     workload = {
         "kind": "mlp", "ranks": more.pop("ranks", RANKS), "steps": more.pop("steps", STEPS),
-        "global_batch": BATCH,
-        "checkpoint": {"every": more.pop("every", EVERY), "keep": more.pop("keep", 3)},
+        "global_batch": BATCH, "parallelism": more.pop("parallelism", "ddp"),
+        "checkpoint": {
+            "every": more.pop("every", EVERY), "keep": more.pop("keep", 3), "memory": more.pop("memory", False),
+        },
+        "determinism": more.pop("determinism", "default"), "verify_every": more.pop("verify_every", None),
     }  # fmt: skip
     body = {
         "version": 1,

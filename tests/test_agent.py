@@ -20,8 +20,7 @@ JOIN = Join(
     rank=0,
     members=["w0"],
     store_port=1,
-    source=None,
-    receivers=[],
+    copies={},
     restore=False,
     timeout_s=1.0,
 )

@@ -32,8 +32,10 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_outside_a_run_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(beacon.VARIABLE, raising=False)
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened a file"))
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda *arguments: opened.append(arguments))
     beacon.step(1, loss=0.5)
+    assert opened == []
 
 
 def test_a_report_is_read_back(heard: Path) -> None:
@@ -99,7 +101,8 @@ def test_what_is_no_report_is_refused(line: str) -> None:
 
 @given(st.text(max_size=200))
 def test_no_line_gives_an_exception(line: str) -> None:
-    parse_beacon(line)
+    report = parse_beacon(line)
+    assert report is None or (report.step >= 0 and report.pid > 0)
 
 
 def test_long_lines_are_cut_and_do_not_hide_what_follows(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
 from recovery.strategies.none import NoRecovery
-from recovery.strategy import Health, Strategy
+from recovery.strategy import Health, StateFrom, Strategy
 from recovery.wire import Abort, Finished, Join, Joined, Message, Parked, PauseRequest, Ready, Stop
 
 TIMING = Timing(
@@ -73,11 +74,17 @@ class Rig:
     """A controller with its fake world, and shorthand for what processes report."""
 
     def __init__(
-        self, strategy: Strategy, *, world: int = 4, steps: int = 100, timing: Timing = TIMING
+        self,
+        strategy: Strategy,
+        *,
+        world: int = 4,
+        steps: int = 100,
+        timing: Timing = TIMING,
+        shards: int = 1,
     ) -> None:
         self.hands = FakeHands()
         self.control = Controller(
-            strategy, self.hands, world=world, steps=steps, store_port=4711, timing=timing
+            strategy, self.hands, world=world, steps=steps, store_port=4711, timing=timing, shards=shards
         )
         self.control.start()
 
@@ -175,7 +182,7 @@ def test_a_job_starts_trains_and_ends() -> None:
     assert rig.stage is Stage.FORMING
     assert rig.members == ("w0", "w1", "w2", "w3")
     assert [join.rank for join in rig.joins().values()] == [0, 1, 2, 3]
-    assert all(join.source is None and not join.restore for join in rig.joins().values())
+    assert all(not join.copies and not join.restore for join in rig.joins().values())
     rig.join("w0", "w1", "w2", step=0)
     assert rig.stage is Stage.FORMING
     rig.join("w3", step=0)
@@ -213,13 +220,50 @@ def test_a_killed_rank_is_recovered_whatever_is_heard_first(
     assert rig.stage is Stage.FORMING
     if isinstance(strategy, HotSpare):
         assert rig.members == tuple("s4" if name == victim else name for name in ("w0", "w1", "w2", "w3"))
-        assert rig.names("spare") == ["s4", "s5"]
     else:
         assert rig.members == tuple(others)
-        assert rig.names()[-1] == "w4"
+    before = rig.names()
     rig.join(*rig.members, step=56)
+    rig.control.tick()
     assert rig.stage is Stage.TRAINING
+    assert rig.names() == before, "starting a process would take the CPU that the first step needs"
+    rig.go_on(57, first=57)
+    assert rig.names() == [*before, "s5" if isinstance(strategy, HotSpare) else "w4"]
     assert rig.control.outcome == ""
+
+
+def test_a_process_that_is_ending_is_answered_before_it_has_ended() -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=56)
+    rig.control.on_dying("w1")
+    assert rig.causes() == [("w1", "exit")]
+    assert rig.got(Abort) == ["w0", "w2", "w3"]
+    rig.park("w0", "w2", "w3", step=56)
+    assert rig.members == ("w0", "w2", "w3")
+    rig.die("w1")
+    assert rig.causes() == [("w1", "exit")], "its end is no second failure"
+
+
+def test_a_process_that_ends_as_it_was_told_is_no_failure() -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=100)
+    rig.finish("w0", "w1", "w2", "w3")
+    rig.control.on_dying("w1")
+    assert rig.causes() == []
+    rig.die("w0", "w1", "w2", "w3", how="exit code 0")
+    assert rig.control.done
+
+
+def test_a_loss_is_replaced_even_if_no_step_is_made() -> None:
+    rig = Rig(DropReplica(), timing=replace(TIMING, settle_timeout_s=2.0, hang=HangLimits(floor_s=4.0)))
+    rig.train(steps=56)
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=56)
+    rig.join(*rig.members, step=56)
+    rig.wait(1.9)
+    assert rig.names()[-1] == "w3"
+    rig.wait(0.2)
+    assert rig.names()[-1] == "w4"
 
 
 def test_survivors_ahead_are_the_source_and_those_behind_receive() -> None:
@@ -229,7 +273,7 @@ def test_survivors_ahead_are_the_source_and_those_behind_receive() -> None:
     rig.park("w0", step=56)
     rig.park("w2", "w3", step=57)
     join = rig.joins()["w2"]
-    assert (join.source, join.receivers) == (2, [0, 1])
+    assert join.copies == {0: 2, 1: 2}
 
 
 def test_a_rank_whose_state_is_torn_is_no_source() -> None:
@@ -239,7 +283,7 @@ def test_a_rank_whose_state_is_torn_is_no_source() -> None:
     rig.park("w0", step=57, valid=False)
     rig.park("w1", "w2", step=10)
     join = rig.joins()[rig.members[-1]]
-    assert rig.members[join.source or 0] == "w1"
+    assert {rig.members[source] for source in join.copies.values()} == {"w1"}
 
 
 @pytest.mark.parametrize("restart", ["warm", "cold"])
@@ -257,7 +301,7 @@ def test_checkpoint_restart_replaces_everybody_without_waiting(restart: Any) -> 
     rig.ready("w6")
     assert rig.members == ("w4", "w5", "w6", "w7")
     join = rig.joins()["w6"]
-    assert (join.restore, join.source, join.receivers) == (True, 0, [1, 2, 3])
+    assert (join.restore, join.copies) == (True, {1: 0, 2: 0, 3: 0})
     rig.join(*rig.members, step=40)
     assert rig.stage is Stage.TRAINING
     rig.go_on(57, first=57)
@@ -361,7 +405,7 @@ def test_non_finite_values_are_answered_with_a_healthy_peers_state(strategy: Str
     assert rig.got(Abort) == [], "all ranks park by themselves"
     assert rig.members == ("w0", "w1", "w2", "w3")
     join = rig.joins()["w2"]
-    assert (join.source, join.receivers) == (0, [2])
+    assert join.copies == {2: 0}
     rig.join(*rig.members, step=36)
     rig.go_on(37, first=37)
 
@@ -421,6 +465,8 @@ def test_a_rank_that_dies_before_it_parked() -> None:
     assert rig.stage is Stage.STOPPING
     rig.park("w3", step=56)
     assert (rig.stage, rig.members) == (Stage.FORMING, ("w0", "w3"))
+    rig.join("w0", "w3", step=56)
+    rig.go_on(57, first=57)
     assert len(rig.names()) == 6, "both are replaced"
 
 
@@ -518,7 +564,7 @@ def test_the_word_of_an_earlier_generation_is_ignored() -> None:
     rig.control.on_message("w0", Joined(generation=1, step=3, checkpoint=None))
     rig.park("w0", "w2", step=57)
     assert rig.members == ("w0", "w2")
-    assert rig.joins()["w0"].receivers == []
+    assert rig.joins()["w0"].copies == {}
 
 
 def test_the_word_of_the_dead_is_ignored() -> None:
@@ -531,7 +577,7 @@ def test_the_word_of_the_dead_is_ignored() -> None:
     rig.park("w2", step=57)  # it woke up before the kill reached it
     rig.park("w0", "w1", "w3", step=56)
     assert rig.members == ("w0", "w1", "w3")
-    assert rig.joins()["w0"].receivers == []
+    assert rig.joins()["w0"].copies == {}
 
 
 @pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
@@ -588,7 +634,7 @@ def test_a_replacement_joins_at_a_step_boundary() -> None:
     assert rig.stage is Stage.PAUSING
     rig.park("w3", step=61, why="pause")
     assert (rig.stage, rig.members) == (Stage.FORMING, ("w0", "w2", "w3", "w4"))
-    assert rig.joins()["w4"].receivers == [3]
+    assert rig.joins()["w4"].copies == {3: 0}
     assert rig.events(Kind.GENERATION_STARTED)[-1]["cause"] == "grow"
     assert rig.causes() == [("w1", "exit")]
     rig.join(*rig.members, step=61)
@@ -605,10 +651,11 @@ def test_a_rank_that_dies_while_the_others_pause() -> None:
     assert rig.stage is Stage.FORMING
     assert rig.members == ("w0", "w3")
     rig.join(*rig.members, step=61)
+    rig.go_on(62, first=62)
     assert rig.stage is Stage.TRAINING, "the other replacement is on its way, so that one pause serves both"
     rig.ready("w5")
     assert rig.stage is Stage.PAUSING
-    rig.park("w0", "w3", step=62, why="pause")
+    rig.park("w0", "w3", step=63, why="pause")
     assert rig.members == ("w0", "w3", "w4", "w5")
 
 
@@ -619,6 +666,7 @@ def test_the_replacement_dies_while_the_others_pause_for_it() -> None:
     rig.park("w0", "w2", "w3", step=61, why="pause")
     assert (rig.stage, rig.members) == (Stage.FORMING, ("w0", "w2", "w3"))
     rig.join(*rig.members, step=61)
+    rig.go_on(62, first=62)
     assert rig.names()[-1] == "w5", "another replacement is started"
 
 
@@ -633,8 +681,9 @@ def test_nobody_pauses_once_somebody_has_finished() -> None:
     rig = Rig(DropReplica())
     rig.train(steps=56)
     rig.die("w1")
-    rig.park("w0", "w2", "w3", step=99)
-    rig.join(*rig.members, step=99)
+    rig.park("w0", "w2", "w3", step=98)
+    rig.join(*rig.members, step=98)
+    rig.go_on(99, first=99)
     rig.finish("w0")
     rig.ready("w4")
     assert rig.got(PauseRequest) == []
@@ -699,6 +748,7 @@ def test_a_spare_that_dies_during_a_recovery_is_replaced_after_it(moment: str) -
     if moment == "forming":
         rig.die("s5")
     rig.join(*rig.members, step=10)
+    rig.go_on(11, first=11)
     waiting = [name for name in rig.names("spare") if name not in ("s4", "s5")]
     assert len(waiting) == 2, "two spares were promised"
 
@@ -709,6 +759,7 @@ def test_a_replacement_that_dies_before_it_is_ready_is_replaced() -> None:
     rig.die("w1")
     rig.park("w0", "w2", "w3", step=10)
     rig.join(*rig.members, step=10)
+    rig.go_on(11, first=11)
     rig.die("w4", how="exit code 1")
     assert rig.names()[-1] == "w5"
 
@@ -719,12 +770,13 @@ def test_replacements_that_never_start_are_not_started_for_ever() -> None:
     rig.die("w1")
     rig.park("w0", "w2", "w3", step=10)
     rig.join(*rig.members, step=10)
+    rig.go_on(11, first=11)
     for _ in range(50):
         last = rig.names()[-1]
         if last in rig.members or len(rig.names()) > 40:
             break
         rig.die(last, how="exit code 1")
-    assert len(rig.names()) < 20
+    assert 5 < len(rig.names()) < 20
     assert rig.stage is Stage.TRAINING, "the job itself is well"
 
 
@@ -733,11 +785,14 @@ def test_more_losses_than_spares_shrink_the_world_and_fill_it_again() -> None:
     rig.train(steps=10)
     rig.die("w1", "w2")
     rig.park("w0", "w3", step=10)
-    assert rig.members == ("w0", "w3")
+    assert rig.members == ("w0", "w3", "s4"), "the spare at hand joins at once"
+    assert rig.joins()["s4"].copies == {2: 0}
     rig.join(*rig.members, step=10)
-    assert rig.stage is Stage.PAUSING, "the spare at hand joins at once"
-    rig.park("w0", "w3", step=11, why="pause")
-    assert rig.members == ("w0", "w3", "s4")
+    rig.go_on(11, first=11)
+    rig.ready(*(name for name in rig.names() if name not in ("w0", "w1", "w2", "w3", "s4")))
+    assert rig.stage is Stage.PAUSING
+    rig.park("w0", "w3", "s4", step=11, why="pause")
+    assert len(rig.members) == 4
 
 
 def test_everybody_lost_means_a_checkpoint_under_every_strategy() -> None:
@@ -868,3 +923,41 @@ def test_no_order_of_news_confuses_the_supervisor(strategy: Strategy, choices: l
     rig.control.stop("halted", "enough")
     rig.die(*rig.names())
     assert rig.control.done
+
+
+def test_one_of_a_broken_replica_steps_in_while_the_others_still_form() -> None:
+    rig = Rig(DropReplica(), shards=2)
+    rig.train(steps=10)
+    rig.die("w3")
+    rig.park("w0", "w1", "w2", step=10)
+    assert rig.members == ("w0", "w1")
+    assert "w2" not in rig.hands.killed
+    rig.die("w0")
+    rig.park("w1", step=10)
+    assert rig.members == ("w2", "w1"), "it holds the same shard at the same step"
+    assert (rig.joins()["w2"].copies, rig.joins()["w2"].shards) == ({}, 2)
+
+
+def test_the_state_of_one_that_waits_is_worth_nothing_once_the_others_train() -> None:
+    rig = Rig(DropReplica(rejoin=False), shards=2)
+    rig.train(steps=10)
+    rig.die("w3")
+    rig.park("w0", "w1", "w2", step=10)
+    rig.join("w0", "w1", step=10)
+    rig.die("w0")
+    rig.park("w1", step=10)
+    form = rig.control._formation.pending
+    assert form is not None and form.state is StateFrom.CHECKPOINT
+    reason = rig.events(Kind.DECISION)[-1]["reason"]
+    assert "nobody is left who holds shard 0: only a checkpoint or a memory copy can help" in reason
+
+
+def test_ranks_that_lack_only_the_end_of_a_step_are_told_it() -> None:
+    rig = Rig(HotSpare(), shards=2)
+    rig.train(steps=10)
+    rig.die("w3")
+    rig.park("w0", step=11)
+    rig.park("w1", "w2", step=10, pending=11)
+    join = rig.joins()["w1"]
+    assert rig.members == ("w0", "w1", "w2", "s4")
+    assert (join.finish, join.copies) == (11, {3: 1})

@@ -89,6 +89,21 @@ def test_a_rank_that_left_out_a_collective_of_its_step_is_to_blame_though_it_wai
     assert "without entering collective 3, in which the others wait" in hang.detail
 
 
+@pytest.mark.parametrize("phase", ["forward", "collective", "checkpoint"])
+def test_a_stopped_rank_is_certain_and_found_within_eight_steps(phase: str) -> None:
+    marks = {"w0": mark("collective", collective=2), "w1": mark(phase, collective=1)}
+    assert hung(marks, for_s=0.28, states={"w1": "T"}) is None
+    assert hung(marks, for_s=0.36, states={"w1": "T"}) == "w1", "less than 8 steps of 50 ms"
+    assert hung(marks, for_s=0.36, states={"w1": "S"}) is None, "what only sleeps may still wake up"
+
+
+def test_a_stopped_rank_of_a_fast_job_is_found_after_the_floor() -> None:
+    marks = {"w0": mark("collective", collective=2), "w1": mark("forward", collective=1)}
+    detector = trained(step_s=0.01)
+    assert watch(detector, marks, for_s=0.24, states={"w1": "T"}) is None
+    assert watch(detector, marks, for_s=0.04, states={"w1": "T"}) is not None
+
+
 def test_a_stopped_rank_in_an_earlier_collective_is_to_blame() -> None:
     marks = {"w0": mark("collective", collective=3), "w1": mark("collective", collective=2)}
     assert hung(marks, for_s=1, states={"w1": "T"}) == "w1"
@@ -128,8 +143,8 @@ def test_all_in_one_collective_is_nobodys_hang_but_the_networks() -> None:
 
 def test_one_stopped_by_a_signal_in_a_collective_that_all_have_entered_is_named() -> None:
     marks = {name: mark("collective") for name in ("w0", "w1", "w2")}
-    assert hung(marks, for_s=0.58, states={"w1": "T"}) is None
-    assert hung(marks, for_s=0.66, states={"w1": "T"}) == "w1"
+    assert hung(marks, for_s=0.28, states={"w1": "T"}) is None
+    assert hung(marks, for_s=0.36, states={"w1": "T"}) == "w1"
 
 
 def test_a_hung_rank_keeps_the_network_from_being_blamed() -> None:
@@ -264,3 +279,24 @@ def test_whoever_waits_in_the_furthest_collective_is_never_accused(
         accused = marks[hang.process]
         furthest = max(m.collective for m in marks.values())
         assert accused.phase != "collective" or accused.collective < furthest
+
+
+def test_who_waits_for_the_own_replica_is_not_late_for_the_others() -> None:
+    """w1 hangs; w0 waits for its shard, and the other replica, collectives further, for both."""
+    marks = {
+        "w0": mark("collective", collective=3),
+        "w1": mark("forward", collective=2),
+        "w2": mark("collective", collective=5),
+        "w3": mark("collective", collective=5),
+    }
+    replicas = {"w0": 0, "w1": 0, "w2": 1, "w3": 1}
+    detector = trained()
+    found = None
+    for look in range(50):
+        found = found or detector.look(1000.0 + look * TICK_S, marks, lambda _: "S", replicas)
+    assert found is not None and found.process == "w1"
+    assert watch(trained(), {**marks, "w1": mark("collective", collective=3)}, for_s=1.0) is not None
+    silent = {**marks, "w1": mark("collective", collective=3)}
+    detector = trained()
+    looks = [detector.look(1000.0 + n * TICK_S, silent, lambda _: "S", replicas) for n in range(40)]
+    assert not any(looks), "all wait: that is nobody's fault before the network's deadline"

@@ -27,9 +27,8 @@ def test_there_is_a_line_for_every_scenario() -> None:
     assert named == {path for readme in READMES for path in readme.parent.glob("*.yaml")}
 
 
-@pytest.mark.parametrize(
-    "line", [LINES[0], *(pytest.param(line, marks=pytest.mark.soak) for line in LINES[1:])]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("line", LINES)
 def test_it_recovers_and_passes(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     code = invoke([*shlex.split(line), "--runs", str(tmp_path), "--quiet"])

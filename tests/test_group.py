@@ -129,7 +129,9 @@ def test_an_abort_frees_all_who_wait_for_a_stopped_rank_and_they_can_go_on_witho
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
+)
 def test_a_dead_peer_and_an_abort_free_everybody_again_and_again(victim: int) -> None:
     with ranks(outlive, 3) as started:
         for rank in started:
@@ -249,11 +251,13 @@ def leave_one_after_another(me: Self) -> list[int]:
         group.form()
         summed(group)
         me.leave()
+        me.settle()
         counts.append(len(os.listdir("/proc/self/fd")))
     return counts
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_generations_leave_nothing_behind() -> None:
     for counts in results(leave_one_after_another, 2):
         assert max(counts[-3:]) <= counts[2] + 2, f"descriptors leak: {counts}"
@@ -290,7 +294,15 @@ def receive(source: int, receivers: tuple[int, ...], me: Self) -> tuple[dict[str
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("source", "receivers"), [(0, (1, 2)), (2, (0,)), (1, (0, 2)), (1, ())])
+@pytest.mark.parametrize(
+    ("source", "receivers"),
+    [
+        (0, (1, 2)),
+        pytest.param(2, (0,), marks=pytest.mark.soak),
+        pytest.param(1, (0, 2), marks=pytest.mark.soak),
+        (1, ()),
+    ],
+)
 def test_a_copied_state_is_exact_and_who_needs_none_keeps_its_own(
     source: int, receivers: tuple[int, ...]
 ) -> None:

@@ -25,7 +25,7 @@ from harness.undoing import mounts
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent
-KILLS, SOME = 20, 3
+KILLS, SOME = 20, 1
 SCENARIOS = (
     "control/store-kill", "gpu/gpu-hang", "link/short-partition", "node/node-kill", "process/oom-kill",
     "process/preemption-notice", "storage/read-only", "storage/torn-checkpoint",
@@ -239,6 +239,7 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
         heal.heal_all(doomed.runs)
 
 
+@pytest.mark.soak
 def test_a_heal_leaves_the_run_beside_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runs in one directory; one is killed and healed while the other trains, and goes on to its end."""
     dead, alive = Doomed(tmp_path, SCENARIO), Doomed(tmp_path, SCENARIO, name="beside")

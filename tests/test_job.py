@@ -95,8 +95,8 @@ class Rank:
         """Order it into the next generation."""
         self.tell(
             Join(
-                generation=generation, rank=0, members=["w0"], store_port=self.store.port, source=None,
-                receivers=[],
+                generation=generation, rank=0, members=["w0"], store_port=self.store.port,
+                copies={},
                 restore=restore, timeout_s=5.0,
             )
         )  # fmt: skip
@@ -354,6 +354,7 @@ def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:
     rank.hear(Joined)
     rank.hear(Finished)
     rank.stop()
+    assert rank.job.state.step == rank.job.config.steps, "every step went through the compiled graph"
 
 
 def test_a_model_that_reduces_its_own_gradients_is_not_attached(rank: Rank) -> None:

@@ -120,6 +120,7 @@ def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_a_real_spare_is_lost_unnoticed(tmp_path: Path) -> None:
     faults = "[{id: f, kind: spare-kill, at: {step: 20}, expect: {outcome: masked}}]"
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)

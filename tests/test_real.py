@@ -69,7 +69,7 @@ def stored(tmp_path: Path) -> Results:
     return Results.model_validate_json((tmp_path / "runs" / "real" / "latest" / "results.json").read_text())
 
 
-LONG = ("nan", "corrupt checkpoint")
+LONG = ("nan", "corrupt checkpoint", "stop")
 """Others test the same parts for real in less time: these are for make soak."""
 
 
@@ -98,6 +98,7 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
     assert set(lost.values()) == {0.0}
 
 
+@pytest.mark.soak
 def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_path: Path) -> None:
     code, results = run(tmp_path, faults=FAULTS["corrupt checkpoint"], recovery="checkpoint-restart")
     assert code == 0, results.reason
@@ -106,7 +107,7 @@ def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_p
     log = (tmp_path / "runs/real/latest/events/default.r0.faulted").glob("*.jsonl")
     refused = [e for path in log for e in Tail(path).read() if e.kind is Kind.CHECKPOINT_REFUSED]
     assert [e.data["checkpoint"] for e in refused] == ["step-00000016"]
-    assert "SHA-256" in refused[0].data["reason"]
+    assert "has checksum" in refused[0].data["reason"]
 
 
 @pytest.mark.soak
@@ -143,6 +144,7 @@ def final_digest(folder: Path) -> dict[str, Any]:
     return {"step": last.step, **{k: last.data[k] for k in ("parameters", "optimizer", "scheduler")}}
 
 
+@pytest.mark.soak
 def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None:
     recovery = "{strategy: drop-replica, batch: shrink, rejoin: false}"
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 51, phase: data}}]"
@@ -151,6 +153,7 @@ def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None
     assert results.cells[0].metrics["samples_lost"].values == [40.0]  # 4 samples in each of steps 51 to 60
 
 
+@pytest.mark.soak
 def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +166,7 @@ def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
     assert [s.line for s in results.slas] == [8]
 
 
+@pytest.mark.soak
 def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 400}}]"
     code, results = run(
@@ -172,6 +176,7 @@ def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     assert "400" in results.reason or any("400" in sla.detail for sla in results.slas)
 
 
+@pytest.mark.soak
 def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
     code, results = run(tmp_path, workload=MLP, recovery="none", more='sla: {recovery_time: ["max < 5s"]}')
     assert code == 1

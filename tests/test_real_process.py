@@ -34,7 +34,14 @@ def only(results: Results) -> Incident:
     return incident
 
 
-@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        pytest.param("checkpoint-restart", marks=pytest.mark.soak),
+        pytest.param("drop-replica", marks=pytest.mark.soak),
+        "hot-spare",
+    ],
+)
 def test_a_notice_is_used_to_leave_without_losing_a_step(tmp_path: Path, recovery: str) -> None:
     code, results = play(tmp_path, "process-term", recovery, params="{grace_s: 20}")
     assert code == 0, results.reason
@@ -44,6 +51,7 @@ def test_a_notice_is_used_to_leave_without_losing_a_step(tmp_path: Path, recover
     assert incident.recovery_time is not None and incident.recovery_time < 20
 
 
+@pytest.mark.soak
 def test_an_unheeded_notice_ends_in_a_kill(tmp_path: Path) -> None:
     code, results = play(tmp_path, "process-term", "none", params="{grace_s: 0.05}")
     assert code == 1
@@ -51,6 +59,7 @@ def test_an_unheeded_notice_ends_in_a_kill(tmp_path: Path) -> None:
     assert (incident.landed, incident.outcome) == (True, "fail-stop")
 
 
+@pytest.mark.soak
 def test_a_segmentation_fault_is_one(tmp_path: Path) -> None:
     code, results = play(tmp_path, "process-segv", "hot-spare")
     assert code == 0, results.reason
@@ -74,6 +83,7 @@ def test_a_left_out_collective_is_blamed_on_the_rank_that_left_it_out(tmp_path: 
     assert "without entering collective" in str(incident.evidence["seen"])
 
 
+@pytest.mark.soak
 def test_a_crash_loop_ends_with_a_clear_word(tmp_path: Path) -> None:
     code, results = play(
         tmp_path, "crash-loop", "{strategy: hot-spare, spares: 4}", more="expect: {outcome: fail-stop}"

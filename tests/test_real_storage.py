@@ -50,7 +50,7 @@ def mounted(path: Path) -> list[str]:
         pytest.param(
             "disk-full", "{by: shrink, size_mib: 8}", "No space left on device", marks=pytest.mark.soak
         ),
-        ("read-only", "{}", "Read-only file system"),
+        pytest.param("read-only", "{}", "Read-only file system", marks=pytest.mark.soak),
     ],
 )
 def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
@@ -72,7 +72,7 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
 @pytest.mark.parametrize(
     ("mode", "stage"),
     [
-        ("torn", "data"),
+        pytest.param("torn", "data", marks=pytest.mark.soak),
         pytest.param("torn", "manifest", marks=pytest.mark.soak),
         ("lose-unsynced", "renamed"),
     ],
@@ -91,6 +91,47 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode
     assert not events(tmp_path, Kind.CHECKPOINT_REFUSED)
 
 
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        "fsdp",
+        pytest.param("ddp", marks=pytest.mark.soak),
+        pytest.param("{hsdp: {replicas: 2, shards: 2}}", marks=pytest.mark.soak),
+    ],
+)
+def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exactly(
+    tmp_path: Path, parallelism: str
+) -> None:
+    saves = "mode: async, sharded: true, delta: 3"
+    workload = MLP.replace("every: 10", f"every: 10, {saves}")[:-1] + f", parallelism: {parallelism}}}"
+    slow = "{id: slow, kind: io-slow, params: {delay_s: 0.01}, target: {rank: 0}, at: {step: 5}, duration: {steps: 30}}"
+    code, results = run(
+        tmp_path, workload=workload, recovery="checkpoint-restart", faults=f"[{slow}, {KILL}]"
+    )
+    passes(code, results)
+    restored = results.faults[-1].restored_step
+    assert restored and [cell.exactness for cell in results.cells] == ["bit for bit"]
+    for event in events(tmp_path, Kind.CHECKPOINT_COMMITTED)[:2]:
+        assert event.data["blocked_s"] < event.data["seconds"] / 2, (
+            "training waits for the copy, not for the slow disk"
+        )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
+def test_a_save_in_the_background_that_was_cut_off_is_never_restored(tmp_path: Path, mode: str) -> None:
+    fault = (
+        f"[{{id: t, kind: checkpoint-corrupt, params: {{mode: {mode}, stage: data}}, "
+        "target: {checkpoint: latest}, at: {step: 25}, expect: {detected_by: exit}}]"
+    )
+    workload = MLP.replace("every: 10", "every: 10, mode: async")
+    code, results = run(tmp_path, workload=workload, recovery="checkpoint-restart", faults=fault)
+    passes(code, results)
+    assert results.faults[0].restored_step == 20
+    assert not events(tmp_path, Kind.CHECKPOINT_REFUSED)
+
+
+@pytest.mark.soak
 def test_two_data_files_exchanged_are_refused(tmp_path: Path) -> None:
     fault = (
         "[{id: swap, kind: checkpoint-corrupt, params: {mode: swap-shard}, target: {checkpoint: latest}, "

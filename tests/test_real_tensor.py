@@ -20,6 +20,9 @@ SILENT = [
 ]  # fmt: skip
 
 
+BLIND = MLP.replace("ranks: 4", "ranks: 4, verify_every: 0")  # replicas do not compare their states
+
+
 def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
     """One fault of several, each in a step of its own."""
     return (
@@ -51,10 +54,40 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
 
 
+@pytest.mark.parametrize(
+    ("recovery", "fault"),
+    [
+        ("hot-spare", "{id: f, kind: replica-desync, target: {rank: 0}, at: {step: 22}}"),
+        *(
+            pytest.param(
+                recovery,
+                "{id: f, kind: tensor-corrupt, params: {surface: SURFACE, op: bitflip, bit: 3}, "
+                "target: {rank: 2}, at: {step: 22}}".replace("SURFACE", surface),
+                marks=pytest.mark.soak,
+            )
+            for recovery in ("checkpoint-restart", "drop-replica", "hot-spare")
+            for surface in ("parameter", "optimizer_state")
+        ),
+    ],
+)
+def test_a_replica_that_differs_is_named_and_gets_the_others_state(
+    tmp_path: Path, recovery: str, fault: str
+) -> None:
+    code, results = run(tmp_path, workload=MLP, recovery=recovery, faults=f"[{fault}]")
+    passes(code, results)
+    (incident,) = results.faults
+    rank = 0 if "desync" in fault else 2
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("diverged", rank, "recovered")
+    digests = events(tmp_path, Kind.STATE_DIGEST)
+    last = max(event.step or 0 for event in digests)
+    held = [(e.data["parameters"], e.data["optimizer"]) for e in digests if e.step == last]
+    assert len(held) == 4 and len(set(held)) == 1
+
+
 @pytest.mark.soak
 def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
     faults = ", ".join(corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT))
-    _, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{faults}]")
+    _, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{faults}]")
     seen = {incident.fault: (incident.landed, incident.healed) for incident in results.faults}
     assert seen == {f"f{n}": (True, True) for n in range(len(SILENT))}
     assert not events(tmp_path, Kind.FAILURE_DETECTED)
@@ -65,7 +98,7 @@ def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> Non
 @pytest.mark.soak
 def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path) -> None:
     drift = "{id: drift, kind: replica-desync, target: {rank: 1}, at: {step: 25}}"
-    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=f"[{drift}]")
+    code, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{drift}]")
     assert code == 1
     red = {name for name, f in results.cells[0].invariants.items() if f.verdict == "fail"}
     assert red == {"replica-equality", "loss-equality"}

@@ -141,7 +141,7 @@ def test_a_killed_rank_is_recovered_without_the_harness(
     job.wait_for(lambda: job.trained(40))
     kill(job.pid_of("w2"))
     assert job.end() == 0, job.said
-    assert "failure: rank 2 (w2), exit: signal 9" in job.said
+    assert "failure: rank 2 (w2), exit: " in job.said and "w2 ended: signal 9" in job.said
     assert "recovery: decision: " in job.said and "recovery: recovered: step " in job.said
     assert f"recovery: completed: {STEPS} steps committed" in job.said
     if exact:
@@ -151,6 +151,7 @@ def test_a_killed_rank_is_recovered_without_the_harness(
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
     start: Callable[..., Running], unharmed: dict[str, object]
 ) -> None:
@@ -235,7 +236,7 @@ def test_a_script_that_raises_ends_the_job_and_is_quoted(
     (tmp_path / "train.py").write_text(text.replace(where, f"{where}\n{indent}raise KeyError('the cause')"))
     job = start("--ranks", "2", "--strategy", "none", "--logs", "logs", tmp_path / "train.py")
     assert job.end() == 1
-    assert "exit code 1: KeyError: 'the cause'" in job.said and complaint in job.said
+    assert "KeyError: 'the cause'" in job.said and complaint in job.said
     log = next(text for path in job.events.parent.glob("logs/*") if "Traceback" in (text := path.read_text()))
     assert "raise KeyError('the cause')" in log, "the traceback shows the line of the script"
 
@@ -396,7 +397,7 @@ def test_a_defect_of_the_script_is_no_fault_of_the_scenario_and_is_quoted(
     code, results = harness_run(tmp_path, failing)
     assert code == 1
     assert "a failure that no fault explains" in results.reason
-    assert "exit code 1: KeyError: 'the cause'" in results.reason
+    assert "KeyError: 'the cause'" in results.reason
     logs = [path.read_text() for path in tmp_path.glob("runs/failing/latest/logs/*/*.log")]
     assert any('raise KeyError("the cause")' in text for text in logs)
 

@@ -118,6 +118,7 @@ def test_a_short_stop_is_masked_and_healed(tmp_path: Path) -> None:
     assert results.faults[0].witness == "kernel: process state" and results.faults[0].healed
 
 
+@pytest.mark.soak
 def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
     expect = "expect: {outcome: recovered, detected_by: hang}"
     fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, at: {{step: 12}}, {expect}}}"
@@ -224,6 +225,7 @@ def test_a_daemon_is_not_left_behind(tmp_path: Path) -> None:
     assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
 
 
+@pytest.mark.soak
 def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
     scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--stubborn"), deadline="3s")
     code, results = run(tmp_path, scenario)
@@ -242,6 +244,7 @@ def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
+@pytest.mark.soak
 def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
     fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.5s}"
     argv = command("--steps", "90", "--restarts", "100", "--save-every", "1")

@@ -177,6 +177,8 @@ def test_no_value_gives_a_traceback(
     path = tmp_path_factory.mktemp("odd") / "s.yaml"
     path.write_text(json.dumps(tree))
     try:
-        load(path, CATALOGUE)
-    except ScenarioError:
-        pass
+        found = load(path, CATALOGUE)
+    except ScenarioError as error:
+        assert str(error), "refused, with words"
+    else:
+        assert found.cells

@@ -75,7 +75,14 @@ def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> N
     assert b"\0" not in kept
 
 
-@pytest.mark.parametrize(("end", "restarts"), [("sys.exit(1)", 0), ("time.sleep(60)", 0), (ONCE, 1)])
+@pytest.mark.parametrize(
+    ("end", "restarts"),
+    [
+        ("sys.exit(1)", 0),
+        pytest.param("time.sleep(60)", 0, marks=pytest.mark.soak),
+        pytest.param(ONCE, 1, marks=pytest.mark.soak),
+    ],
+)
 def test_a_command_that_fails_by_itself_proves_nothing(steps: Path, end: str, restarts: int) -> None:
     (steps / "steps.py").write_text(STEPS + f"    if step == 20: {end}\n")
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"

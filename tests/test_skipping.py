@@ -17,6 +17,7 @@ from recovery import fallback, order
 from recovery.checkpoints import newest_first, verify
 from recovery.mechanisms.examine import spoilt_samples
 from recovery.mechanisms.reduce import GradientReducer
+from recovery.mechanisms.step import Step
 from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
@@ -149,7 +150,7 @@ def test_a_broken_rank_does_not_accuse_its_samples() -> None:
 def joined(rank: Rank, generation: int, **more: Any) -> None:
     rank.tell(
         Join(
-            generation=generation, rank=0, members=["w0"], store_port=rank.store.port, source=None, receivers=[],
+            generation=generation, rank=0, members=["w0"], store_port=rank.store.port, copies={},
             restore=False, timeout_s=5.0, **more,
         )
     )  # fmt: skip
@@ -198,11 +199,11 @@ def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(tmp_path: Path
     job = rank.job
     job.rank, job.world = 1, 2
     job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1)
-    attempt = job._attempt(1)
+    attempt = Step(job, 1, job.micro_batches(1))
     assert (attempt.count, attempt.samples) == (0, order.batch(1, 4, 64, 5)[3:])
     job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5), 1)
     with pytest.raises(RuntimeError, match="every sample of step 1 is left out"):
-        job._attempt(1)
+        job.micro_batches(1)
     rank.channel.close()
 
 

@@ -99,6 +99,17 @@ def test_node_and_rack_narrow_the_candidates() -> None:
     assert refusal({"rack": 2})[1] == ("rack",)
 
 
+def test_a_replica_is_all_the_ranks_that_hold_one_copy() -> None:
+    two = Topology(ranks=8, nodes=4, shards=4)
+    assert (two.replicas, two.ranks_of(1), two.whole({0, 4, 5, 6, 7})) == (2, (4, 5, 6, 7), 1)
+    assert hit({"replica": 1}, place=two).ranks == (4, 5, 6, 7)
+    some = hit({"replica": 1, "select": {"count": 2}, "exclude": {"ranks": [5]}}, place=two).ranks
+    assert len(some) == 2 and set(some) < {4, 6, 7}
+    assert hit({"replica": 1}, NODE, place=two).nodes == (2, 3)
+    assert hit({"replica": 5}).ranks == (5,), "in data-parallel training a replica is one rank"
+    assert refusal({"replica": 2}, place=two) == ("there is no replica 2 among 2", ("replica",))
+
+
 def test_node_faults_choose_nodes() -> None:
     assert hit({"node": 2}, NODE) == Targets(nodes=(2,))
     assert hit({"rank": 5}, NODE) == Targets(nodes=(2,))

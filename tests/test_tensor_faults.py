@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulate import cell_of
-from test_sim import SPARE, STRATEGIES, found, of
+from simulate import cell_of, evidence, play
+from test_sim import RESTART_ALL, SPARE, STRATEGIES, found, of
 
 from chaos.events import Kind
 from chaos.fault import Fault
@@ -33,13 +33,18 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
     assert {e.data["rank"] for e in of(faulted, Kind.FAILURE_DETECTED)} == {1}
 
 
+STATE = ("parameter", "optimizer_state")
+
+
 @pytest.mark.parametrize("surface", [*SURFACES, "rng"])
 @pytest.mark.parametrize("op", ["bitflip", "scale", "stale", "zero"])
 def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, memory: Path) -> None:
+    """Of what is summed over the ranks always; of one rank's state where nobody compares."""
     if (surface, op) == ("rng", "scale"):
         return
     fault = tensor(params={"surface": surface, "op": op})
-    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
+    compared = 0 if surface in STATE else None
+    faulted, problems = found(cell_of(SPARE, [fault], verify_every=compared), memory, 3)
     assert faulted.outcome == "completed"
     assert not of(faulted, Kind.FAILURE_DETECTED)
     assert [e.data["witness"] for e in of(faulted, Kind.FAULT_LANDED)] == ["rank: tensor digests"]
@@ -47,10 +52,70 @@ def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, 
     assert set(problems) <= {"loss-equality", "replica-equality"}
 
 
+@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("surface", STATE)
+@pytest.mark.parametrize("op", ["bitflip", "scale", "stale", "zero"])
+def test_a_state_that_differs_is_named_and_replaced(
+    surface: str, op: str, recovery: str, memory: Path
+) -> None:
+    expect = {"detected_by": "diverged", "outcome": "recovered", "blame": "rank"}
+    fault = tensor(params={"surface": surface, "op": op}, expect=expect)
+    faulted, problems = found(cell_of(recovery, [fault]), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    (failure,) = of(faulted, Kind.FAILURE_DETECTED)
+    assert (failure.step, failure.data["rank"]) == (40, 1)
+    assert evidence(faulted, None).measures.values["replicas_diverged"] == [1.0]
+    # The checkpoint of that step may hold the same corruption; nobody trusts it.
+    saved, gone = (
+        [e.step for e in of(faulted, kind) if e.generation == 1 + deletes and (e.step or 0) >= 40]
+        for deletes, kind in enumerate((Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_DELETED))
+    )
+    assert gone == saved
+    assert bool(saved) == (recovery != RESTART_ALL)  # it kills the rank that saves at once
+    resumed = [e.step for e in of(faulted, Kind.GENERATION_READY)]
+    assert resumed[1] == (30 if recovery == RESTART_ALL else 40)
+    again = [e for e in of(faulted, Kind.STATE_DIGEST) if e.step == 60]
+    assert len(again) == 4 and len({e.data["parameters"] for e in again}) == 1
+
+
 def test_a_replica_that_drifts_is_found_at_the_next_digest(memory: Path) -> None:
-    _, problems = found(cell_of(SPARE, [tensor("replica-desync")]), memory, 3)
+    _, problems = found(cell_of(SPARE, [tensor("replica-desync")], verify_every=0), memory, 3)
     assert set(problems) == {"replica-equality", "loss-equality"}
     assert "step 40" in problems["replica-equality"]
+
+
+def test_replicas_compare_as_often_as_they_are_told(memory: Path) -> None:
+    faulted, problems = found(cell_of(SPARE, [tensor("replica-desync")], verify_every=5), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert [e.step for e in of(faulted, Kind.FAILURE_DETECTED)] == [35]
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_two_replicas_that_differ_go_back_to_where_they_agreed(recovery: str, memory: Path) -> None:
+    cell = cell_of(recovery, [tensor("replica-desync")], ranks=2)
+    faulted, problems = found(cell, memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    (failure,) = of(faulted, Kind.FAILURE_DETECTED)
+    assert (failure.step, failure.data["process"]) == (40, None)
+    (ready,) = [e for e in of(faulted, Kind.GENERATION_READY) if e.generation == 2]
+    assert (ready.step, ready.data["checkpoint"]) == (30, "step-00000030")
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_nobody_can_say_who_is_right_and_there_is_nothing_to_go_back_to(recovery: str, memory: Path) -> None:
+    fault = {**tensor("replica-desync"), "at": {"step": 3}}
+    faulted = play(cell_of(recovery, [fault], ranks=2), memory, seed=3)
+    assert faulted.outcome == "gave-up"
+    assert "no checkpoint from before they last agreed" in of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
+
+
+def test_one_that_differs_again_is_replaced(memory: Path) -> None:
+    faults = [tensor("replica-desync"), {**tensor("replica-desync"), "id": "again", "at": {"step": 47}}]
+    faulted, problems = found(cell_of(SPARE, faults), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    refilled, replaced = of(faulted, Kind.DECISION)[:2]
+    assert "held another state than most" in refilled.data["reason"]
+    assert "takes over from w1" in replaced.data["reason"]
 
 
 def test_wrong_data_change_the_result_and_not_the_accounts(memory: Path) -> None:

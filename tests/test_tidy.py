@@ -17,6 +17,7 @@ LONGEST_FILE = 400
 UNBOUNDED = {
     "recovery/joining.py: _PLACE.get()": "a context variable: nothing is waited for",
     "recovery/job.py: self.agent.orders.get()": "the agent ends the process when the supervisor is gone",
+    "recovery/pieces.py: thread.join()": "each ends with the piece it reads, as the thread that joins has done",
     "recovery/mechanisms/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
 }
 """Waits without a bound of their own -> what bounds them."""

@@ -16,11 +16,11 @@ from recovery.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
 
 MESSAGES = [
     Join(
-        generation=3, rank=1, members=["w0", "s4"], store_port=4711, source=0, receivers=[1], restore=False,
+        generation=3, rank=1, members=["w0", "s4"], store_port=4711, copies={1: 0}, restore=False,
         timeout_s=60.0,
     ),
     Join(
-        generation=1, rank=0, members=["w0"], store_port=1, source=None, receivers=[], restore=True,
+        generation=1, rank=0, members=["w0"], store_port=1, copies={}, restore=True,
         timeout_s=0.5,
     ),
     Abort(generation=2),
@@ -34,6 +34,7 @@ MESSAGES = [
     wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),
     wire.Joined(generation=2, step=56, checkpoint=None),
     wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
+    wire.Digest(generation=2, step=20, digest="00ff"),
     wire.Failed(error="ValueError: no"),
     wire.Notice(),
     wire.Finished(step=100),

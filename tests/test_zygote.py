@@ -204,7 +204,9 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
             cluster.close()
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.soak)]
+)
 def test_nothing_outlives_a_harness_that_is_killed(tmp_path: Path, stop: bool) -> None:
     harness = subprocess.Popen(
         [sys.executable, "-c", HARNESS, str(tmp_path), str(ROOT / "tests")],

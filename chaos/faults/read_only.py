@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events import Event, Kind
+from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import StorageTarget
+from chaos.witness import refused_write
 
 
 class ReadOnly(Fault):
@@ -37,10 +38,4 @@ class ReadOnly(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """What the kernel answered to a write from outside."""
-        for event in events:
-            if event.kind is not Kind.FAULT_EFFECT or event.data["fault"] != occurrence.fault:
-                continue
-            seen = event.data["evidence"].get("errno")
-            if event.data["occurrence"] == occurrence.number and seen == "EROFS":
-                return Landed(witness="kernel: write from outside", evidence={"errno": "EROFS"})
-        return None
+        return refused_write(occurrence, events, "EROFS")

@@ -38,8 +38,8 @@ def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
         ):
             message = "times of mtbf, weibull and trace are not replayed: each would fire again after every rollback"
             yield Problem(loc=("faults", index, "retrigger"), message=message)
-        target, every = fault.target.checkpoint, scenario.workload.checkpoint.every
-        if isinstance(target, CheckpointTarget) and target.step % every:
+        target, every = fault.target.checkpoint, scenario.workload.checkpoint.steps
+        if isinstance(target, CheckpointTarget) and every and target.step % every:
             message = f"no checkpoint is made at step {target.step}: one is made every {every} steps"
             yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
 
@@ -88,10 +88,16 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
 
 def _no_save(fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc) -> Iterator[Problem]:
     """Trouble with saving that is over before anybody saves."""
-    kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.every
+    kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.steps
     saves = getattr(kind, "where", None) is Where.STORAGE or getattr(kind, "on_saves", False)
     points = fault.at.all_steps()
-    if not saves or scenario.workload.command or not points or not isinstance(fault.duration, StepsDuration):
+    if (
+        not saves
+        or not every
+        or scenario.workload.command
+        or not points
+        or not isinstance(fault.duration, StepsDuration)
+    ):
         return
     last = fault.duration.steps
     if all((step + last) // every == (step - 1) // every for step in points):
@@ -120,7 +126,7 @@ def _never_steady(scenario: Scenario) -> Iterator[Problem]:
     """A steady state that the run cannot come to before its first fault."""
     certain = [step for f in scenario.faults if f.at.probability == 1 for step in f.at.all_steps()]
     steps = min([scenario.workload.steps, *(step - 1 for step in certain)])
-    most = {"committed_steps": steps, "healthy_replicas": scenario.workload.ranks}
+    most = {"committed_steps": steps, "healthy_replicas": scenario.topology.replicas}
     for index, check in enumerate(scenario.steady_state):
         rule = parse_steady(check.check)
         best = most.get(rule.name, math.inf)

@@ -62,6 +62,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         strategy, found = _strategy(tree.get("recovery"), catalogue)
         problems += found
     workload, _ = validate(WorkloadSpec, tree.get("workload"))
+    problems += _elastic(workload, strategy)
     faults = _items(tree.get("faults"))
     setting = _setting(tree, catalogue, workload, strategy)
     for index, raw in enumerate(faults):
@@ -176,6 +177,16 @@ def _strategy(raw: Any, catalogue: Catalogue) -> tuple[BaseModel | None, list[Pr
     return _plugin(
         raw.get("strategy"), params, catalogue.strategies, "strategy", (("recovery", "strategy"), base)
     )
+
+
+def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator[Problem]:
+    elastic = workload is not None and workload.determinism == "elastic"
+    if elastic and getattr(strategy, "batch", None) == "shrink":
+        yield Problem(
+            loc=("workload", "determinism"),
+            message="determinism: elastic promises the same result however many ranks there are, and recovery with "
+            "batch: shrink leaves samples of missing ranks out: use batch: constant, or determinism: default",
+        )
 
 
 def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:

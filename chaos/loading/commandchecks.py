@@ -72,7 +72,11 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         if name in workload and not (name == "params" and "size" in workload):  # where size was merged into
             message = f"{name} is for built-in workloads: a command takes its own options"
             yield Problem(loc=("workload", name), message=message, on_key=True)
-    for name in ("every", "keep") if isinstance(workload.get("checkpoint"), dict) else ():
+    for name in (
+        ("every", "keep", "mode", "sharded", "delta", "mtbf")
+        if isinstance(workload.get("checkpoint"), dict)
+        else ()
+    ):
         if name in workload["checkpoint"]:
             message = f"a command decides {name} itself; say only its checkpoint.directory"
             yield Problem(loc=("workload", "checkpoint", name), message=message, on_key=True)

@@ -25,13 +25,14 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "trace": "the name of a CSV or JSON file",
         "invariants": "default, a list of checker names, or {leave_out: [names]}",
         "progress": "beacon or {regex: '...'}",
+        "parallelism": "ddp, fsdp or {hsdp: {replicas: R, shards: S}}",
     }
 )
 # The models of such a field -> the key that tells that this one was meant.
 _TELLING: Mapping[str, str] = MappingProxyType(
     {
         "StepsDuration": "steps", "CountTarget": "count", "PercentTarget": "percent", "MaxRetrigger": "max",
-        "CheckpointTarget": "step", "TraceSpec": "file",
+        "CheckpointTarget": "step", "TraceSpec": "file", "Hybrid": "hsdp",
     }
 )  # fmt: skip
 _UNIT_WORDS: Mapping[str, str] = MappingProxyType(

@@ -59,7 +59,10 @@ class Setting:
         if self.workload is None or self.launcher is None:
             return None
         place = self.launcher
-        return Topology(ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack)
+        return Topology(
+            ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack,
+            shards=self.workload.shards,
+        )  # fmt: skip
 
     @property
     def scope(self) -> Scope | None:
@@ -130,8 +133,14 @@ def _phase(
     if phase not in (None, "any") and phases and phase not in phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(phases)}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
-    every = workload.checkpoint.every if workload else 1
-    if phase == "checkpoint" and any(step % every for step in spec.at.all_steps()):
+    every = workload.checkpoint.steps if workload else 1
+    if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
+        message = (
+            f"checkpoints are made every {workload.checkpoint.every} here, at steps that nobody knows beforehand: "
+            "for phase checkpoint use a number of steps as workload.checkpoint.every"
+        )
+        yield Problem(loc=(*loc, "at", "phase"), message=message)
+    elif phase == "checkpoint" and every and any(step % every for step in spec.at.all_steps()):
         message = f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of {every}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
 
@@ -164,7 +173,7 @@ def _target_keys(spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Sett
         yield Problem(loc=(*at, "role"), message=message)
     if target.link is not None and where != Where.LINK:
         yield Problem(loc=(*at, "link"), message=f"{spec.kind} does not act on links", on_key=True)
-    yield from _names_one(target, at)
+    yield from _names_one(target, at, setting.topology.shards if setting.topology else 1)
     if where in (Where.RANK, Where.LINK) and target.role == "spare":
         doing = "acts inside a training rank" if where == Where.RANK else "acts on links between ranks"
         message = f"{spec.kind} {doing}, and a spare does not train"
@@ -176,13 +185,15 @@ def _target_keys(spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Sett
         )
 
 
-def _names_one(target: TargetSpec, at: Loc) -> Iterator[Problem]:
+def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
     named = [name for name in ("rank", "replica", "link") if getattr(target, name) is not None]
     for name in named[1:]:
         message = f"give a {named[0]} or a {name}, not both"
         yield Problem(loc=(*at, name), message=message, on_key=True)
     for name in named[:1]:
         for other in ("select", "node", "rack", "exclude"):
+            if name == "replica" and shards > 1 and other in ("select", "exclude"):
+                continue  # among its ranks
             if other in target.model_fields_set:
                 what = "select" if other == "select" else f"narrow with {other}"
                 message = f"{name} names one target, so there is nothing to {what}"
@@ -213,9 +224,9 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
         topology=scope.topology, protected=scope.protected,
     )  # fmt: skip
     hit = blast.ranks_hit(planned, traits.where, scope.topology)
-    healthy = blast.Damage(active=0, healthy=scope.topology.ranks)
+    healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
     disables = not getattr(setting.kinds[spec.kind], "harmless", False) and traits.where != Where.LINK
-    if reason := blast.refusal(limits, healthy, ranks=hit, disables=disables):
+    if reason := blast.refusal(limits, healthy, ranks=hit, disables=disables, shards=scope.topology.shards):
         yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
 
 
@@ -233,7 +244,8 @@ def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
     """The error of a rank that is not there says which there are."""
     for name in ("rank", "replica"):
         if error.part == (name,):
-            return missing(name, getattr(target, name), scope.topology.ranks)
+            place = scope.topology
+            return missing(name, getattr(target, name), place.ranks if name == "rank" else place.replicas)
     return str(error)
 
 
@@ -272,5 +284,6 @@ def _too_much(active: Sequence[PlannedFault], setting: Setting, scope: Scope) ->
         where = getattr(kind, "where", None)
         if not getattr(kind, "harmless", False) and where in (Where.PROCESS, Where.RANK, Where.NODE):
             hit |= blast.ranks_hit(fault, where, scope.topology)
-    before = blast.Damage(active=len(active) - 1, healthy=scope.topology.ranks)
-    return blast.refusal(setting.limits, before, ranks=hit, disables=bool(hit))
+    before = blast.Damage(active=len(active) - 1, healthy=scope.topology.replicas)
+    shards = scope.topology.shards
+    return blast.refusal(setting.limits, before, ranks=hit, disables=bool(hit), shards=shards)

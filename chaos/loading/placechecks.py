@@ -17,8 +17,8 @@ def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
     """What the blast radius names."""
     yield from _missing("rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks"))
     least = limits.min_healthy_replicas
-    if least is not None and least > place.ranks:
-        message = f"there are only {place.ranks} replicas, so {least} cannot be healthy"
+    if least is not None and least > place.replicas:
+        message = f"there are only {place.replicas} replicas, so {least} cannot be healthy"
         yield Problem(loc=("blast_radius", "min_healthy_replicas"), message=message)
 
 
@@ -33,16 +33,15 @@ def possible(limits: BlastRadius, place: Topology) -> BlastRadius:
     least = limits.min_healthy_replicas
     return (
         limits
-        if least is None or least <= place.ranks
+        if least is None or least <= place.replicas
         else limits.model_copy(update={"min_healthy_replicas": None})
     )
 
 
 def missing(what: str, number: int, there: int) -> str:
     """That there is no such rank or node, and which there are."""
-    counted = "ranks" if what == "replica" else f"{what}s"
     only = (
-        f"{what} 0 is the only one" if there == 1 else f"with {there} {counted} they go from 0 to {there - 1}"
+        f"{what} 0 is the only one" if there == 1 else f"with {there} {what}s they go from 0 to {there - 1}"
     )
     return f"there is no {what} {number}: {only}"
 

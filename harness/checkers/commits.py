@@ -6,8 +6,10 @@ import itertools
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, verdict_of
+from harness.checkers.memory import PLACE, held_in_memory
 from harness.lineage import Generation, History
 from harness.results import Finding
+from recovery.memory.header import is_memory
 
 
 def no_lost_commit(evidence: Evidence) -> Finding:
@@ -53,10 +55,13 @@ def _acknowledged(history: History, generation: Generation) -> int:
     for event in history.log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
         if event.time_ns > until:
             break
+        if event.data.get("place") == PLACE:
+            continue
         if event.kind is not Kind.CHECKPOINT_COMMITTED:
             known.pop(event.data["checkpoint"], None)
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0
+    known |= held_in_memory(history.log, until_ns=until, before=generation.number)
     return max(known.values(), default=0)
 
 
@@ -123,7 +128,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
-            if good.pop(name, None) is not None and not good:
+            if good.pop(name, None) is not None and all(is_memory(other) for other in good):
                 problems.append(f"{name} was deleted though no other good checkpoint was left")
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1

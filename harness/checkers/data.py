@@ -20,9 +20,11 @@ def sample_accounting(evidence: Evidence) -> Finding:
     if not history.committed_step:
         return unknown("no step was committed, so no sample can be accounted for")
     found = account(history)
-    unjustified = _unjustified(history)
+    due = 1 if evidence.cell.scenario.recovery.params.get("nonfinite") == "skip" else 2
+    unjustified = _unjustified(history, due)
     if unjustified:
-        return failed(f"{unjustified[0]}, though that step was not refused twice")
+        times = "twice" if due == 2 else "at all"
+        return failed(f"{unjustified[0]}, though that step was not refused {times}")
     numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
     numbers += f", skipped by decision {found.skipped}" if found.skipped else ""
     numbers += f" in steps 1..{found.steps}"
@@ -42,7 +44,10 @@ def sample_accounting(evidence: Evidence) -> Finding:
         return passed(
             f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller world"
         )
-    return failed(f"{numbers}; first at step {min(full or found.lost_in)}")
+    first = min(full or found.lost_in)
+    if all(step in lineage and _cut_off(evidence, lineage[step]) for step in full or found.lost_in):
+        return unknown(f"{numbers}; but from step {first} on the log of a rank is cut off")
+    return failed(f"{numbers}; first at step {first}")
 
 
 def step_arithmetic(evidence: Evidence) -> Finding:
@@ -81,15 +86,25 @@ def _counters(run: StepRun) -> list[str]:
     return problems
 
 
-def _unjustified(history: History) -> list[str]:
-    """Samples left out although nobody had failed twice to compute the step."""
+def _unjustified(history: History, times: int) -> list[str]:
+    """Samples left out although the step had not been refused so often: twice, or once where a whole share is left out
+    at once (``nonfinite: skip``)."""
     refused: dict[int, set[int]] = {}
     for event in history.log.of(Kind.NONFINITE_CAUGHT):
         refused.setdefault(event.step or 0, set()).add(event.generation)
     skips = skips_of(history)
     return [
-        f"sample {s} was left out from step {n} on" for s, n in skips.items() if len(refused.get(n, ())) < 2
+        f"sample {s} was left out from step {n} on"
+        for s, n in skips.items()
+        if len(refused.get(n, ())) < times
     ]
+
+
+def _cut_off(evidence: Evidence, run: StepRun) -> bool:
+    """Whether a member may have taken a share of which nothing is left, because its log has a hole or no end."""
+    takers = {event.actor for event in run.batches}
+    broken = any(log.problems for name, log in evidence.log.actors.items() if name not in takers)
+    return broken and len(takers) < run.world
 
 
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
@@ -101,9 +116,11 @@ def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     problems = []
     for event in run.commits:
         count = event.data["samples"]
-        if count != taken:
+        if count != taken and not _cut_off(evidence, run):
             problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
-        elif count != due and not (evidence.shrinks_batch and run.world < evidence.history.info.ranks):
+        elif count == taken != due and not (
+            evidence.shrinks_batch and run.world < evidence.history.info.ranks
+        ):
             problems.append(f"step {run.step} had {count} samples instead of {due}")
     return problems[:1]
 

@@ -53,8 +53,18 @@ class Evidence:
 
     @property
     def promises_exact(self) -> bool:
-        """Whether this arm's strategy promises a bit-identical result."""
+        """Whether this arm promises a bit-identical result: by its strategy, or by how gradients are summed."""
+        return self.elastic or self.keeps_world
+
+    @property
+    def keeps_world(self) -> bool:
+        """Whether this arm's strategy promises that, and for it that no step is made with fewer ranks."""
         return self.exact.get(self.cell.scenario.recovery.strategy, False)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of ranks makes no difference to the result."""
+        return self.cell.scenario.workload.determinism == "elastic"
 
     @property
     def shrinks_batch(self) -> bool:

@@ -9,7 +9,7 @@ from chaos.events import Event, Kind
 from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.episodes import Episode
-from harness.incidents import recovery_of
+from harness.incidents import diverged, recovery_of
 from harness.results import Finding
 
 
@@ -119,9 +119,11 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     problems = []
     generation = evidence.history.generation_at(event.time_ns)
     members = generation.members if generation else ()
-    hit = event.data["process"] if event.data["process"] in episode.processes else episode.process
+    hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
     rank = members.index(hit) if hit in members else None
-    unblamed = evidence.history.info.observed and event.data["process"] is None
+    # Replicas that differ without a majority: nobody can be named.
+    nameless = evidence.history.info.observed or event.data["cause"] == "diverged"
+    unblamed = nameless and event.data["process"] is None
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
     elif rank is not None and event.data["rank"] not in (None, rank):
@@ -135,7 +137,7 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
 
 def nan_containment(evidence: Evidence) -> Finding:
     """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
-    caught, unless another failure ended the attempt that it was planted in.
+    caught, by itself or by the state it had spoilt, unless another failure ended the attempt that it was planted in.
     """
     problems = []
     count = 0
@@ -150,6 +152,7 @@ def nan_containment(evidence: Evidence) -> Finding:
                         f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
                     )
     caught = [event.time_ns for event in evidence.log.of(Kind.NONFINITE_CAUGHT)]
+    caught += [event.time_ns for event in diverged(evidence.history)]
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
         # NaN is what tensor-corrupt plants unless told otherwise

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.checkers.evidence import Evidence, failed, passed, unknown
-from harness.incidents import final_digests
+from harness.incidents import by_shard, diverged, final_digests
 from harness.lineage import History, history_of
 from harness.measure import skips_of
 from harness.results import Finding
@@ -48,7 +48,7 @@ class Band:
 
 def loss_equality(evidence: Evidence) -> Finding:
     """Losses and final state equal the control arm's, bit for bit where the strategy promises it and the
-    world stayed full, else within the band of this module.
+    world stayed full (or does not matter, with ``determinism: elastic``), else within the band of this module.
     """
     comparison, witness = compare(evidence)
     if comparison == "not compared":
@@ -81,8 +81,16 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     different = _first_difference(history, control)
     if different is None:
         return "bit for bit", f"bit for bit over {len(steps)} steps"
-    shrunk = [run.step for run in history.lineage.values() if run.world < history.info.ranks]
+    shrunk = [
+        run.step
+        for run in history.lineage.values()
+        if run.world < history.info.ranks and not evidence.elastic
+    ]
     skipped = min(skips_of(history).values(), default=None)
+    corrupt = [failure.step for failure in diverged(history)]
+    if evidence.promises_exact and corrupt:
+        why = f"judged by band (gradients of a corrupted state were in the sums until step {corrupt[0]}), "
+        return _by_band(evidence, mine, theirs, steps, why)
     if evidence.promises_exact and skipped is not None:
         return _by_band(
             evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), "
@@ -105,8 +113,9 @@ def _first_difference(history: History, control: History) -> str | None:
             return f"loss {mine[step]!r} at step {step}, the control arm had {theirs[step]!r}"
     ours, others = final_digests(history), final_digests(control)
     for step in sorted(ours.keys() & others.keys()):
-        for part in DIGESTS:
-            if len({event.data[part] for found in (ours, others) for event in found[step].values()}) > 1:
+        mine_by, theirs_by = (by_shard(found[step], history.shards) for found in (ours, others))
+        for part, shard in itertools.product(DIGESTS, range(history.shards)):
+            if len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))}) > 1:
                 return f"{part} differ from the control arm's after step {step}"
     return None
 

@@ -41,7 +41,8 @@ def _seen(rule: SteadyRule, history: History, until_ns: int) -> float | None:
     if rule.name == "committed_steps":
         return float(len({run.step for run in runs}))
     if rule.name == "healthy_replicas":
-        return float(max(ready, key=lambda g: g.number).world)
+        newest = max(ready, key=lambda g: g.number)
+        return float(newest.world // newest.shards)
     times = [run.seconds for run in sorted(runs, key=lambda run: run.end_ns)][-(rule.over or 0) :]
     if len(times) < (rule.over or 0) or statistics.fmean(times) <= 0:
         return None

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.incidents import final_digests
+from harness.checkers.memory import keepers
+from harness.incidents import diverged, final_digests, sound_digests
 from harness.lineage import Generation, History, StepRun
 from harness.partition import checkpoint_stalls
 from harness.results import Finding
@@ -64,7 +65,7 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
         problems.append(
             f"generation {number} has {generation.world} ranks, provisioned were {history.info.ranks}"
         )
-    if generation.world < history.info.ranks and evidence.promises_exact:
+    if generation.world < history.info.ranks and evidence.keeps_world:
         lost = _losses(history, generation)
         if lost <= history.info.spares or history.info.spares == 0:
             problems.append(
@@ -78,16 +79,18 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
 
 
 def _losses(history: History, generation: Generation) -> int:
-    """Members that left between generations up to this one, and spares that died, or were about to, while waiting."""
+    """Members that failed and left between generations up to this one, and spares that died, or were about to, while
+    waiting."""
     rows = [g for g in history.generations if g.number <= generation.number]
     members = {name for row in rows for name in row.members}
     gone = {
         e.data["process"] for e in history.log.of(Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
         if e.time_ns < generation.started_ns and not e.data.get("expected")
     }  # fmt: skip
+    gone -= keepers(history.log).keys()
     spares = {name for name in gone if name is not None and name not in members}
     return len(spares) + sum(
-        len(set(old.members) - set(new.members)) for old, new in itertools.pairwise(rows)
+        len((set(old.members) - set(new.members)) & gone) for old, new in itertools.pairwise(rows)
     )
 
 
@@ -108,8 +111,8 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 
 
 def replica_equality(evidence: Evidence) -> Finding:
-    """All ranks hold the same parameters, optimizer and scheduler state after a step, and report the same
-    loss.
+    """All ranks that hold the same part of the model hold the same parameters, optimizer and scheduler state after a
+    step, and all report the same loss; but for those that the supervisor named for holding another state at it.
 
     Random generators belong to a rank: their digest must be the same whenever that rank does that step in a
     world of that size, in this arm and in the control arm (they are derived from seed, rank and step).
@@ -119,10 +122,11 @@ def replica_equality(evidence: Evidence) -> Finding:
         f"step {run.step}: ranks disagree on the loss" for run in history.runs
         if len({repr(event.data["loss"]) for event in run.commits}) > 1
     ]  # fmt: skip
-    groups: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in history.log.of(Kind.STATE_DIGEST):
-        groups[(event.generation, event.step or 0)].append(event)
-    for (number, step), events in sorted(groups.items()):
+    groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
+    for event in sound_digests(history):
+        shard = event.data["rank"] % history.shards
+        groups[(event.generation, event.step or 0, shard)].append(event)
+    for (number, step, _), events in sorted(groups.items()):
         for part in ("parameters", "optimizer", "scheduler"):
             if len({event.data[part] for event in events}) > 1:
                 problems.append(f"step {step}, generation {number}: ranks hold different {part}")
@@ -131,9 +135,10 @@ def replica_equality(evidence: Evidence) -> Finding:
         return verdict_of(problems, "")
     last = final_digests(history).get(history.committed_step, {})
     run = history.lineage.get(history.committed_step)
-    if history.outcome == "completed" and run is not None and len(last) < run.world:
+    named = len(diverged(history, history.committed_step))
+    if history.outcome == "completed" and run is not None and len(last) + named < run.world:
         return unknown(f"{len(last)} of {run.world} ranks left a digest of the last step")
-    if not any(len(events) > 1 for events in groups.values()) and history.info.ranks > 1:
+    if not any(len(events) > 1 for events in groups.values()) and history.info.ranks > history.shards:
         return unknown("no step has digests from two ranks: lower workload.checkpoint.every, or raise steps")
     return passed(f"{len(groups)} sets of digests agree")
 

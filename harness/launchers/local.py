@@ -19,6 +19,7 @@ from harness.health import Reading, nvml_events
 from harness.launcher import ArmSetup, Launcher, Leftovers, Report
 from harness.ledger import Ledger
 from harness.links.client import LinkProxy
+from harness.memory import in_memory, keepers_for
 from harness.needs import needs_of
 from harness.rank_setup import places, rank_config
 from harness.storage import lacks_mount, mount_for
@@ -131,6 +132,7 @@ class LocalCluster:
         self._group = name if wanted else None
         self.groups = CgroupControl(name, self._pids.__getitem__) if wanted else None
         self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
+        self.keepers = keepers_for(setup, session.zygote.fork)
 
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment."""
@@ -140,9 +142,13 @@ class LocalCluster:
         """Monotonic nanoseconds."""
         return time.monotonic_ns()
 
-    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
         config = rank_config(self._setup, name=name, role=role, device=device)
+        if self.keepers is not None:
+            config = config.model_copy(
+                update={"job": {**config.job, "memory": in_memory(self._setup, self.keepers, node)}}
+            )
         if self.links is not None:
             config = config.model_copy(update={"link_proxy": self.links.door})
         config = config.model_copy(update={"group": self._group})
@@ -153,7 +159,7 @@ class LocalCluster:
                 return self._session.zygote.fork(data, fds)
             return start_cold("harness.rank", data, fds, _environment())
 
-        pid = self._children.spawn(name, start)
+        pid = self._children.spawn(name, start, log=config.events / f"{name}.jsonl")
         self._pids[name] = pid
         return pid
 
@@ -200,6 +206,8 @@ class LocalCluster:
             self.storage.close()
         if self.links is not None:
             self.links.close()
+        if self.keepers is not None:
+            alive |= self.keepers.close()
         if self.store is not None:
             alive |= self.store.close()
         for session in self._sessions if alive else ():

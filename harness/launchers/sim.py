@@ -20,7 +20,8 @@ class Sim(Launcher):
     """A simulation under the real orchestrator, injector, controller and judge, to try out scenarios.
 
     Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores; ``jitter``:
-    by how much of itself each varies, drawn with the run's seed; ``wire_kib``: gradients of one all-reduce.
+    by how much of itself each varies, drawn with the run's seed; ``spread_ms``: between the first and the last rank
+    to have the result of one collective; ``wire_kib``: gradients of one all-reduce.
     """
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
@@ -35,6 +36,7 @@ class Sim(Launcher):
     form_ms: float = Field(default=10.0, ge=0, le=600_000)
     transfer_ms: float = Field(default=6.0, ge=0, le=600_000)
     checkpoint_ms: float = Field(default=25.0, ge=0, le=600_000)
+    spread_ms: float = Field(default=1.5, ge=0, le=600_000)
     wire_kib: int = Field(default=450, ge=1, le=1 << 30)
 
     def session(self) -> AbstractContextManager[SimSession]:

@@ -192,9 +192,9 @@ class ScriptArm(Outside):
 
     def _start_command(self) -> None:
         self._attempt += 1
-        todo = self._prepared
+        prepared = self._prepared
         self._command = command = Command.start(
-            todo.argv, directory=todo.directory, env=todo.env, output=todo.output
+            prepared.argv, directory=prepared.directory, env=prepared.env, output=prepared.output
         )
         self._sign_ns = self.now_ns()
         if command.error:

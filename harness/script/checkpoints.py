@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.errors import InfrastructureError
+
 UNFINISHED = (".tmp", ".temp", ".part", ".partial")
 BLOCK = 1 << 20
 
@@ -33,8 +35,11 @@ class SavedFiles:
         return None
 
     def break_next_save(self, stage: str, *, lose_unsynced: bool) -> None:
-        """Nobody inside the command could."""
-        raise NotImplementedError("a command's save cannot be broken from outside")
+        """Nobody inside a command would do it: scenarios that ask for it are refused when loaded. Raises
+        InfrastructureError."""
+        raise InfrastructureError(
+            "a command's save cannot be broken from outside", hint="corrupt a saved checkpoint instead"
+        )
 
 
 def newest(directory: Path, seed: int) -> SavedFiles | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recovery.job import Job
+from recovery.mechanisms.parts import local
 from recovery.mechanisms.state import bytes_of
 
 Say = Callable[[Mapping[str, Any]], None]
@@ -27,12 +28,16 @@ class TensorShim:
         """See chaos.targets.RankTarget.tensors. Raises KeyError for a surface that is not stored."""
         state = self._job.state
         if surface == "optimizer_state":
-            return {n: t for n, t in state.tensors().items() if n.startswith("optimizer.")}
-        named = list(state.model.named_parameters())
+            found = {n: t for n, t in state.parts().items() if n.startswith("optimizer.")}
+            return {name: part for name, part in found.items() if part.numel()}
+        # Of what the optimizer trains: in the midst of a pass a sharded model shows what it has gathered.
+        trained = state.trained
         if surface == "parameter":
-            return {name: parameter.data for name, parameter in named}
+            parts = {name: local(parameter.data) for name, parameter in trained.items()}
+            return {name: part for name, part in parts.items() if part.numel()}
         if surface == "gradient":
-            return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+            parts = {name: local(p.grad) for name, p in trained.items() if p.grad is not None}
+            return {name: part for name, part in parts.items() if part.numel()}
         raise KeyError(surface)
 
     def digest(self, surface: str | None) -> str | None:

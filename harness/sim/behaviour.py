@@ -25,14 +25,18 @@ class Behaviour:
         """A process's event log."""
         return EventWriter(directory, name, clock_ns)
 
+    def versions(self, rank: SimRank) -> dict[str, str]:
+        """Of a process's software."""
+        return {"torch": "simulated"}
+
     def batch(self, rank: SimRank, step: int) -> list[int]:
         """The global batch of a step."""
         config = rank.config
         return order.batch(step, config.global_batch, config.samples, config.seed)
 
-    def random_word(self, rank: SimRank, step: int) -> bytes:
-        """What the rank's random generators give in a step: derivable from seed, rank and step."""
-        return digest("rng", rank.state.seed, rank.rank, step)
+    def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
+        """What the rank's random generators give in a step: derivable from seed, micro-batch (the rank) and step."""
+        return digest("rng", rank.state.seed, micro, step)
 
     def learning_rate(self, rank: SimRank, lr: float) -> float:
         """The learning rate that the scheduler says."""

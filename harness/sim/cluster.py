@@ -15,6 +15,7 @@ from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
 from harness.sim.group import Group
 from harness.sim.groups import SimGroups
+from harness.sim.keepers import SimKeepers, SimRemembering
 from harness.sim.links import SimLinks
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
@@ -44,6 +45,7 @@ class SimCluster:
 
     def __init__(self, setup: ArmSetup, timings: Timings, behaviour: Behaviour) -> None:
         self._clock = Clock()
+        self.keepers = _keepers(setup, self._clock)
         self.store = SimStore()
         self.store.on_end = self._store_lost
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
@@ -69,7 +71,7 @@ class SimCluster:
         """Simulated time."""
         return self._clock.read()
 
-    def spawn(self, name: str, role: str, mode: str, device: str) -> int:
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a simulated process."""
         pid = FIRST_PID + len(self._ranks)
         process = Process(name=name, role=role, pid=pid, clock=self._clock, seed=f"{self._seed}/{name}")
@@ -77,6 +79,8 @@ class SimCluster:
             self._config, process, behaviour=self._behaviour, group_of=self._group,
             send=lambda message: self._report(process, Said(process=name, message=message)),
         )  # fmt: skip
+        if self.keepers is not None:
+            rank.memory = SimRemembering(self.keepers, node, rank)
         process.on_end = partial(self._ended, rank)
         self._ranks[name] = rank
         process.start(rank.body(mode))
@@ -138,6 +142,7 @@ class SimCluster:
                 generation=generation,
                 size=size,
                 form_ns=form_ns + self.store.forming_s(size) * NS_PER_S,
+                spread_ns=self._config.timings.spread_ms * MS,
                 links=self.links,
             )
         return self._groups[generation]
@@ -173,6 +178,14 @@ class SimCluster:
         self._report(process, exited, process.rng.uniform(*REAP_MS))
 
 
+def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
+    scenario = setup.cell.scenario
+    spec = scenario.workload.checkpoint.in_memory
+    if spec is None:
+        return None
+    return SimKeepers(clock, nodes=scenario.topology.nodes, every=spec.every, replicate=spec.replicate)
+
+
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
     scenario = setup.cell.scenario
     spec = scenario.workload
@@ -180,8 +193,11 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         **scenario.recovery.params
     )
     return RankConfig(
-        events=setup.run.events(setup.id), world=spec.ranks, steps=spec.steps, global_batch=spec.global_batch,
+        events=setup.run.events(setup.id), world=spec.ranks, shards=spec.shards, steps=spec.steps,
+        global_batch=spec.global_batch,
         samples=setup.data.samples, seed=setup.seed, batch=strategy.batch_policy,
+        determinism=spec.determinism, verify_every=spec.verify_every, nonfinite=strategy.nonfinite_policy,
         checkpoint_dir=setup.checkpoints, checkpoint_every=spec.checkpoint.every,
-        checkpoint_keep=spec.checkpoint.keep, wall_ns=WALL_NS, timings=timings,
+        checkpoint_keep=spec.checkpoint.keep, checkpoint_mode=spec.checkpoint.mode,
+        checkpoint_mtbf_s=spec.checkpoint.mtbf, wall_ns=WALL_NS, timings=timings,
     )  # fmt: skip

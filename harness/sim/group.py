@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from harness.sim.settings import MS
 
 NOTICE = 0.6  # of a lost member's peers that are its neighbours and see the connection close
 NOTICE_MS = (0.1, 4.0)
-SPREAD_MS = 1.5  # between the first and the last member to have the result of one collective
 ABORT_MS = 2.0
 BLOCKED_LOOK_MS = 5
 
@@ -24,14 +23,24 @@ class Lost(Exception):
 
 @dataclass(kw_only=True)
 class _Waiter:
+    """``among``: whom it waits for, itself included; empty: everybody."""
+
     process: Process
     ticket: int
+    among: frozenset[int] = frozenset()
+
+    def needs(self, rank: int) -> bool:
+        """Whether it waits for that member."""
+        return not self.among or rank in self.among
 
 
 class Group:
     """The group of one generation; every call is made by a member's body, which then yields None to wait."""
 
-    def __init__(self, *, generation: int, size: int, form_ns: float, links: SimLinks | None = None) -> None:
+    def __init__(
+        self, *, generation: int, size: int, form_ns: float, spread_ns: float, links: SimLinks | None = None
+    ) -> None:
+        self._spread_ns = spread_ns
         self.generation = generation
         self._links = links
         self._size = size
@@ -39,7 +48,7 @@ class Group:
         self._members: dict[int, Process] = {}
         self._gone: set[int] = set()
         self._waiting: dict[int, _Waiter] = {}
-        self._parts: dict[int, Any] = {}
+        self._parts: dict[frozenset[int], dict[int, Any]] = {}
         self._formed = self._storeless = False
 
     def form(self, rank: int, process: Process) -> None:
@@ -58,20 +67,25 @@ class Group:
         combine: Callable[[dict[int, Any]], Any],
         takes_ns: float,
         size: int = 0,
+        *,
+        among: Iterable[int] = (),
     ) -> None:
         """One collective: wait for ``combine(parts by rank)``, ``takes_ns`` after all members are here.
 
-        ``size``: bytes over each link.
+        ``size``: bytes over each link; ``among``: the ranks that take part, if not all.
 
         They have it at slightly different times, and it may break in between: some have it, others never.
         """
         self._formed = True  # whoever is here has formed it
-        self._parts[rank] = part
-        self._wait(rank)
-        if len(self._parts) == self._size:
-            parts, self._parts = self._parts, {}
+        ranks = frozenset(among)
+        parts = self._parts.setdefault(ranks, {})
+        parts[rank] = part
+        self._wait(rank, ranks)
+        if len(parts) == (len(ranks) or self._size):
+            del self._parts[ranks]
             result = combine({member: parts[member] for member in sorted(parts)})
-            self._finish_when_open(dict(self._waiting), takes_ns, result, size)
+            waiters = {member: self._waiting[member] for member in parts if member in self._waiting}
+            self._finish_when_open(waiters, takes_ns, result, size)
 
     def lose_store(self) -> None:
         """The store is gone: a group that is still forming never will."""
@@ -100,12 +114,13 @@ class Group:
         self._gone.add(rank)
         self._waiting.pop(rank, None)
         for other in sorted(self._waiting):
-            self._maybe_notice(other)
+            if self._waiting[other].needs(rank):
+                self._maybe_notice(other)
 
-    def _wait(self, rank: int) -> None:
+    def _wait(self, rank: int, among: frozenset[int] = frozenset()) -> None:
         process = self._members[rank]
-        self._waiting[rank] = _Waiter(process=process, ticket=process.ticket)
-        if self._gone:
+        waiter = self._waiting[rank] = _Waiter(process=process, ticket=process.ticket, among=among)
+        if any(waiter.needs(gone) for gone in self._gone):
             self._maybe_notice(rank)
 
     def _maybe_notice(self, rank: int) -> None:
@@ -131,7 +146,7 @@ class Group:
 
     def _finish(self, rank: int, delay_ns: float, value: Any) -> None:
         waiter = self._waiting[rank]
-        delay_ns += waiter.process.rng.uniform(0, SPREAD_MS) * MS
+        delay_ns += waiter.process.rng.uniform(0, self._spread_ns)
         waiter.process.clock.after(delay_ns, partial(self._complete, rank, waiter, value))
 
     def _complete(self, rank: int, waiter: _Waiter, value: Any) -> None:

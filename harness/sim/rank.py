@@ -10,12 +10,15 @@ from chaos.events import EventWriter, Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.faults import SimFaultAgent, TrainingError
 from harness.sim.group import Group, Lost
+from harness.sim.keepers import SimRemembering
 from harness.sim.process import Body, Process
 from harness.sim.settings import MS, RankConfig
-from harness.sim.state import State
+from harness.sim.state import Reduced, State, learning_rate
 from harness.sim.step import Attempt, NonFinite
-from recovery import marks
+from recovery import checkpoints, marks
 from recovery.checkpoints import Checkpoint
+from recovery.interval import History
+from recovery.layout import Layout
 from recovery.wire import (
     Abort,
     Extra,
@@ -53,13 +56,18 @@ class SimRank:
         self.started_ns = 0  # when its log begins
         self.rank = -1
         self.world = 0
+        self.layout = Layout(world=1)
         self.generation = 0
+        self.pending: tuple[int, Reduced] | None = None  # a step whose gradients are reduced and not applied
+        self.told: tuple[int, Reduced] | None = None  # the last step applied, to tell others the end of it
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
         self.attempt: Attempt | None = None
         self.pause_wanted = self.save_wanted = False
         self.pausing = False
+        self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
+        self.memory: SimRemembering | None = None
         self.collectives = 0
         self.skip: dict[int, int] = {}
         self.examine = 0
@@ -68,6 +76,8 @@ class SimRank:
         self._awaiting: int | None = None
         self._aborted_generation = 0
         self._valid = self._announced = False
+        self._fresh = True  # holds the initial state, which nothing else could bring back
+        self._shard: int | None = None
         self._retired: Group | None = None
         process.on_message = self._on_message
         process.on_term = lambda: self.send(Notice())
@@ -91,9 +101,23 @@ class SimRank:
                 place = "finished" if place == "training" and self.state.step >= self.config.steps else place
                 place = "waiting" if self.group is None else place
                 status = {"generation": self.generation, "step": self.state.step, "valid": self._valid}
-                self.send(Status(place=place, **status))
+                self.send(Status(place=place, pending=self._pending_step, **status))
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
+
+    @property
+    def _pending_step(self) -> int:
+        return self.pending[0] if self.pending else 0
+
+    @property
+    def replica(self) -> range:
+        """The ranks that hold one copy of the model together with this one."""
+        return self.layout.replica(self.layout.replica_of(self.rank))
+
+    def commit(self, number: int, reduced: Reduced, lr: float) -> None:
+        """Apply the gradients of a step."""
+        self.state = self.state.applied(reduced, lr)
+        self.pending, self.told, self._fresh = None, (number, reduced), False
 
     def _order(self, message: Join | Abort | Stop) -> None:
         self._orders.append(message)
@@ -111,7 +135,7 @@ class SimRank:
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True
-        self.send(Ready())
+        self.send(Ready(versions=self.behaviour.versions(self)))
         try:
             while (yield from self._running()):
                 yield from self._step()
@@ -183,6 +207,7 @@ class SimRank:
     def _join(self, order: Join) -> Sleeping:
         self.leave()
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self._take_seat(Layout(world=self.world, shards=order.shards))
         assert self.writer is not None
         self.writer.generation = order.generation
         self.skip, self.examine = order.skip, order.examine
@@ -191,6 +216,8 @@ class SimRank:
         self.mark.enter(marks.JOINING)
         self.pausing = self.pause_wanted = self.save_wanted = False
         self.collectives = 0
+        if order.trust >= 0 and self.rank == 0:
+            self._distrust(order.trust)
         group = self.group = self._group_of(order.generation, self.world)
         clock = self.process.clock
         try:
@@ -200,6 +227,8 @@ class SimRank:
             yield None
             seconds = round((clock.now_ns - started) / 1e9, 6)
             self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
+            if order.finish:
+                yield from self._finish(order, group)
             name = yield from self._take_state(order, group)
             self.check()
         except Lost as error:
@@ -208,50 +237,103 @@ class SimRank:
         self.mark.commit(self.state.step)
         self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name))
 
+    def _distrust(self, step: int) -> None:
+        """Delete checkpoints of later steps, which may hold a corrupted state."""
+        if self.memory is not None:
+            self.memory.distrust(step, self.generation)
+        for old in checkpoints.drop_after(self.config.checkpoint_dir, step):
+            self.write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+
+    def _take_seat(self, layout: Layout) -> None:
+        """A process is told its shard once, and holds it for life."""
+        shard = layout.shard_of(self.rank)
+        if self._shard is None and layout.shards > 1:
+            self.state = self.state.of_shard(shard)
+        if self._shard not in (None, shard) or layout.shards != self.config.shards:
+            raise AssertionError(f"{self.process.name} holds shard {self._shard}, and was asked for {shard}")
+        self.layout, self._shard = layout, shard
+
+    def _finish(self, order: Join, group: Group) -> Sleeping:
+        """Whoever has applied the step tells all others the end of it; those who only lack that apply it too."""
+        mine = self.told if self.told and self.told[0] == order.finish == self.state.step else None
+        group.meet(self.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
+        told = yield None
+        self.check()
+        if told is None:
+            raise AssertionError(f"nobody can tell the end of step {order.finish}")
+        if self._pending_step == order.finish and self.state.step == order.finish - 1:
+            lr = self.behaviour.learning_rate(
+                self, learning_rate(self.state.scheduler_step, self.config.steps)
+            )
+            self.commit(order.finish, told[1], lr)
+        self.told = told
+
     def _take_state(self, order: Join, group: Group) -> Generator[float | None, Any, str | None]:
         started = self.process.clock.now_ns
         name: str | None = None
         origin = "kept" if self.state.step else "initial"
-        if order.restore and self.rank == 0:
+        if order.restore and self.layout.replica_of(self.rank) == 0:
             self._valid = False
-            name = yield from self._restore()
+            name = yield from self._restore(group)
             origin = "checkpoint" if name else "initial"
             self._valid = True
-        receives = self.rank in order.receivers
+        receives = self.rank in order.copies
         if receives:
             self._valid = False
             origin = "peer"
-        if order.source is not None and order.receivers:
-            yield from self._copy_state(group, order.source, receives=receives)
-        self._valid = True
+        if order.copies:
+            yield from self._copy_state(group, order)
+        self.pending, self._valid = None, True
         self.write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
-            source=order.source if origin == "peer" else name,
+            source=order.copies[self.rank] if receives else name,
             seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
         )  # fmt: skip
         return name
 
-    def _copy_state(self, group: Group, source: int, *, receives: bool) -> Sleeping:
-        """A broadcast, in which every rank takes part; a receiver holds nothing whole until it is over."""
-        sent = self.behaviour.snapshot(self) if self.rank == source else None
+    def _copy_state(self, group: Group, order: Join) -> Sleeping:
+        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is over."""
+        copies, shard = order.copies, self.layout.shard_of(self.rank)
+        if self.layout.copy_among(shard, copies) is None:
+            return
+        receives = self.rank in copies
+        sent = self.behaviour.snapshot(self) if self.rank in copies.values() else None
         if receives:
-            self.state = self.state.torn()
+            self.state, self.pending, self._fresh = self.state.torn(), None, False
+            self.told = self.told if order.finish else None  # of a step that others may have done otherwise
         transfer_ns = self.about(self.config.timings.transfer_ms * MS)
-        group.meet(self.rank, sent, lambda parts: parts[source], transfer_ns)
+        self.check()
+        group.meet(self.rank, sent, dict, transfer_ns, among=self.layout.holders(shard))
         received = yield None
         self.mark.touch()
         if receives:
-            self.state = received
+            self.state = received[copies[self.rank]]
 
-    def _restore(self) -> Generator[float | None, Any, str | None]:
-        """Load the newest good checkpoint; without one, training begins anew, as in a fresh process."""
-        yield self.about(self.config.timings.checkpoint_ms * MS)
-        found = self.behaviour.restore(self, self._refused)
+    def _restore(self, group: Group) -> Generator[float | None, Any, str | None]:
+        """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in
+        fresh processes."""
+        found = None
+        self.pending = self.told = None
+        if self.rank == 0:
+            yield self.about(self.config.timings.checkpoint_ms * MS)
+            newest = self.behaviour.restore(self, self._refused)
+            if newest is not None:
+                data = (newest[0].path / "state.bin").read_bytes()
+                found = newest[0].name, data, newest[1]["scalars"]
+            if self.memory is not None:
+                found = self.memory.restored(newest[0].step if newest else 0) or found
+        if self.layout.shards > 1:
+            self.check()
+            group.meet(self.rank, found, dict, 0, among=self.replica)
+            found = (yield None)[0]
+            self.check()
+        if found is None and not self._fresh:
+            raise TrainingError(RuntimeError("no checkpoint verifies, and the initial state is gone"))
         if found is None:
             return None
-        checkpoint, manifest = found
-        self.state = State.restored((checkpoint.path / "state.bin").read_bytes(), manifest["scalars"])
-        return checkpoint.name
+        name, data, scalars = found
+        self.state, self._fresh = State.restored(data, scalars, self.layout.shard_of(self.rank)), False
+        return name
 
     def _refused(self, bad: Checkpoint, reason: str) -> None:
         self.write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
@@ -285,6 +367,7 @@ class SimRank:
                 blamed=blamed or [],
                 error=error,
                 samples=list(samples),
+                pending=self._pending_step,
             )
         )
 

@@ -15,7 +15,8 @@ _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "op
 class Timings:
     """How long things take, milliseconds.
 
-    ``jitter``: by how much of itself each varies; ``wire_bytes``: size of the gradients.
+    ``jitter``: by how much of itself each varies; ``spread_ms``: between the first and the last member to have the
+    result of one collective; ``wire_bytes``: size of the gradients.
     """
 
     step_ms: float
@@ -26,6 +27,7 @@ class Timings:
     form_ms: float
     transfer_ms: float
     checkpoint_ms: float
+    spread_ms: float
     wire_bytes: int
 
     def phase_ns(self, phase: str) -> float:
@@ -39,14 +41,20 @@ class RankConfig:
 
     events: Path
     world: int
+    shards: int
     steps: int
     global_batch: int
     samples: int
     seed: int
     batch: str
+    determinism: str
     checkpoint_dir: Path
-    checkpoint_every: int
+    verify_every: int | None
+    nonfinite: str
+    checkpoint_every: int | str
     checkpoint_keep: int
+    checkpoint_mode: str
+    checkpoint_mtbf_s: float | None
     wall_ns: int
     timings: Timings
     disk: Disk | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 BASE_LR = 1e-3
 WARM_UP_STEPS = 10
+STATE_BYTES = 256
 _SCALE = float(1 << 64)
 
 
@@ -42,7 +44,8 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one rank brings to the all-reduce. ``bad``: not finite."""
+    """What one rank brings to the all-reduce, of its last micro-batch; ``before``: loss and gradient of those before
+    it. ``bad``: not finite."""
 
     loss_sum: float
     count: int
@@ -50,6 +53,14 @@ class Part:
     gradient: bytes
     bad: bool
     save: bool = False
+    before: tuple[tuple[float, bytes], ...] = ()
+
+
+def after_each_other(parts: Sequence[Part]) -> Part:
+    """Several micro-batches of one rank."""
+    before = tuple((part.loss_sum, part.gradient) for part in parts[:-1])
+    count, bad = sum(part.count for part in parts), any(part.bad for part in parts)
+    return replace(parts[-1], count=count, bad=bad, before=before)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +81,16 @@ class Reduced:
 
 
 def combine(parts: dict[int, Part]) -> Reduced:
-    """Sum over the ranks, in their order."""
+    """Sum over the ranks, in their order, or over the micro-batches in theirs, which is the same."""
+    each = [one for part in parts.values() for one in (*part.before, (part.loss_sum, part.gradient))]
     samples = sum(part.count for part in parts.values())
     return Reduced(
-        loss=sum(part.loss_sum for part in parts.values()) / max(1, samples),
+        loss=sum(loss for loss, _ in each) / max(1, samples),
         samples=samples,
         pause=any(part.pause for part in parts.values()),
         save=any(part.save for part in parts.values()),
         blamed=tuple(rank for rank, part in parts.items() if part.bad),
-        gradient=digest([part.gradient for part in parts.values()]),
+        gradient=digest([gradient for _, gradient in each]),
     )
 
 
@@ -103,20 +115,30 @@ class State:
         """As built from the seed, the same on every rank."""
         return cls(seed=seed, parameters=digest("parameters", seed), optimizer=digest("optimizer", seed))
 
+    def of_shard(self, shard: int) -> State:
+        """What one of several ranks holds of the initial state."""
+        return replace(
+            self, parameters=digest(self.parameters, shard), optimizer=digest(self.optimizer, shard)
+        )
+
     def torn(self) -> State:
         """Half overwritten: what a receiver holds until it has received all."""
         return replace(
             self, parameters=digest("torn", self.parameters), optimizer=digest("torn", self.optimizer)
         )
 
-    def part(self, samples: list[int], random_word: bytes, *, pause: bool) -> Part:
-        """This rank's share of the batch, forward and backward."""
-        gradient = digest(self.parameters, samples, random_word)
+    def part(
+        self, samples: list[int], random_word: bytes, *, pause: bool, others: Sequence[State] = ()
+    ) -> Part:
+        """This rank's share of the batch, forward and backward. ``others``: all shards, in order, if there are any."""
+        parameters: object = [state.parameters for state in others] if others else self.parameters
+        bad = any(state.bad for state in (self, *others))
+        gradient = digest(parameters, samples, random_word)
         level = 1.5 + 3.0 * math.exp(-self.progress / 15.0)
         loss = sum(level + sample_noise(sample) for sample in samples) + 1e-9 * uniform(gradient)
-        if self.bad:
+        if bad:
             loss = float("nan")
-        return Part(loss_sum=loss, count=len(samples), pause=pause, gradient=gradient, bad=self.bad)
+        return Part(loss_sum=loss, count=len(samples), pause=pause, gradient=gradient, bad=bad)
 
     def applied(self, reduced: Reduced, lr: float) -> State:
         """The state one step later."""
@@ -138,7 +160,7 @@ class State:
 
     def data(self) -> bytes:
         """What a checkpoint's data file holds: the hashes first, then as much again of nothing."""
-        return self.parameters + self.optimizer + bytes(224)
+        return (self.parameters + self.optimizer).ljust(STATE_BYTES, b"\0")
 
     def scalars(self) -> dict[str, Any]:
         """What its manifest holds."""
@@ -148,6 +170,7 @@ class State:
         }  # fmt: skip
 
     @classmethod
-    def restored(cls, data: bytes, scalars: dict[str, Any]) -> State:
-        """Put back what ``data`` and ``scalars`` gave."""
-        return cls(parameters=data[:16].ljust(16, b"\0"), optimizer=data[16:32].ljust(16, b"\0"), **scalars)
+    def restored(cls, data: bytes, scalars: dict[str, Any], shard: int = 0) -> State:
+        """Put back what ``data`` and ``scalars`` gave; of several shards, one after the other, only one."""
+        mine = data[shard * STATE_BYTES :]
+        return cls(parameters=mine[:16].ljust(16, b"\0"), optimizer=mine[16:32].ljust(16, b"\0"), **scalars)

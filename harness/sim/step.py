@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +12,20 @@ from chaos.events import Kind
 from harness.sim.clock import NS_PER_S
 from harness.sim.faults import TrainingError
 from harness.sim.settings import MS
-from harness.sim.state import Part, Reduced, digest, learning_rate, uniform
+from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite
 from recovery import checkpoints, marks, order
+from recovery.interval import parse, steps_of
+from recovery.order import MicroBatch
 from recovery.saving import Saving
+from recovery.wire import Digest
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
 DATA_FILE = "state.bin"
+COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
 OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")  # of a save
 
 
@@ -57,20 +61,19 @@ class Attempt:
         timings = job.config.timings
         job.mark.begin(job.generation, number)
         job.mark.enter(marks.DATA)
-        samples = self.samples = self._share()
+        micros = self._share()
+        samples = self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
         epoch = (number - 1) * job.config.global_batch // job.config.samples
         job.write(Kind.BATCH_TAKEN, step=number, rank=job.rank, samples=samples, epoch=epoch)
         if job.faults.active:
             yield from job.faults.at(number, "data")
         yield job.about(timings.phase_ns("data"))
         yield from self._enter("forward")
+        shards = (yield from self._gather()) if job.layout.shards > 1 else ()
         yield job.about(timings.phase_ns("forward"))
         yield from self._enter("backward")
         # The parameters as forward saw them, faults at its beginning included.
-        word = job.behaviour.random_word(job, number)
-        if self.seed != self._usual_seed:
-            word = digest(word, self.seed)
-        self.part = job.state.part(self.samples, word, pause=False)
+        self.part = self._compute(micros, shards)
         if job.faults.poisoned.intersection(self.samples):
             self.part = replace(self.part, loss_sum=float("nan"), bad=True)
         self._corrupt_forward()
@@ -85,6 +88,7 @@ class Attempt:
         reduced = yield from self._reduce()
         yield from self._enter("optimizer")
         if not job.behaviour.accepts(job, reduced):
+            job.pending = None
             raise NonFinite(reduced.blamed)
         yield job.about(timings.phase_ns("optimizer"))
         yield from self._apply(reduced)
@@ -92,6 +96,8 @@ class Attempt:
     def examined(self, blamed: tuple[int, ...]) -> Generator[float | None, Any, list[int]]:
         """Which samples are non-finite by themselves; see recovery.mechanisms.examine."""
         job = self._job
+        if job.config.nonfinite == "skip" and self.number != job.examine:
+            return self.samples if job.rank in blamed and len(blamed) < job.world else []
         if job.rank not in blamed or self.number != job.examine:
             return []
         yield job.about(job.config.timings.step_ms * MS)
@@ -115,12 +121,26 @@ class Attempt:
             self._job.state = replace(state, optimizer=digest(state.optimizer, values))
             self._late.append(values)
 
-    def _share(self) -> list[int]:
+    def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> Part:
+        """Forward and backward of each of them."""
+        job, done, parts = self._job, 0, []
+        for micro in micros:
+            word = job.behaviour.random_word(job, self.number, micro.number)
+            if self.seed != self._usual_seed:
+                word = digest(word, self.seed)
+            samples = self.samples[done : done + micro.count]
+            parts.append(job.state.part(samples, word, pause=False, others=shards))
+            done += micro.count
+        return after_each_other(parts)
+
+    def _share(self) -> list[MicroBatch]:
         job = self._job
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         config = job.config
-        part = order.share(job.rank, config.world if config.batch == "shrink" else job.world, len(ids))
-        return ids[part.start : part.stop]
+        return order.micro_batches(
+            ids, rank=job.rank, world=job.world, full=config.world, shrink=config.batch == "shrink",
+            elastic=config.determinism == "elastic",
+        )  # fmt: skip
 
     def _enter(self, phase: str) -> Sleeping:
         """End one phase and begin the next."""
@@ -168,17 +188,46 @@ class Attempt:
         if job.faults.active:
             yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
-        part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted)
+        part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted or self._due())
         takes_ns = job.config.timings.phase_ns("collective")
         job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
         reduced: Reduced = yield None
+        if job.layout.shards > 1:
+            yield from self._agree(reduced)
         job.check()
         return reduced
+
+    def _gather(self) -> Generator[float | None, Any, list[State]]:
+        """The parameters of all shards, from the ranks of this replica."""
+        job = self._job
+        job.mark.enter(marks.COLLECTIVE)
+        states: dict[int, State] = yield from self._meet(job.state, job.replica)
+        job.mark.enter(marks.PHASES.index("forward"))
+        return list(states.values())
+
+    def _agree(self, reduced: Reduced) -> Sleeping:
+        """The last collective, which tells all ranks that all hold their part of the gradients: it may end on some
+        ranks only, and the others then hold gradients that they have not applied."""
+        self._job.pending = (self.number, reduced)
+        yield from self._meet(None, ())
+
+    def _meet(self, part: object, among: Iterable[int]) -> Generator[float | None, Any, Any]:
+        """A small collective of these ranks: the parts by rank."""
+        job = self._job
+        job.check()
+        job.collectives += 1
+        job.mark.collective(job.collectives)
+        assert job.group is not None
+        takes_ns = job.config.timings.phase_ns("collective") / 4
+        job.group.meet(job.rank, part, dict, takes_ns, among=among)
+        result = yield None
+        job.check()
+        return result
 
     def _apply(self, reduced: Reduced) -> Sleeping:
         job, number = self._job, self.number
         lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
-        job.state = job.state.applied(reduced, lr)
+        job.commit(number, reduced, lr)
         for values in self._late:
             bad = job.state.bad or not finite(values)
             job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
@@ -192,43 +241,78 @@ class Attempt:
         job.mark.commit(number)
         job.pausing = reduced.pause
         job.faults.committed(number)
-        due = number % job.config.checkpoint_every == 0
+        every = steps_of(job.config.checkpoint_every)
+        due = number % every == 0 if every else reduced.save
         if due or number == job.config.steps:
             job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
+        if job.memory is not None:
+            yield from job.memory.after_commit(number)
         saves = due or reduced.save
-        if saves and job.rank == 0:
+        self._tell_digest(saving=saves)
+        if saves:
+            job.saves = replace(job.saves, saved_s=job.process.clock.now_ns / 1e9)
+        if saves and job.layout.replica_of(job.rank) == 0:
             yield from self._save()
         elif saves and job.faults.active:
             yield from job.faults.at(number, "checkpoint")
 
+    def _tell_digest(self, *, saving: bool) -> None:
+        job, every = self._job, self._job.config.verify_every
+        due = saving if every is None else every > 0 and self.number % every == 0
+        if (due or (self.number == job.config.steps and every != 0)) and job.layout.replicas > 1:
+            digests = job.state.digests()
+            text = digests["parameters"] + digests["optimizer"]
+            job.send(Digest(generation=job.generation, step=self.number, digest=text))
+
+    def _due(self) -> bool:
+        """Whether rank 0 asks for a save that is not counted in steps."""
+        job, every = self._job, self._job.config.checkpoint_every
+        if job.rank or isinstance(every, int):
+            return False
+        return parse(every, job.config.checkpoint_mtbf_s).due(
+            self.number, job.process.clock.now_ns / 1e9, job.saves
+        )
+
     def _save(self) -> Sleeping:
-        """Write a checkpoint: a small one, but a real one."""
+        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards."""
         job, number = self._job, self.number
         job.mark.enter(marks.CHECKPOINT)
+        if job.rank:
+            if job.faults.active:
+                yield from job.faults.at(number, "checkpoint")
+            yield from self._meet(job.state, job.replica)
+            return
         clock = job.process.clock
         saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
         since_s = saving.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
-        yield job.about(job.config.timings.checkpoint_ms * MS)
+        states = [job.state]
+        if job.layout.shards > 1:
+            states = list((yield from self._meet(job.state, job.replica)).values())
+        held_up = (
+            COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
+        )  # there the rest costs nothing here
+        yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         for operation in OPERATIONS if job.faults.disk.active else ():
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
             job.mark.touch()  # a slow disk is no hang
-        if saving.attempt(number, self._commit, since_s=since_s):
+        job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
+        if saving.attempt(number, partial(self._commit, states), since_s=since_s):
             saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep, disk=self._disk)
         elif not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 
-    def _commit(self) -> tuple[checkpoints.Checkpoint, int]:
+    def _commit(self, states: Sequence[State]) -> tuple[checkpoints.Checkpoint, int]:
         job = self._job
-        if job.state.bad:
+        if any(state.bad for state in states):
             raise RuntimeError("the state is not finite, so it is not saved")
         directory = job.config.checkpoint_dir
         staging = directory / f".staging-{job.process.name}"
         checkpoints.sweep(directory)
         self._disk("mkdir", staging)
         staging.mkdir(parents=True)
-        data, path = job.state.data(), staging / DATA_FILE
+        data, path = b"".join(state.data() for state in states), staging / DATA_FILE
         with open(path, "wb") as stream:
             for part in (data[: len(data) // 2], data[len(data) // 2 :]):
                 self._disk("write", path)

@@ -14,7 +14,9 @@ from harness import corpus
 from harness.workload import BuildContext, DataInfo, Trainable, Workload
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 VOCABULARY = 256  # bytes
 
@@ -91,9 +93,6 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
         vocabulary=VOCABULARY, layers=size.layers, heads=size.heads, width=size.width, block=size.block,
         dropout=spec.dropout,
     ).to(context.device)  # fmt: skip
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     text = numpy.memmap(context.data, dtype=numpy.uint8, mode="r")
 
     class GptTrainable(Trainable):
@@ -101,9 +100,19 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
         def __init__(self) -> None:
             self.model = model
-            self.optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
-            self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-                self.optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
+
+        def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+            decayed = [p for p in parameters if p.ndim >= 2]
+            plain = [p for p in parameters if p.ndim < 2]
+            groups = [
+                {"params": decayed, "weight_decay": spec.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ]
+            return torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
+
+        def make_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+            return torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
             )
 
         def load(self, samples: Sequence[int]) -> Any:

@@ -14,6 +14,7 @@ from harness.workload import BuildContext, DataInfo, Trainable, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
 FEATURES = 32
 WIDTHS = {"nano": 64, "small": 512}
@@ -77,8 +78,10 @@ def _trainable(spec: Mlp, context: BuildContext) -> Trainable:
     class MlpTrainable(Trainable):
         def __init__(self) -> None:
             self.model = model
-            self.optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=0.9)
-            self.scheduler = None
+            self.units = [layer for layer in model if isinstance(layer, nn.Linear)]
+
+        def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+            return torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9)
 
         def load(self, samples: Sequence[int]) -> Any:
             """Rows of shape (samples, 33)."""

@@ -1,137 +1,151 @@
-"""Saves and restores the full training state through ``torch.distributed.checkpoint``.
+"""Saves and restores the training state: one part or several, verified on the way back.
 
-Tensors go into safetensors files and scalars into the JSON manifest, so that no byte read back is ever
-unpickled (the default storage of ``torch.distributed.checkpoint`` pickles its metadata). One rank writes:
-in data-parallel training all hold the same state.
+The format (``recovery.checkpoints``, ``recovery.pieces``): raw bytes in data files, one a writing rank; names, types,
+shapes and scalars in a JSON manifest. No byte read back is ever unpickled.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
+from typing import Any
 
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk
+from recovery.mechanisms.saving import delta, sharded
+from recovery.mechanisms.saving.chunks import Chunk, chunks_of, described, share
+from recovery.mechanisms.saving.part import write_part
+from recovery.mechanisms.saving.reading import Reading, refuse_other_scalars
 from recovery.mechanisms.state import TrainState
+from recovery.pieces import CorruptCheckpoint
 
-PART_BYTES = 16 * 1024 * 1024  # written at once
+PARTS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
+    each is full; ``check``: raises when the save is to be given up.
+    """
+
+    directory: Path
+    step: int
+    generation: int
+    scalars: dict[str, Any]
+    tensors: dict[str, dict[str, Any]]
+    writer: int = 0
+    writers: int = 1
+    delta: int = 1
+    disk: Disk
+    check: Callable[[], None]
+
+
+def order_of(
+    state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
+    disk: Disk | None = None, check: Callable[[], None] | None = None,
+) -> tuple[Order, list[Chunk]]:  # fmt: skip
+    """A save of the state as it is now, and this writer's part of it: live references."""
+    held = chunks_of(state.tensors())
+    order = Order(
+        directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
+        writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
+    )  # fmt: skip
+    return order, share(held, writer, writers)
+
+
+def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
+    """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and its bytes.
+
+    Raises OSError when the disk refuses, RuntimeError for a state that is not finite and for parts that are missing
+    or do not fit (TimeoutError is an OSError), and what ``check`` raises. Nothing is committed then.
+    """
+    staging = checkpoints.staging_of(order.directory, order.step, order.generation)
+    known, number = delta.base_of(order.directory, order.step, order.writer, order.delta)
+    if order.writer == 0:
+        checkpoints.sweep(order.directory, but=staging if order.writers > 1 else None)
+        order.disk("mkdir", staging)
+    staging.mkdir(parents=True, exist_ok=order.writers > 1)
+    try:
+        part = write_part(
+            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number
+        )
+        if order.writer:
+            sharded.announce(staging, order.writer, part, disk=order.disk)
+            return None
+        others = sharded.gather(staging, order.writers, timeout_s=PARTS_TIMEOUT_S, check=order.check)
+        facts, streams = sharded.merge([part, *others])
+        gone = delta.missing(order.directory, streams)
+        if gone is not None:
+            raise RuntimeError(f"{gone} is gone, to which this delta refers: the next one is tried anew")
+        facts |= {"generation": order.generation, "scalars": order.scalars}
+        order.check()
+        return checkpoints.commit(
+            staging, order.directory, order.step, facts, streams=streams, disk=order.disk
+        )
+    except Exception as error:
+        if order.writer:
+            sharded.give_up(staging, order.writer, checkpoints.first_line(error))
+        raise
+    finally:
+        if order.writer == 0:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def save(
     state: TrainState, directory: Path, *, generation: int, disk: Disk | None = None
 ) -> tuple[Checkpoint, int]:
-    """Write and commit the state; returns the checkpoint and its size in bytes. Raises OSError or
-    RuntimeError when the disk refuses (torch reports a full disk as RuntimeError), RuntimeError for a state
-    that is not finite: restoring it would help nobody. Nothing is committed then.
+    """Write and commit the state of one process; returns the checkpoint and its size in bytes. See ``write``."""
+    order, chunks = order_of(state, directory, generation=generation, disk=disk)
+    saved = write(order, chunks)
+    assert saved is not None
+    return saved
+
+
+def prepared(
+    state: TrainState, checkpoint: Checkpoint, progress: Callable[[], None] | None = None
+) -> Reading:
+    """What this process holds of the state, about to be read from a checkpoint that fits it. Raises CorruptCheckpoint
+    and CheckpointMismatch; see ``load``.
     """
-    bad = state.not_finite()
-    if bad is not None:
-        raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
-    staging = checkpoints.staging_of(directory, state.step)
-    checkpoints.sweep(directory)
-    if disk is not None:
-        disk("mkdir", staging)
-    staging.mkdir(parents=True)
-    try:
-        writer = dcp.HuggingFaceStorageWriter(path=str(staging))
-        if disk is not None:
-            writer.fs = _WatchedFiles(disk)
-        with _ordinary_errors():
-            dcp.save(_storable(state), storage_writer=writer, no_dist=True)
-        return checkpoints.commit(
-            staging, directory, state.step, {"generation": generation, "scalars": state.scalars()}, disk=disk
-        )
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    reading = Reading(checkpoint, chunks_of(state.tensors()), progress=progress)
+    refuse_other_scalars(checkpoint.name, reading.scalars, state.scalars())
+    return reading
+
+
+def load(state: TrainState, reading: Reading) -> None:
+    """Fill the state from a reading that verified. Raises HalfLoaded."""
+    reading.load()
+    state.load_scalars(reading.scalars)
 
 
 def restore_newest(
-    state: TrainState, directory: Path, refused: Callable[[Checkpoint, str], None]
-) -> Checkpoint | None:
+    state: TrainState, directory: Path, refused: Callable[[Checkpoint, str], None], *,
+    progress: Callable[[], None] | None = None, newer_than: int = -1,
+) -> Checkpoint | None:  # fmt: skip
     """Load the newest checkpoint that verifies into ``state``.
 
-    None when there is none. ``refused`` hears of bad ones.
+    None when there is none, beyond step ``newer_than``. ``refused`` hears of bad ones. Raises CheckpointMismatch, with
+    nothing loaded, for one that is good and of another job.
     """
-    found = checkpoints.newest_good(directory, refused)
-    if found is None:
-        return None
-    checkpoint, manifest = found
-    tensors = _storable(state)
-    reader = dcp.HuggingFaceStorageReader(path=str(checkpoint.path))
-    with _ordinary_errors():
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
-    with torch.no_grad():
-        for name, live in state.tensors().items():
-            if live.ndim == 0:
-                live.copy_(tensors[name][0])
-    state.load_scalars(manifest["scalars"])
-    return checkpoint
+    for checkpoint in checkpoints.newest_first(directory):
+        if checkpoint.step <= newer_than:
+            return None
+        try:
+            reading = prepared(state, checkpoint, progress)
+            reading.verify()
+        except CorruptCheckpoint as error:
+            refused(checkpoint, str(error))
+            continue
+        load(state, reading)
+        return checkpoint
+    return None
 
 
-class _WatchedFiles(FileSystem):
-    """Files of a save that tells ``disk`` before each part of them is written."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """As the base does."""
-        with super().create_stream(path, mode) as stream:
-            self._disk("write", Path(path))
-            yield cast(io.IOBase, _WatchedStream(stream, self._disk, Path(path)))
+def _silent(what: str, path: Path) -> None:
+    """A disk of which nobody wants to hear."""
 
 
-class _WatchedStream:
-    """Writes bytes in two parts or more, none of them large: progress shows, and one can be there without another."""
-
-    def __init__(self, stream: io.IOBase, disk: Disk, path: Path) -> None:
-        self._stream: Any = stream
-        self._disk = disk
-        self._path = path
-
-    def write(self, data: Any) -> int:
-        """Both parts; text is a few words, written as it comes."""
-        if isinstance(data, str):
-            return int(self._stream.write(data))
-        size = min(PART_BYTES, max(1, (len(data) + 1) // 2))
-        for start in range(0, len(data), size):
-            if start:
-                self._stream.flush()
-                self._disk("write", self._path)
-            self._stream.write(data[start : start + size])
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _ordinary_errors() -> Iterator[None]:
-    """Torch wraps whatever fails in a BaseException, which would end a rank as if it had been interrupted."""
-    try:
-        yield
-    except CheckpointException as error:
-        causes = [wrapped[0] for wrapped in error.failures.values()]
-        first = causes[0] if causes else error
-        if isinstance(first, OSError | RuntimeError):
-            raise first from error
-        raise RuntimeError(f"{type(first).__name__}: {first}") from error
-
-
-def _storable(state: TrainState) -> dict[str, Tensor]:
-    """The live tensors; zero-dimensional ones as copies of shape (1,), which safetensors slices can
-    address.
-    """
-    return {name: t.reshape(1).clone() if t.ndim == 0 else t for name, t in state.tensors().items()}
+def _unchecked() -> None:
+    """Nobody ends this save."""

@@ -48,12 +48,14 @@ def redirected(blob: bytes, peer: int, dial: Callable[[Address], Address]) -> by
 
 
 class RedirectingStore(dist.Store):
-    """A store client in which the addresses of lower ranks are those that ``dial`` says."""
+    """A store client in which the addresses of lower ranks are those that ``dial`` says. ``ranks``: who meets there, in
+    order."""
 
-    def __init__(self, inner: dist.Store, rank: int, dial: Dial) -> None:
+    def __init__(self, inner: dist.Store, rank: int, ranks: Sequence[int], dial: Dial) -> None:
         super().__init__()
         self._inner = inner
         self._rank = rank
+        self._ranks = ranks
         self._dial = dial
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
@@ -64,9 +66,9 @@ class RedirectingStore(dist.Store):
         """As the inner store, but for addresses."""
         value = self._inner.get(key)
         last = key.rsplit("/", 1)[-1]
-        if not last.isdigit() or int(last) >= self._rank:
+        if not last.isdigit() or int(last) >= self._ranks.index(self._rank):
             return value
-        peer = int(last)
+        peer = self._ranks[int(last)]
         return redirected(value, peer, lambda address: self._dial(peer, address))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]

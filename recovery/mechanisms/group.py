@@ -2,8 +2,7 @@
 
 ``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the
 group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own
-store client and key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is
-unblocked the same way.
+key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is unblocked the same way.
 """
 
 from __future__ import annotations
@@ -13,15 +12,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recovery.layout import Layout
 from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
+from recovery.mechanisms.storelink import StoreLink, socket_to
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
@@ -33,8 +35,56 @@ class GenerationLost(Exception):
     """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
 
 
+class Circle:
+    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the generation, in order;
+    ``rank``: this one's.
+
+    Used by the training thread. A circle of one rank has nothing to exchange.
+    """
+
+    def __init__(self, group: Group, ranks: Sequence[int], made: Any) -> None:
+        self.rank = group.rank
+        self.backend = group.backend
+        self.ranks: Sequence[int] = tuple(ranks)
+        self._group = group
+        self._made = made
+
+    def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
+        """Begin an operation on torch's process group. Raises GenerationLost."""
+        try:
+            return operation(self._made)
+        except RuntimeError as error:
+            raise GenerationLost(_first_line(error)) from error
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:
+        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises GenerationLost."""
+        if self._made is None or not tensor.numel():
+            return None
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self.start(lambda made: made.allreduce([tensor], options))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        if self._made is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank = self.ranks.index(source)
+            self.wait(self.start(lambda made: made.broadcast([tensor], options)))
+            self._group.settle()
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
+        if work is not None:
+            self._group.wait(work)
+
+    def close(self) -> None:
+        """Let go of torch's process group."""
+        self._made = None
+
+
 class Group:
-    """The process group of one generation.
+    """The process group of one generation, whose ranks meet in up to three circles: ``everyone``; ``shard``, the ranks
+    that hold one copy of the model together with this one; ``holders``, those that hold the same part as this one.
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
     ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and
@@ -47,21 +97,32 @@ class Group:
 
     def __init__(
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
-        check: Callable[[], None], dial: Dial | None = None,
+        check: Callable[[], None], shards: int = 1, dial: Dial | None = None, link: StoreLink | None = None,
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
         self.world = world
+        self.layout = Layout(world=world, shards=shards)
+        self.everyone: Circle
+        self.shard: Circle
+        self.holders: Circle
         self.abandoned = False
         self._aborted = False
         self._store_port = store_port
-        self._backend = backend
+        self.backend = backend
         self._timeout = timedelta(seconds=timeout_s)
         self._check = check
         self._dial = dial
-        self._foreign = _socket_inodes()
+        self._link = link
+        self._foreign = _socket_inodes() - self._linked()
         self._own: set[str] | None = None
-        self._pg: Any = None
+        self._made: list[Any] = []
+        self._circles: list[Circle] = []
+
+    @property
+    def ranks(self) -> range:
+        """All of them."""
+        return range(self.world)
 
     def form(self) -> None:
         """Meet the other members. Raises GenerationLost when that fails.
@@ -69,11 +130,11 @@ class Group:
         On a thread of its own, which is left to its timeouts when the generation is aborted: nothing ends torch's wait
         for a store that is gone, or gloo's for a peer that was lost before it connected.
         """
-        made: Future[Any] = Future()
-        if self._backend == "nccl":
-            _settle(made, self._made)
+        made: Future[list[Circle]] = Future()
+        if self.backend == "nccl":
+            _settle(made, self._make)
         else:
-            threading.Thread(target=_settle, args=(made, self._made), name="form-group", daemon=True).start()
+            threading.Thread(target=_settle, args=(made, self._make), name="form-group", daemon=True).start()
         while not wait([made], timeout=POLL.total_seconds()).done:
             try:
                 self._check()
@@ -82,14 +143,38 @@ class Group:
                 wait([made], timeout=LAST_CHANCE_S)
                 raise
         try:
-            self._pg = made.result()
+            self._circles = made.result()
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
-        self._own = _socket_inodes() - self._foreign
+        self.everyone, self.shard, self.holders = self._circles
+        self._own = _socket_inodes() - self._foreign - self._linked()
 
-    def _made(self) -> Any:
-        store = dist.PrefixStore(f"generation-{self.generation}", self._client())
-        return _make_group(self._backend, store, self.rank, self.world, self._timeout, self._dial)
+    def _make(self) -> list[Circle]:
+        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are one."""
+        layout, client = self.layout, self._client()
+        replica, shard = layout.replica_of(self.rank), layout.shard_of(self.rank)
+        wanted = {
+            "": range(self.world),
+            f"/replica-{replica}": layout.replica(replica),
+            f"/shard-{shard}": layout.holders(shard),
+        }
+        circles: dict[tuple[int, ...], Circle] = {}
+        for name, ranks in wanted.items():
+            if tuple(ranks) in circles:
+                continue
+            made = None
+            if len(ranks) > 1 or not name:
+                store = dist.PrefixStore(f"generation-{self.generation}{name}", client)
+                made = _make_group(self.backend, store, self.rank, ranks, self._timeout, self._dial)
+                self._made.append(made)
+            circles[tuple(ranks)] = Circle(self, ranks, made)
+        if self._link is not None and not self._aborted:
+            self._link.keep(self._store_port, client, self._link.inode or socket_to(self._store_port))
+        return [circles[tuple(ranks)] for ranks in wanted.values()]
+
+    def _linked(self) -> set[str]:
+        """The socket of the connection to the store, if it is to outlive the generation."""
+        return {self._link.inode} if self._link else set()
 
     def _client(self) -> dist.TCPStore:
         """Connect to the store. Raises GenerationLost when it does not answer, or the generation is aborted.
@@ -99,6 +184,10 @@ class Group:
         """
         deadline_s, attempt_s = time.monotonic() + self._timeout.total_seconds(), STORE_ATTEMPT_S / 2
         address = ("127.0.0.1", self._store_port)
+        kept = self._link.take(self._store_port) if self._link else None
+        if kept is not None:
+            kept.set_timeout(self._timeout)
+            return kept
         while True:
             try:
                 with socket.create_connection(address, timeout=STORE_ATTEMPT_S):
@@ -113,27 +202,20 @@ class Group:
                 time.sleep(STORE_PAUSE_S)
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work:
-        """Begin to sum ``tensor`` over the ranks, in place. Raises GenerationLost."""
-        try:
-            return self._pg.allreduce([tensor])
-        except RuntimeError as error:
-            raise GenerationLost(_first_line(error)) from error
+        """Begin to sum ``tensor`` over all ranks, in place. Raises GenerationLost."""
+        work = self.everyone.start_all_reduce(tensor)
+        assert work is not None
+        return work
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        try:
-            work = self._pg.broadcast([tensor], options)
-        except RuntimeError as error:
-            raise GenerationLost(_first_line(error)) from error
-        self.wait(work)
+        self.everyone.broadcast(tensor, source)
 
     def wait(self, work: dist.Work) -> None:
         """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
         # NCCL only enqueues here, and a timed wait would abort the communicator by itself. Gloo's own timeout
         # ends the loop at the latest.
-        while self._backend != "nccl" and not _settled(work):
+        while self.backend != "nccl" and not _settled(work):
             try:
                 self._check()
             except GenerationLost:
@@ -144,11 +226,22 @@ class Group:
         except RuntimeError as error:
             raise GenerationLost(_first_line(error)) from error
 
+    def settle(self) -> None:
+        """Have what was received in place. Raises GenerationLost.
+
+        NCCL only enqueues, and an aborted kernel ends with garbage and no error: a state copied like that must not be
+        taken for whole.
+        """
+        if self.backend == "nccl":
+            torch.cuda.current_stream().synchronize()
+            self._check()
+
     def abort(self) -> int:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
         self._aborted = True
-        if self._backend == "nccl" and self._pg is not None:
-            self._pg.abort()
+        if self.backend == "nccl":
+            for made in self._made:
+                made.abort()
         return _shut_down(
             lambda inode: inode in self._own if self._own is not None else inode not in self._foreign
         )
@@ -157,7 +250,11 @@ class Group:
         """Let go of the group; of a broken one too."""
         self.abort()
         if not self.abandoned:
-            self._pg = None
+            made, self._made = self._made, []
+            for circle in self._circles:
+                circle.close()
+            # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
+            threading.Thread(target=made.clear, name="leave-group", daemon=True).start()
 
     def _abandon(self, work: dist.Work) -> None:
         """Give an operation a last chance to notice that its connections are gone, then leave it to itself.
@@ -169,7 +266,7 @@ class Group:
         while not work.is_completed():
             if time.monotonic() > deadline:
                 self.abandoned = True
-                _keep_for_ever(self._pg, work)
+                _keep_for_ever(self._made, work)
                 return
             time.sleep(0.001)
 
@@ -197,22 +294,23 @@ def _keep_for_ever(*objects: object) -> None:
 
 
 def _make_group(
-    backend: str, store: dist.Store, rank: int, world: int, timeout: timedelta, dial: Dial | None
+    backend: str, store: dist.Store, rank: int, ranks: Sequence[int], timeout: timedelta, dial: Dial | None
 ) -> Any:
+    place, size = ranks.index(rank), len(ranks)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, world, options)
+        return dist.ProcessGroupNCCL(store, place, size, options)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._threads = 2
     if dial is not None:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_of(rank))]
-        return dist.ProcessGroupGloo(RedirectingStore(store, rank, dial), rank, world, options)
+        return dist.ProcessGroupGloo(RedirectingStore(store, rank, ranks, dial), place, size, options)
     options._devices = [
         dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     ]
-    return dist.ProcessGroupGloo(store, rank, world, options)
+    return dist.ProcessGroupGloo(store, place, size, options)
 
 
 def _socket_inodes() -> set[str]:

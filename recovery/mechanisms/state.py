@@ -13,43 +13,69 @@ from typing import Any
 
 import numpy
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from recovery.mechanisms.parts import local
+from recovery.mechanisms.registered import Registered
+
 
 class TrainState:
-    """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in place."""
+    """Model, optimizer and scheduler seen as one state. Tensors are live references, loaded in place.
+
+    ``optimizer`` is None where the model is yet to be sharded; ``adopt`` comes first then.
+    """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, *, seed: int
+        self, model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None, *, seed: int
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
         self.seed = seed
         self.step = 0
         self.skip: dict[int, int] = {}  # samples left out, each with the first step without it
+        self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
+        self.scheduler = scheduler
+        self.registered = Registered()
+        if optimizer is not None:
+            self.adopt(optimizer, scheduler)
+
+    def adopt(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+        """Use these from now on; ``optimizer`` gets its state, which is then received or restored."""
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.trained = dict(
+            self.model.named_parameters()
+        )  # in the midst of a pass, a sharded model shows others
         self._made_up = not optimizer.state  # some optimizers make their state at once, as it has to be
         _materialise(optimizer)
 
+    def parts(self) -> dict[str, Tensor]:
+        """``tensors``, of each the part that this rank holds."""
+        return {name: local(tensor) for name, tensor in self.tensors().items()}
+
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order."""
+        """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order; those of a
+        sharded model are DTensors."""
         named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.trained.items():
             for slot, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor):
                     named[f"optimizer.{name}.{slot}"] = value
-        return named
+        return named | self.registered.tensors()
 
     def scalars(self) -> dict[str, Any]:
-        """The rest of the state, JSON-compatible: step, seed, scheduler, learning rates, samples left out."""
+        """The rest of the state, JSON-compatible: step, seed, scheduler, learning rates, samples left out, and what all
+        ranks knew of the last step."""
         return {
             "step": self.step,
             "seed": self.seed,
             "scheduler": self._scheduler_scalars(),
             "lr": [group["lr"] for group in self.optimizer.param_groups],
             "skip": {str(sample): step for sample, step in self.skip.items()},
+            "last": self.last,
+            "registered": self.registered.scalars(),
         }
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
@@ -61,6 +87,8 @@ class TrainState:
             raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
         self.step = int(scalars["step"])
         self.skip = {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
+        self.last = [float(value) for value in scalars.get("last", [])]
+        self.registered.load(scalars.get("registered", {}))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(dict(scalars["scheduler"]))
         for group, lr in zip(self.optimizer.param_groups, scalars["lr"], strict=True):
@@ -74,6 +102,7 @@ class TrainState:
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+        self.registered.update()
 
     def seed_step(self, rank: int, step: int) -> None:
         """Seed every random generator a step may draw from; a pure function of (seed, rank, step)."""
@@ -95,21 +124,22 @@ class TrainState:
         return int(self.scheduler.last_epoch) if self.scheduler is not None else None
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each part of the state, 16 hexadecimal digits."""
-        parameters, optimizer = hashlib.sha256(), hashlib.sha256()
-        for name, tensor in self.tensors().items():
+        """XXH3-64 of each part of the state, 16 hexadecimal digits; of what this rank holds of it. It is taken on the
+        training thread, at the speed of memory."""
+        parameters, optimizer = xxhash.xxh3_64(), xxhash.xxh3_64()
+        for name, tensor in self.parts().items():
             part = parameters if name.startswith("model.") else optimizer
             part.update(name.encode())
             part.update(bytes_of(tensor))
         scalars = self.scalars()
-        scheduler = hashlib.sha256(repr((scalars["scheduler"], scalars["lr"])).encode())
-        rng = hashlib.sha256(f"{self.seed}/{self.step}".encode())
+        scheduler = xxhash.xxh3_64(repr((scalars["scheduler"], scalars["lr"])).encode())
+        rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
         parts = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler, "rng": rng}
-        return {name: part.hexdigest()[:16] for name, part in parts.items()}
+        return {name: part.hexdigest() for name, part in parts.items()}
 
     def not_finite(self) -> str | None:
         """The name of a tensor that holds a NaN or an infinity, or None."""
-        for name, tensor in self.tensors().items():
+        for name, tensor in self.parts().items():
             # A finite sum proves it; only an infinite or NaN sum needs the full look.
             suspect = tensor.is_floating_point() and not torch.isfinite(tensor.sum())
             if suspect and not torch.isfinite(tensor).all():
@@ -126,8 +156,8 @@ class TrainState:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's raw bytes (copied to the CPU when it lives elsewhere)."""
-    flat = tensor.detach().cpu().contiguous().flatten()
+    """The tensor's raw bytes (copied to the CPU when it lives elsewhere); of a sharded one this rank's part."""
+    flat = local(tensor).detach().cpu().contiguous().flatten()
     return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from recovery import marks
 from recovery.mechanisms.reduce import Reduced
+from recovery.order import MicroBatch
 
 if TYPE_CHECKING:
     from recovery.job import Job
@@ -44,10 +45,15 @@ class Step:
     ``count``: how many of them count; 0 for one that has no share and computes a sample only to take part.
     """
 
-    def __init__(self, job: Job, number: int, samples: list[int], *, count: int) -> None:
+    def __init__(self, job: Job, number: int, micros: Sequence[MicroBatch]) -> None:
         self.number = number
-        self.samples = samples
-        self.count = count
+        self.count = sum(micro.count for micro in micros)
+        self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
+        if not self.count:
+            self.samples = micros[0].samples
+        self._micros = micros
+        self._place: int | None = None  # which of them is computed, if they are taken one by one
+        self._kept = 0
         self.change_loss: Callable[[Tensor], Tensor] | None = None
         self._job = job
         self._phase = "data"
@@ -82,31 +88,81 @@ class Step:
         if probe is not None and probe.active and name != "backward":
             probe.at(self.number, name)
 
-    def backward(self, loss: Tensor) -> None:
-        """Back-propagate the summed loss of this rank's samples and reduce gradients over the ranks.
+    def wait(self, begins: bool) -> None:
+        """A collective in the midst of a phase begins or ends: what it takes is none of the phase's time."""
+        now = time.perf_counter()
+        if begins:
+            self._waiting_since = now
+            return
+        took = now - self._waiting_since
+        self._since += took
+        self.seconds["collective"] = self.seconds.get("collective", 0.0) + took
+        self._job.marks.enter(marks.PHASES.index(self._phase))
 
-        Raises RuntimeError the second time: a step has one reduction.
+    def batches(self) -> Iterator[list[int]]:
+        """Sample ids of each of this rank's micro-batches in turn; each is followed by its ``backward``.
+
+        There is one, ``samples``, unless the job is elastic and ranks are missing. Raises RuntimeError when a
+        micro-batch is left without ``backward``, or they are taken a second time.
         """
-        if self._reduced is not None:
-            raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
+        if self._place is not None:
+            raise RuntimeError("step.batches() was called twice in one step")
         job = self._job
-        if self.change_loss is not None:
-            loss = self.change_loss(loss)
-        if job.spoil is not None:
-            loss = job.spoil(self.samples, loss)
-        if not self.count:
-            loss = loss * 0.0
+        for place, micro in enumerate(self._micros):
+            if place:
+                self.phase("data")
+            self._place = place
+            if job.config.determinism == "elastic":
+                job.state.seed_step(micro.number, self.number)
+            yield self._ids(place)
+            if self._kept == place and self._reduced is None:
+                raise RuntimeError("a micro-batch of step.batches() ended without step.backward()")
+
+    def backward(self, loss: Tensor) -> None:
+        """Back-propagate the summed loss of this rank's samples, or of a micro-batch of ``batches``; with the last one,
+        reduce gradients over the ranks.
+
+        Raises RuntimeError the second time: a step has one reduction; and where ``batches`` has to be used.
+        """
+        job = self._job
+        if job.config.determinism == "elastic" and self._place is None:
+            raise RuntimeError(
+                "with determinism: elastic a rank may have several micro-batches in a step: "
+                "for samples in step.batches(): step.backward(...) of each"
+            )
+        place = self._place or 0
+        if self._reduced is not None or self._kept > place:
+            raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
+        micro, last = self._micros[place], place + 1 == len(self._micros)
+        loss = self._as_faults_have_it(loss, place)
         value = float(loss.detach())
         self.phase("backward")
         loss.backward()
+        if not last:
+            job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
+            self._kept += 1
+            return
         self.phase("collective")
         self._reduced = job.reducer.finish(
             rank=job.rank,
             loss_sum=value,
-            count=self.count,
+            count=micro.count,
             pause=job.agent.pause_wanted,
-            save=job.agent.save_wanted,
+            save=job.agent.save_wanted or (job.rank == 0 and job.checkpoints.wants(self.number)),
         )
+
+    def _ids(self, place: int) -> list[int]:
+        """Of one micro-batch. ``samples`` is asked, since a fault may have changed it."""
+        micro, done = self._micros[place], sum(micro.count for micro in self._micros[:place])
+        return self.samples[done : done + micro.count] or micro.samples
+
+    def _as_faults_have_it(self, loss: Tensor, place: int) -> Tensor:
+        job, change, self.change_loss = self._job, self.change_loss, None
+        if change is not None:
+            loss = change(loss)
+        if job.spoil is not None:
+            loss = job.spoil(self._ids(place), loss)
+        return loss if self._micros[place].count else loss * 0.0
 
     def require_commit(self) -> None:
         """Raise RuntimeError unless this step is committed: the other ranks have gone on."""

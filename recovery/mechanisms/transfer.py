@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recovery.mechanisms.group import GenerationLost, Group
+from recovery.mechanisms.group import Circle, GenerationLost, Group
 from recovery.mechanisms.state import TrainState
 
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -16,10 +16,10 @@ MAX_SCALAR_BYTES = 1 << 20
 
 
 def copy_state(
-    state: TrainState, group: Group, *, source: int, receive: bool, progress: Callable[[], None]
+    state: TrainState, group: Group | Circle, *, source: int, receive: bool, progress: Callable[[], None]
 ) -> None:
-    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group takes
-    part.
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group, or of the circle
+    of those that hold the same part, takes part.
 
     It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
     receiver's state is undefined until this returns. ``progress`` is called between chunks. Raises
@@ -43,8 +43,8 @@ def copy_state(
         state.load_scalars(json.loads(scalars))
 
 
-def _share_scalars(state: TrainState, group: Group, source: int, sending: bool) -> bytes:
-    device = next(iter(state.tensors().values())).device
+def _share_scalars(state: TrainState, group: Group | Circle, source: int, sending: bool) -> bytes:
+    device = next(iter(state.parts().values())).device
     data = json.dumps(state.scalars()).encode() if sending else b""
     size = torch.tensor([len(data)], dtype=torch.int64, device=device)
     group.broadcast(size, source)
@@ -62,7 +62,7 @@ def _chunks(state: TrainState) -> list[list[Tensor]]:
 
     Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype.
     """
-    tensors = sorted(state.tensors().values(), key=lambda t: (str(t.device), -t.element_size()))
+    tensors = sorted(state.parts().values(), key=lambda t: (str(t.device), -t.element_size()))
     chunks: list[list[Tensor]] = []
     size = CHUNK_BYTES
     for tensor in tensors:

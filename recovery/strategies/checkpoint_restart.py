@@ -22,6 +22,8 @@ from recovery.strategy import (
 class CheckpointRestart(Strategy):
     """Kill every rank, start new ones, restore the newest checkpoint that verifies, redo the steps since.
 
+    Non-finite values and states that differ are answered by the same rollback.
+
     ``restart``: ``warm`` forks ranks from a process that has imported everything, ``cold`` starts Python.
     """
 
@@ -37,6 +39,9 @@ class CheckpointRestart(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Restart everything; the failed generation's processes are of no more use."""
+        doubt = fallback.undecided(view)
+        if doubt is not None and not view.saved:
+            return doubt  # it gives up
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)

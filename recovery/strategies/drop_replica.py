@@ -5,20 +5,28 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from recovery import fallback
-from recovery.strategy import ClusterView, Decision, Pause, Strategy
+from recovery.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
 class DropReplica(Strategy):
     """Survivors keep their state, form a smaller group, redo the interrupted step; a replacement joins later.
 
+    A replica of several shards leaves as a whole: what lives of it waits, and comes back with the replacement.
     ``batch``: ``constant`` keeps the global batch (survivors take over the lost share), ``shrink`` drops
     the lost share. ``rejoin``: start a replacement, which joins at a step boundary with a peer's state.
+    ``nonfinite``: what to do about a non-finite loss or gradient (see ``recovery.strategy.Nonfinite``).
     """
 
     exact: ClassVar[bool] = False
 
     batch: Literal["constant", "shrink"] = "constant"
     rejoin: bool = True
+    nonfinite: Nonfinite = "retry"
+
+    @property
+    def nonfinite_policy(self) -> Nonfinite:
+        """As the parameter says."""
+        return self.nonfinite
 
     @property
     def batch_policy(self) -> str:
@@ -27,10 +35,10 @@ class DropReplica(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form or shrink, whichever loses least."""
-        whole = fallback.skip(view) or fallback.refill(view) or fallback.rejoin_all(view)
+        whole = fallback.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
-        return fallback.shrink(view, refill_world=self.rejoin, why="the lost rank is dropped")
+        return fallback.shrink(view, why="the lost rank is dropped")
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Start another replacement."""
@@ -40,9 +48,11 @@ class DropReplica(Strategy):
 
     def on_ready(self, view: ClusterView) -> Decision:
         """Ask for a pause as soon as a replacement is ready and no other is on its way."""
-        if len(view.members) < view.world and view.ready and not view.starting:
+        if len(fallback.with_room(view)) > len(view.members) and not view.starting:
             return Decision(actions=(Pause(),), reason="a replacement is ready")
-        return Decision(actions=(), reason="the world is full, or more replacements are on their way")
+        return Decision(
+            actions=(), reason="no replica can be filled now, or more replacements are on their way"
+        )
 
     def on_notice(self, view: ClusterView) -> Decision:
         """Park at the next step boundary."""

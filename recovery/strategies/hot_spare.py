@@ -7,20 +7,28 @@ from typing import ClassVar
 from pydantic import Field
 
 from recovery import fallback
-from recovery.strategy import ClusterView, Decision, Form, Pause, Spawn, StateFrom, Strategy
+from recovery.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
 class HotSpare(Strategy):
     """A waiting spare takes the lost rank's place with a live peer's state.
 
     Same step, same world, same result bit for bit. ``spares``: processes held ready. ``replenish``: start a
-    new spare for each one used. With none left the world shrinks.
+    new spare for each one used. With none left replicas that cannot be filled are dropped; when no state is
+    left whole either, the newest checkpoint is restored. ``nonfinite``: what to do about a non-finite loss or
+    gradient (see ``recovery.strategy.Nonfinite``).
     """
 
     exact: ClassVar[bool] = True
 
     spares: int = Field(default=1, ge=1, le=64)
     replenish: bool = True
+    nonfinite: Nonfinite = "retry"
+
+    @property
+    def nonfinite_policy(self) -> Nonfinite:
+        """As the parameter says."""
+        return self.nonfinite
 
     @property
     def spares_wanted(self) -> int:
@@ -29,23 +37,19 @@ class HotSpare(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""
-        whole = fallback.skip(view) or fallback.refill(view) or fallback.rejoin_all(view)
+        whole = fallback.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
-        lost = fallback.lost(view)
-        spares = [p.name for p in view.ready][: len(lost)]
-        if not lost or not fallback.kept(view) or len(spares) < len(lost):
-            why = f"{len(lost)} lost, {len(spares)} spares ready"
-            return fallback.shrink(view, refill_world=self.replenish, why=why)
-        place = dict(zip(lost, spares, strict=True))
-        form = Form(members=tuple(place.get(name, name) for name in view.members), state=StateFrom.PEER)
-        missing = (
-            view.world + self.spares - len(view.members) - len(view.starting) - len(view.ready) + len(spares)
-        )
-        again = tuple(Spawn(role="spare") for _ in range(missing)) if self.replenish else ()
-        verb = "takes" if len(lost) == 1 else "take"
-        reason = f"{', '.join(spares)} {verb} over from {', '.join(lost)}"
-        return Decision(actions=(form, *again), reason=reason)
+        lost, fresh = fallback.lost(view), tuple(p.name for p in view.fresh)
+        form = fallback.fill(view, fresh)
+        if form is None or not lost or len(form.members) < len(view.members):
+            rest = "" if form is None else ", what they cannot fill is dropped"
+            why = f"{len(lost)} lost, {len(fresh)} spares ready{rest}"
+            return fallback.shrink(view, why=why, fresh=fresh)
+        takers = [name for name in form.members if name not in view.members]
+        verb = "takes" if len(takers) == 1 else "take"
+        reason = f"{', '.join(takers)} {verb} over from {', '.join(lost)}"
+        return Decision(actions=(form,), reason=reason)
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
         """Start another one, so that the next failure finds its spare and the world is filled again."""
@@ -55,7 +59,7 @@ class HotSpare(Strategy):
 
     def on_ready(self, view: ClusterView) -> Decision:
         """After a shrink, let a ready process fill the world again."""
-        if len(view.members) < view.world and view.ready:
+        if len(fallback.with_room(view)) > len(view.members):
             return Decision(actions=(Pause(),), reason="a process is ready to fill the world")
         return Decision(actions=(), reason="kept as spare")
 

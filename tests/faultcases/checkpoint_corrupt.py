@@ -9,6 +9,6 @@ CASE = FaultCase(
         for mode in ("torn", "lose-unsynced")
         for stage in (None, "data", "renamed")
     ],
-    evidence=[effect(verifier="big.safetensors has SHA-256 1, not 2")],
+    evidence=[effect(verifier="big.bin has checksum 1, not 2")],
     elsewhere=[[effect(number=1, verifier="bad")], [effect(fault="g", verifier="bad")]],
 )

@@ -1,0 +1,153 @@
+"""Checkpoints of 1 GB in memory, saved and restored with every byte verified, against a plain copy of the same bytes.
+
+    python -m benchmarks.memory [--rounds 7] [--mib 1024]
+
+The keepers are processes of their own. All arms of a round move the same bytes, one after the other, in an order that
+changes from round to round, and each ratio is of one round. A restore is all that a new rank does: ask which
+checkpoint is the newest, get it, compare it with its checksums, and only then copy it into the live state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from benchmarks.checkpoint import state_of, timed
+from recovery.forkserver import start_cold
+from recovery.layout import Layout
+from recovery.local import Exited, rank_environment
+from recovery.mechanisms.memory import Memory
+from recovery.mechanisms.state import TrainState
+from recovery.memory.client import KeeperClient
+from recovery.memory.keepers import Keepers
+from recovery.processes import become_subreaper
+
+JOB = "benchmark"
+ALONE = Layout(world=1)
+RESTORE_GOAL = 0.5  # of the copy's rate
+SAVE_GOAL = 1.3  # times the copy
+
+
+class Arms:
+    """What is timed. ``state``: what is saved and restored in place."""
+
+    def __init__(self, keepers: Keepers, state: TrainState) -> None:
+        self.state = state
+        self.bytes = sum(t.numel() * t.element_size() for t in state.tensors().values())
+        self.tensors = [t.detach() for t in state.tensors().values()]
+        self.copies = [torch.empty_like(t).zero_() for t in self.tensors]
+        client = KeeperClient(keepers.socket_of(0))
+        self.memory = Memory(state, client, job=JOB, seat="w0", check=_nothing, progress=_nothing)
+        self.kept_s: list[float] = []
+
+    def copy(self) -> None:
+        """Into memory that is there."""
+        for into, tensor in zip(self.copies, self.tensors, strict=True):
+            into.copy_(tensor)
+
+    def save(self) -> None:
+        """What training stands still for."""
+        self.state.step += 1
+        self.memory.save(generation=1, layout=ALONE, rank=0)
+
+    def kept(self) -> None:
+        """The rest of a save: not timed with it, but noted."""
+        assert self.memory.settle(120)
+        for saved in self.memory.results():
+            assert not saved.error and not saved.alone, saved
+            self.kept_s.append(saved.seconds)
+
+    def restore(self) -> None:
+        """The newest, verified."""
+        newest = self.memory.candidates()[0]
+        assert newest.step == self.state.step
+        with self.memory.reading(newest, ALONE, 0) as reading:
+            reading.verify()
+            reading.load()
+            self.state.load_scalars(reading.scalars)
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+def measure(arms: Arms, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each arm, round by round; what the first rounds pay for (fresh memory) is left out."""
+    acts: list[Callable[[], None]] = [arms.copy, arms.save, arms.restore]
+    found: dict[str, list[float]] = {act.__name__: [] for act in acts}
+    for _ in range(4):  # until every buffer exists
+        arms.save()
+        arms.kept()
+    arms.kept_s.clear()
+    arms.copy()
+    arms.restore()
+    for number in range(rounds):
+        turn = number % len(acts)
+        for act in acts[turn:] + acts[:turn]:
+            found[act.__name__].append(timed(act))
+            if act == arms.save:
+                arms.kept()
+    return found
+
+
+def from_the_peer(keepers: Keepers, arms: Arms, rounds: int) -> list[float]:
+    """Seconds of a restore through the other node's keeper, as after the loss of a node."""
+    keepers.signal(keepers.keeper_of(0), signal.SIGKILL)
+    while not any(isinstance(news, Exited) for news in keepers.look(1.0)):
+        pass
+    keepers.look(1.0)
+    return [timed(arms.restore) for _ in range(rounds)]
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=1024)
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # as in a rank
+    become_subreaper()
+    state = state_of(given.mib)
+
+    def start(config: bytes, fds: object) -> int:
+        return start_cold("recovery.memory.keeper", config, list(fds), rank_environment())  # type: ignore[call-overload]
+
+    keepers = Keepers(start, job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True, log=None)
+    try:
+        arms = Arms(keepers, state)
+        found = measure(arms, given.rounds)
+        show(arms, found, from_the_peer(keepers, arms, 3))
+        arms.memory.close()
+    finally:
+        keepers.end()
+        keepers.close()
+
+
+def show(arms: Arms, found: dict[str, list[float]], peer: list[float]) -> None:
+    """The table, with goals."""
+    size = arms.bytes / 1e9
+    rates = [copy / restore for copy, restore in zip(found["copy"], found["restore"], strict=True)]
+    stalls = [save / copy for copy, save in zip(found["copy"], found["save"], strict=True)]
+    print(f"checkpoints of {size:.2f} GB in memory, {len(rates)} rounds, {os.cpu_count()} cores")
+    print("| what | goal | measured (median, min to max) | met |\n| --- | --- | --- | --- |")
+    _row(
+        "verified restore, share of the copy rate", f">= {RESTORE_GOAL}", rates, median(rates) >= RESTORE_GOAL
+    )
+    _row("save: training stands still, in copies", f"<= {SAVE_GOAL}", stalls, median(stalls) <= SAVE_GOAL)
+    for name, seconds in (*found.items(), ("save until checked and copied to the peer", arms.kept_s)):
+        _row(f"{name}, GB/s", "", [size / s for s in seconds], None)
+    _row("restore from the peer's copy over TCP, GB/s", "", [size / s for s in peer], None)
+
+
+def _row(what: str, goal: str, values: list[float], met: bool | None) -> None:
+    word = "" if met is None else "yes" if met else "no"
+    print(f"| {what} | {goal} | {median(values):.2f} ({min(values):.2f} to {max(values):.2f}) | {word} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What the log says of checkpoints in memory: which are held by a keeper that lives, and so have to be found again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from chaos.events import Event, Kind, Log
+
+ROLE = "keeper"
+PLACE = "memory"
+
+
+def keepers(log: Log) -> dict[str, Event]:
+    """Processes that keep checkpoints in memory, by name, with their start."""
+    return {
+        event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED) if event.data["role"] == ROLE
+    }
+
+
+def held_in_memory(log: Log, *, until_ns: int, before: int) -> dict[str, int]:
+    """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
+    that lives then holds every shard: name -> step. One that was refused since as damaged, or let go of, does not
+    count.
+
+    A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
+    that ended has let everything go, and who follows it on the node begins with nothing.
+    """
+    lives = _lives(log)
+    nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
+    held: dict[tuple[str, int], set[int]] = defaultdict(set)
+    wanted: dict[tuple[str, int], tuple[int, int]] = {}
+    for event in log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
+        if event.data.get("place") != PLACE or event.time_ns > until_ns:
+            continue
+        name = event.data["checkpoint"]
+        if event.kind is not Kind.CHECKPOINT_COMMITTED:
+            for key in [key for key in wanted if key[0] == name]:
+                del wanted[key]
+        elif event.generation < before:
+            key = (name, event.generation)
+            wanted[key] = (event.step or 0, event.data["shards"])
+            holders = {nodes.get(event.actor), *event.data["copies"]}
+            if any(
+                node in holders and start <= event.time_ns and until_ns < end for node, start, end in lives
+            ):
+                held[key].add(event.data["shard"])
+    return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
+
+
+def _lives(log: Log) -> list[tuple[int, int, int]]:
+    """Node, start and end of each keeper."""
+    ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
+    return [
+        (start.data["node"], start.time_ns, ends.get(name, 2**63)) for name, start in keepers(log).items()
+    ]

@@ -1,0 +1,33 @@
+"""Checkpoints in memory of an arm of real processes: its keepers, and what a rank is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.launcher import ArmSetup
+from recovery.jobconfig import InMemory
+from recovery.memory.keepers import Keepers
+
+
+def keepers_for(setup: ArmSetup, fork: Callable[[bytes, Sequence[int]], int]) -> Keepers | None:
+    """Start them, if the cell has checkpoints in memory. Raises InfrastructureError."""
+    scenario = setup.cell.scenario
+    spec = scenario.workload.checkpoint.in_memory
+    if spec is None:
+        return None
+    return Keepers(
+        fork, job=_job(setup), nodes=scenario.topology.nodes, limit_bytes=spec.limit_bytes,
+        replicate=spec.replicate, log=setup.run.logs(setup.id),
+    )  # fmt: skip
+
+
+def in_memory(setup: ArmSetup, keepers: Keepers, node: int) -> dict[str, Any]:
+    """For the rank of a node, a ``recovery.jobconfig.InMemory``."""
+    spec = setup.cell.scenario.workload.checkpoint.in_memory
+    assert spec is not None
+    return InMemory(socket=keepers.socket_of(node), job=_job(setup), every=spec.every).model_dump(mode="json")
+
+
+def _job(setup: ArmSetup) -> str:
+    return f"{setup.run.root.name}/{setup.id}"

@@ -1,0 +1,50 @@
+"""How a supervisor answers values and states that are not what they should be."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from recovery.adoption import Adopter
+from recovery.crew import Process
+from recovery.strategy import Cause, Failure
+from recovery.supervision import Stage
+from recovery.wire import Digest, Parked
+
+
+class Corruptions(Adopter):
+    """Part of the controller."""
+
+    _abort_due: bool
+
+    def _on_nonfinite(self, message: Parked) -> None:
+        ranks = [rank for rank in message.blamed if rank < len(self.members)]
+        blamed: list[Process | None] = [self._crew[self.members[rank]] for rank in ranks]
+        detail = "non-finite loss or gradient, refused before the optimizer step"
+        examined = self._skips.examine == message.step + 1  # the blamed look for the sample, and then park
+        for entry in blamed or [None]:
+            self._failures.current.append(self._declare(entry, Cause.NONFINITE, message.step + 1, detail))
+        if not self.strategy.keeps_survivors and not examined:
+            self._stop_generation()
+            return
+        # All ranks see the same flags and park by themselves; an abort now could cut one off.
+        self.stage = Stage.STOPPING
+        patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
+        self._deadline_s = self.hands.now_s() + patience_s
+        self._abort_due = True
+        self._decide_if_parked()
+
+    def _on_digest(self, entry: Process, message: Digest) -> None:
+        """Whoever holds another state than most is named, and the generation stopped."""
+        found = self._digests.note(entry.name, message.generation, message.step, message.digest)
+        if found is None or self.stage not in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
+            return
+        odd: list[Process | None] = [self._crew[name] for name in found.odd]
+        for process in odd or [None]:
+            self._failures.current.append(self._declare(process, Cause.DIVERGED, found.step, found.detail))
+        if self.stage is not Stage.STOPPING:
+            self._stop_generation()
+
+    @abstractmethod
+    def _declare(self, entry: Process | None, cause: Cause, step: int, detail: str) -> Failure: ...
+    @abstractmethod
+    def _decide_if_parked(self) -> None: ...

@@ -1,0 +1,123 @@
+"""When the next checkpoint is due: every so many steps, every so many seconds, or as often as pays. Pure.
+
+The optimum for ``auto`` is the higher-order estimate of J. T. Daly, "A higher order estimate of the optimum checkpoint
+interval for restart dumps", Future Generation Computer Systems 22 (2006) 303-312, equation 37.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+PRIOR_MTBF_S = 3 * 3600.0
+"""Assumed before any failure was seen, and weighed as one failure: 419 unexpected interruptions in 54 days, as reported
+for the training of Llama 3 405B (Grattafiori et al., 2024, table 5), are one in 3 hours.
+"""
+
+_SECONDS = re.compile(r"^(\d+(?:\.\d+)?)\s*(ms|s|m|h)$")
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What the next checkpoint is decided by. ``saved_s``: when the last save began, or else when training began;
+    ``cost_s``: how long saves held training up (the mean of those seen), None before the first; ``since_s``: when
+    watching for failures began; ``failures``: seen since, and ``watched_s``: time watched before, by others.
+    """
+
+    saved_s: float
+    since_s: float
+    cost_s: float | None = None
+    saves: int = 0
+    failures: int = 0
+    watched_s: float = 0.0
+
+    def saved(self, began_s: float, cost_s: float) -> History:
+        """After a save."""
+        mean_s = ((self.cost_s or 0.0) * self.saves + cost_s) / (self.saves + 1)
+        return replace(self, saved_s=began_s, cost_s=mean_s, saves=self.saves + 1)
+
+    def failed(self) -> History:
+        """After a failure of the job."""
+        return replace(self, failures=self.failures + 1)
+
+    def mtbf_s(self, now_s: float) -> float:
+        """Mean time between failures, as far as it is known: the prior counts as one failure."""
+        watched_s = self.watched_s + now_s - self.since_s
+        return (PRIOR_MTBF_S + watched_s) / (1 + self.failures)
+
+
+class Interval(Protocol):
+    """When to save."""
+
+    def due(self, step: int, now_s: float, history: History) -> bool:
+        """Whether a checkpoint is due after ``step``, which ends about now."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """After each step that this number divides."""
+
+    count: int
+
+    def due(self, step: int, now_s: float, history: History) -> bool:
+        """See Interval."""
+        return step % self.count == 0
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """This long after the last save began."""
+
+    seconds: float
+
+    def due(self, step: int, now_s: float, history: History) -> bool:
+        """See Interval."""
+        return now_s - history.saved_s >= self.seconds
+
+
+@dataclass(frozen=True)
+class Auto:
+    """At Daly's optimum for the measured cost of a save and the given or observed ``mtbf_s``; the first step's save
+    measures the cost.
+    """
+
+    mtbf_s: float | None = None
+
+    def due(self, step: int, now_s: float, history: History) -> bool:
+        """See Interval."""
+        if history.cost_s is None:
+            return True
+        mtbf_s = self.mtbf_s or history.mtbf_s(now_s)
+        return now_s - history.saved_s >= optimum_s(history.cost_s, mtbf_s)
+
+
+def optimum_s(cost_s: float, mtbf_s: float) -> float:
+    """Daly's optimum of the time that is trained between two checkpoints, seconds (see the module). ``cost_s``: how
+    long a save holds training up; ``mtbf_s``: mean time between failures.
+    """
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
+    """From what people write: 25 (steps), "30s", "5m" or "auto". Raises ValueError."""
+    if every == "auto":
+        return Auto(mtbf_s)
+    if isinstance(every, int) and every >= 1:
+        return Steps(every)
+    match = _SECONDS.match(every) if isinstance(every, str) else None
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(
+            f"{every!r} is no interval: use a number of steps such as 25, a time such as 30s or 5m, or auto"
+        )
+    return Seconds(float(match[1]) * _UNITS[match[2]])
+
+
+def steps_of(every: int | str) -> int | None:
+    """The number of steps, None where it is not counted in steps."""
+    return every if isinstance(every, int) else None

@@ -1,0 +1,90 @@
+"""The part of a controller that looks at clocks and progress marks: who is late, who hangs, who is to be replaced."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from recovery.adoption import Adopter
+from recovery.crew import Process
+from recovery.progress import ProgressWatch
+from recovery.settling import Settling
+from recovery.strategy import Cause, ClusterView, Decision
+from recovery.supervision import Stage
+
+
+class Lookout(Adopter):
+    """What ``tick`` does; ``recovery.controller`` has the rest."""
+
+    _progress: ProgressWatch
+    _settling: Settling
+    _abort_due: bool
+
+    def tick(self) -> None:
+        """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
+        now = self.hands.now_s()
+        if self.stage is Stage.ADOPTING:
+            self._go_on_if_known()
+        elif self.stage in (Stage.TRAINING, Stage.PAUSING):
+            self._look_at_marks()
+            self._replace_lost(now)
+        elif self.stage is Stage.STOPPING and now > self._deadline_s:
+            self._declare_unparked()
+        elif self.stage is Stage.FORMING:
+            self._look_at_forming(now)
+        if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
+            for entry in self._crew.overdue(now):
+                self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
+        if self.stage is Stage.ENDING and now > self._deadline_s + self.timing.kill_timeout_s:
+            self.stage = Stage.DONE  # what no signal ends is for whoever started it to report
+        elif self.stage is Stage.ENDING and now > self._deadline_s:
+            self._crew.dismiss(kill=True)
+
+    def _look_at_forming(self, now: float) -> None:
+        # All wait for each other here, so that marks tell nothing; but a stopped process will not join.
+        stopped = self._crew.stopped(now, self.timing.hang.stopped_floor_s)
+        if stopped:
+            self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
+        elif now > self._deadline_s:
+            self._suspect("the group did not form in time")
+
+    def _declare_unparked(self) -> None:
+        """Survivors that did not park in time hang; if all parked and nobody died, the connection failed."""
+        if self._abort_due:
+            self._abort()
+            return
+        late = self._crew.training()
+        now = self.hands.now_s()
+        starved = [entry for entry in late if self.hands.os_state(entry.name) in "RD"]
+        if starved and now < self._deadline_s + self.timing.park_timeout_s * self.timing.hang.starved_factor:
+            return
+        for entry in late:
+            self._fail(entry, Cause.HANG, "did not leave an aborted generation")
+        if not late and not self._failures.current:
+            self._decide_if_parked()
+
+    def _replace_lost(self, now: float) -> None:
+        if self.stage is Stage.TRAINING and self._settling.just_settled(self.committed, now):
+            self._act(self.strategy.on_spare_lost(self._view()))
+            if self.ready_spares and len(self.members) < self.world:
+                self._act(self.strategy.on_ready(self._view()))
+
+    def _look_at_marks(self) -> None:
+        at_work = (member.name for member in self._crew.training() if not member.finished)
+        hang = self._progress.look(self.generation, at_work)
+        if hang is None:
+            return
+        if hang.process:
+            self._fail(self._crew[hang.process], Cause.HANG, hang.detail)
+        else:
+            self._suspect(hang.detail)
+
+    @abstractmethod
+    def _fail(self, entry: Process, cause: Cause, detail: str) -> None: ...
+    @abstractmethod
+    def _abort(self) -> None: ...
+    @abstractmethod
+    def _decide_if_parked(self) -> None: ...
+    @abstractmethod
+    def _act(self, decision: Decision) -> None: ...
+    @abstractmethod
+    def _view(self) -> ClusterView: ...

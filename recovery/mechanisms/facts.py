@@ -1,0 +1,80 @@
+"""What a training script may ask of its job besides steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from recovery.jobconfig import JobConfig
+from recovery.mechanisms.loader import Loader
+from recovery.mechanisms.registered import Stateful
+from recovery.mechanisms.state import TrainState
+from recovery.order import MicroBatch
+
+
+class JobFacts(ABC):
+    """Base of ``recovery.job.Job``. ``rank``, -1 in a spare, and ``world`` may change from step to step."""
+
+    config: JobConfig
+    state: TrainState
+    rank = -1
+    world = 0
+
+    @property
+    def seed(self) -> int:
+        """Of the job: seed whatever must be alike on all ranks, such as the model's initial values, with it."""
+        return self.config.seed
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole job."""
+        return self.config.steps
+
+    @property
+    def device(self) -> str:
+        """Where this process is to train: ``cpu`` or ``cuda:<index>``."""
+        return self.config.device
+
+    @property
+    def done(self) -> int:
+        """The last step that is applied here."""
+        return self.state.step
+
+    @abstractmethod
+    def micro_batches(self, number: int) -> list[MicroBatch]:
+        """What this rank computes of a step. Raises RuntimeError when nothing of it is left."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise GenerationLost if the supervisor aborted this generation."""
+
+    def register(self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None) -> None:
+        """Make an object's state part of the job's: it is saved, restored and copied with the model. Between ``attach``
+        and the loop, the same on every rank.
+
+        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors are its own, all else is JSON. ``update`` is
+        called after each optimizer step, before anything is saved: ``update=lambda: ema.update_parameters(model)``.
+        What changes it elsewhere belongs before ``step.commit()``. Raises TypeError, ValueError for a name that is
+        taken, RuntimeError before ``attach``.
+        """
+        if not hasattr(self, "state"):
+            raise RuntimeError("job.attach(model, optimizer) comes before job.register(name, object)")
+        self.state.registered.add(name, thing, update)
+
+    def loader(
+        self, dataset: Dataset[Any], *, num_workers: int = 2, collate_fn: Callable[[list[Any]], Any] | None = None,
+        prefetch: int = 2,
+    ) -> Loader:  # fmt: skip
+        """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)`` in a step. Make it
+        after ``attach`` and before the loop.
+
+        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0 workers samples are
+        computed when they are asked for. Raises ImportError when torchdata is not installed, TypeError for an iterable
+        dataset, RuntimeError before ``attach``.
+        """
+        if not hasattr(self, "state"):
+            raise RuntimeError("job.attach(model, optimizer) comes before job.loader(dataset)")
+        return Loader(self, dataset, num_workers=num_workers, collate_fn=collate_fn, prefetch=prefetch)

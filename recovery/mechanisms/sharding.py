@@ -1,0 +1,171 @@
+"""Shards a model over the ranks that hold one copy of it, with torch's ``fully_shard`` (FSDP2).
+
+The mesh has the shard dimension only, and its process group is a name without connections: whatever the model has to
+exchange goes to the circle of the current generation, through ``set_custom_all_gather`` and
+``set_custom_reduce_scatter``. Nothing in the sharded model then belongs to a generation: when ranks are lost, the
+others' parameters, gradients and optimizer state stay as they are, and only the circle is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo  # fully_shard imports it, in a moment when all wait for this rank
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+_BACKEND = "recovery"
+
+
+class Exchange(Protocol):
+    """Where the collectives of a sharded model go. They are waited for, and raise GenerationLost."""
+
+    def gather(self, output: Tensor, part: Tensor) -> None:
+        """Put the parts of all shards together, by shard."""
+
+    def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
+        """Sum over all shards; this rank gets its part."""
+
+
+def default_units(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at once, if nobody says: each child of each ModuleList, such as the blocks of a transformer."""
+    return [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
+
+
+def shard_model(
+    model: nn.Module, units: Sequence[nn.Module], *, shard: int, shards: int, device: str, exchange: Exchange
+) -> None:
+    """Keep one part of ``shards`` of each parameter, in place. What is in no unit makes one of its own.
+
+    Raises RuntimeError when the process is in a process group already, or torch is too old to recover.
+    """
+    require_torch()
+    mesh = _mesh(shard, shards, device)
+    for module in [*units, model]:
+        fully_shard(module, mesh=mesh)
+    gather: Any = _Gather(exchange)
+    scatter: Any = _Scatter(exchange)
+    for part in _fsdp(model):
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        part.set_custom_all_gather(gather)
+        part.set_custom_reduce_scatter(scatter)
+
+
+def rehearse(shards: int, device: str) -> None:
+    """Shard and train a small model that is thrown away, alone: what torch does the first time only takes a quarter of
+    a second, in which all others would wait for a spare that takes a place. Raises RuntimeError as ``shard_model``."""
+    _require_no_group()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
+    try:
+        shard_model(model, [model[0]], shard=0, shards=shards, device=device, exchange=_Echo())
+        parameters = list(model.parameters())
+        # Those that are common; a first step of another takes what it takes.
+        for optimizer in (
+            torch.optim.AdamW(parameters, fused=True), torch.optim.AdamW(parameters),
+            torch.optim.SGD(parameters, momentum=0.9),
+        ):  # fmt: skip
+            model(torch.ones(2, 4, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        dist.destroy_process_group()
+
+
+def reset(model: nn.Module) -> None:
+    """Make the model usable after a forward or backward pass that was broken off; its gradients are lost."""
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor):
+            parameter.grad = None  # of a unit that was whole at the time; the next pass would add to it
+    for root in [part for part in _fsdp(model)][:1]:
+        root.reset_iter_state()
+
+
+def require_torch() -> None:
+    """Raise RuntimeError if this torch cannot go on after a broken pass."""
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot use a sharded model again after a step that failed "
+            "(FSDPModule.reset_iter_state): use torch 2.13, or one shard"
+        )
+
+
+def _fsdp(model: nn.Module) -> Iterator[FSDPModule]:
+    """The sharded modules, the root first."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+class _Echo:
+    """An exchange with nobody: every part is this rank's own."""
+
+    def gather(self, output: Tensor, part: Tensor) -> None:
+        """See Exchange."""
+        output.view(-1, part.numel()).copy_(part.clone())
+
+    def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
+        """See Exchange."""
+        output.copy_(whole[: output.numel()])
+
+
+class _NoGroup(dist.ProcessGroup):
+    """Ranks and a name, which is all that a mesh needs of a group."""
+
+    def getBackendName(self) -> str:
+        """As torch asks for it."""
+        return _BACKEND
+
+    @property
+    def group_name(self) -> Any:
+        """As registered."""
+        return dist.distributed_c10d._world.pg_names[self]
+
+
+def _require_no_group() -> None:
+    if dist.is_initialized():
+        raise RuntimeError(
+            "torch.distributed.init_process_group was called: the job makes the process groups of sharded models"
+        )
+
+
+def _mesh(shard: int, shards: int, device: str) -> DeviceMesh:
+    _require_no_group()
+    kind = torch.device(device).type
+    dist.Backend.register_backend(_BACKEND, _no_group, devices=["cpu", "cuda"])
+    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=shard, world_size=shards)
+    group = dist.group.WORLD
+    assert group is not None
+    return DeviceMesh.from_group(group, kind)
+
+
+def _no_group(_store: object, rank: int, size: int, _timeout: object) -> _NoGroup:
+    made: Any = _NoGroup
+    return made(rank, size)  # type: ignore[no-any-return]
+
+
+class _Comm:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """As torch's default."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Comm):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        self._exchange.gather(output_tensor, input_tensor)
+
+
+class _Scatter(_Comm):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self._exchange.reduce_scatter(output_tensor, input_tensor)

@@ -1,0 +1,72 @@
+"""How a rank comes to the state of a generation it has just joined: its own, a peer's, a checkpoint's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chaos.events import Kind
+from recovery.mechanisms.finishing import told
+from recovery.mechanisms.group import Group
+from recovery.mechanisms.transfer import copy_state
+from recovery.wire import Join
+
+if TYPE_CHECKING:
+    from recovery.job import Job
+
+
+@dataclass(kw_only=True)
+class Holding:
+    """What a process holds. ``valid``: a whole state (a fresh process holds nothing of the job until it has joined a
+    generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``: the step whose
+    gradients are complete here and only lack the others' word (0: none)."""
+
+    valid: bool = False
+    fresh: bool = True
+    pending: int = 0
+
+
+def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
+    """Get hold of the generation's state; returns the checkpoint's name if this rank restored one. ``write``: logs an
+    event. Raises GenerationLost, RuntimeError when nothing can bring the state back."""
+    holding, layout, rank = job.holding, job.layout, job.rank
+    if order.finish:
+        _finish(job, order.finish, group)
+    started = time.perf_counter()
+    name: str | None = None
+    origin = "kept" if job.state.step else "initial"
+    if order.restore and (rank == 0 or layout.shards > 1):
+        holding.valid, holding.pending = False, 0
+        name = job.checkpoints.restore(group, layout)
+        if rank in order.copies:
+            name = None  # a copy of what another loads
+        elif name is None and not holding.fresh:
+            raise RuntimeError("no checkpoint verifies, and this process no longer holds the initial state")
+        origin = "checkpoint" if name else "initial"
+        holding.valid = True
+    if rank in order.copies:
+        holding.valid = holding.fresh = False
+        holding.pending = 0
+        origin = "peer"
+    copy = layout.copy_among(layout.shard_of(rank), order.copies)
+    if copy is not None:
+        source, receivers = copy
+        receive = rank in receivers
+        copy_state(job.state, group.holders, source=source, receive=receive, progress=job.marks.touch)
+    holding.valid = True
+    write(
+        Kind.STATE_READY, step=job.state.step, rank=rank, origin=origin,
+        source=order.copies[rank] if origin == "peer" else name,
+        seconds=round(time.perf_counter() - started, 6),
+    )  # fmt: skip
+    return name
+
+
+def _finish(job: Job, number: int, group: Group) -> None:
+    """Apply a step that others have applied, if this rank lacks only their word for it."""
+    reduced = told(number, job.state.last, group, job.config.device)
+    if job.holding.pending == number:
+        job.reducer.settle(reduced.samples)
+        job.apply(job.current, reduced, late=True)

@@ -1,0 +1,75 @@
+"""Anonymous memory files: bytes that several processes share by a descriptor and that outlive whoever wrote them."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, since 5.14
+
+
+@dataclass(kw_only=True)
+class MemoryFile:
+    """``data``: all of it, mapped; ``fd``: ours to close."""
+
+    fd: int
+    data: memoryview
+
+    def close(self) -> None:
+        """Let the memory go, if nobody else holds the file; a mapping still in use stays until it is not."""
+        try:
+            self.data.release()
+        except BufferError:
+            pass  # a tensor still looks at it
+        os.close(self.fd)
+
+    def detach(self) -> int:
+        """Close the mapping and hand over the descriptor."""
+        self.data.release()
+        return self.fd
+
+
+def create(size: int, *, name: str) -> MemoryFile:
+    """A new file of so many bytes, at least one, that cannot change its size. Raises OSError when there is no memory.
+
+    Its contents cannot be sealed: the buffers are used again, since fresh memory costs several times a copy.
+    """
+    fd = os.memfd_create(f"checkpoint-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, max(1, size))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return MemoryFile(fd=fd, data=_mapped(fd, max(1, size), write=True))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def view(fd: int) -> MemoryFile:
+    """A file that came from elsewhere, to be read; its descriptor is then ours. Raises OSError."""
+    file = MemoryFile(fd=fd, data=_mapped(fd, max(1, os.fstat(fd).st_size), write=False))
+    _advise(file, _MADV_POPULATE_READ)
+    return file
+
+
+def populate(file: MemoryFile) -> None:
+    """Have the kernel provide all of its memory now, rather than page by page in a copy; without effect where it
+    cannot."""
+    _advise(file, _MADV_POPULATE_WRITE)
+
+
+def _advise(file: MemoryFile, advice: int) -> None:
+    mapped = file.data.obj
+    assert isinstance(mapped, mmap.mmap)
+    try:
+        mapped.madvise(advice)
+    except OSError:
+        pass  # an older kernel: page by page, then
+
+
+def _mapped(fd: int, size: int, *, write: bool) -> memoryview:
+    # Private where it is only read: what a reader does to it by mistake reaches nobody.
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_COPY
+    return memoryview(mmap.mmap(fd, size, access=access))

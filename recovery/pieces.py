@@ -1,0 +1,215 @@
+"""Pieces: the unit in which checkpoint files are written, checked and read. No torch here.
+
+A data file is a *stream* of bytes cut into pieces of a few MiB, each with its checksum. A piece lies in the file
+itself, or, in a delta checkpoint, in the file of the same name of an older checkpoint.
+
+The checksum is XXH3-128 (https://github.com/Cyan4973/xxHash): it finds torn writes, bit rot and mixed-up files at
+memory speed. It does not guard against forgery; nothing here does, since who can write the data can write the manifest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+LARGEST = 4 << 20  # bytes; what is read should still be in a cache when it is hashed
+SMALLEST = 64 << 10  # bytes
+PIECES = 1024  # in a file, within these bounds: more make the manifest large, fewer a delta coarse
+ALIGN = 64  # tensors start at multiples of it, and pieces end there, so none splits a number
+ALGORITHM = "xxh3-128"
+
+
+class CorruptCheckpoint(Exception):
+    """The checkpoint does not match its manifest; the message says which file and how."""
+
+
+class Piece(NamedTuple):
+    """``where``: "" for the checkpoint's own file, else the name of the older checkpoint that holds these bytes;
+    ``offset``, ``size``: bytes in that file; ``sum``: hexadecimal checksum.
+    """
+
+    where: str
+    offset: int
+    size: int
+    sum: str
+
+
+Use = Callable[[int, memoryview], None]
+"""Called with a piece's number and its verified bytes, which it may not keep; by several threads."""
+
+
+def workers() -> int:
+    """Threads that read and check: one for each processor this process may use, at most 4 (a disk is fed by then)."""
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def piece_bytes(total: int) -> int:
+    """Size of the pieces of a stream: within SMALLEST and LARGEST, and at least two pieces, so that progress shows.
+
+    Where there are many it is a multiple of SMALLEST, so of the page size: a write that begins in the middle of a page
+    waits for the one before to reach the disk.
+    """
+    half = max(1, (total + 1) // 2)
+    size = min(max(total // PIECES, SMALLEST), LARGEST, half)
+    unit = SMALLEST if size >= SMALLEST else ALIGN
+    return min(-(-size // unit) * unit, LARGEST)
+
+
+def checksum(*parts: memoryview | bytes) -> str:
+    """Of some bytes given in parts; hexadecimal."""
+    if len(parts) == 1:
+        return xxhash.xxh3_128_hexdigest(parts[0])
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def dump(pieces: Sequence[Piece]) -> list[list[Any]]:
+    """For JSON."""
+    return [list(piece) for piece in pieces]
+
+
+def parse(raw: Any) -> list[Piece]:
+    """What ``dump`` made. Raises CorruptCheckpoint."""
+    try:
+        pieces = [Piece(*entry) for entry in raw]
+        sound = all(
+            isinstance(p.where, str) and isinstance(p.sum, str) and type(p.offset) is type(p.size) is int
+            and p.offset >= 0 and p.size >= 0
+            for p in pieces
+        )  # fmt: skip
+    except TypeError as error:
+        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
+    if not sound:
+        raise CorruptCheckpoint("the manifest cannot be read: a piece has no offset, size or checksum")
+    return pieces
+
+
+def of_file(path: Path) -> list[Piece]:
+    """Cut a file into pieces by reading it. Raises OSError."""
+    total = path.stat().st_size
+    size, found = piece_bytes(total), []
+    with open(path, "rb", buffering=0) as stream:
+        buffer = memoryview(bytearray(size))
+        for offset in range(0, total, size):
+            length = _fill(stream.fileno(), buffer[: min(size, total - offset)], offset)
+            found.append(Piece("", offset, length, checksum(buffer[:length])))
+    return found
+
+
+def check(
+    pieces: Sequence[Piece], path_of: Callable[[str], Path], use: Use | None = None, *,
+    threads: int | None = None, progress: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Read pieces, compare each with its checksum, and hand it to ``use``.
+
+    ``path_of``: a piece's ``where`` -> its file; ``progress``: called after each piece, and may raise to end it.
+
+    Of several that are wrong the first piece is named, whichever thread was faster: a failure stops those that read
+    later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress`` raise.
+    """
+    count = min(threads or workers(), len(pieces))
+    if not count:
+        return
+    errors: dict[int, BaseException] = {}
+    largest = max(piece.size for piece in pieces)
+
+    def work(share: int) -> None:
+        """A run of pieces for each thread: the kernel reads ahead of whoever reads on and on."""
+        numbers = range(len(pieces) * share // count, len(pieces) * (share + 1) // count)
+        with _Files(path_of) as files:
+            buffer = memoryview(bytearray(largest))
+            try:
+                for number in numbers:
+                    if any(failed < share for failed in list(errors)):
+                        return
+                    _check_one(files, pieces[number], number, buffer, use)
+                    if progress is not None:
+                        progress()
+            except BaseException as error:
+                errors[share] = error
+
+    others = [
+        threading.Thread(target=work, args=(n,), name=f"check-{n}", daemon=True) for n in range(1, count)
+    ]
+    for thread in others:
+        thread.start()
+    work(0)
+    for thread in others:
+        thread.join()  # each ends with the piece it is at
+    if errors:
+        raise errors[min(errors)]
+
+
+class _Files:
+    """Open files of one thread."""
+
+    def __init__(self, path_of: Callable[[str], Path]) -> None:
+        self._path_of = path_of
+        self._open: dict[str, tuple[int, Path]] = {}
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd, _path in self._open.values():
+            os.close(fd)
+
+    def get(self, where: str) -> tuple[int, Path]:
+        """Descriptor and path. Raises OSError."""
+        if where not in self._open:
+            path = self._path_of(where)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            self._open[where] = (fd, path)
+        return self._open[where]
+
+
+def _check_one(files: _Files, piece: Piece, number: int, buffer: memoryview, use: Use | None) -> None:
+    try:
+        fd, path = files.get(piece.where)
+        length = _fill(fd, buffer[: piece.size], piece.offset)
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{called(Path(error.filename), piece.where)} is missing") from None
+    except OSError as error:
+        raise CorruptCheckpoint(f"a data file cannot be read: {error.strerror}") from error
+    name = called(path, piece.where)
+    if length < piece.size:
+        raise CorruptCheckpoint(f"{name} ends at byte {piece.offset + length}, within a piece")
+    found = checksum(buffer[:length])
+    if found != piece.sum:
+        raise CorruptCheckpoint(
+            f"{name} has checksum {found[:12]}, not {piece.sum[:12]}, "
+            f"in bytes {piece.offset} to {piece.offset + piece.size}"
+        )
+    if use is not None:
+        use(number, buffer[:length])
+
+
+def called(path: Path, where: str) -> str:
+    """A file's name for people: with its checkpoint, where that is another one."""
+    return f"{where}/{path.name}" if where else path.name
+
+
+def _fill(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read until the buffer is full or the file ends; returns the bytes read."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def cut(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Place parts of so many bytes one after the other, aligned; returns their offsets and the end."""
+    ends = list(itertools.accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
+    return ends[:-1], ends[-1]

@@ -1,0 +1,23 @@
+"""When a new generation is on its feet: starting a process before takes the CPU that its ranks need to recover."""
+
+from __future__ import annotations
+
+
+class Settling:
+    """Says once for each generation that it has made a step, or has had ``limit_s`` for it."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._step, self._since_s = 0, 0.0
+        self._settled = False
+
+    def began(self, step: int, now_s: float) -> None:
+        """A generation trains from this step on."""
+        self._step, self._since_s, self._settled = step, now_s, False
+
+    def just_settled(self, committed: int, now_s: float) -> bool:
+        """True once: whoever was lost or used can be replaced now."""
+        if self._settled or (committed <= self._step and now_s <= self._since_s + self._limit_s):
+            return False
+        self._settled = True
+        return True

@@ -1,0 +1,148 @@
+"""Digests of replicas: who differs is named, nobody is named without a majority, and nothing piles up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from recovery.divergence import MAX_OPEN_STEPS, DigestBook, Disagreement
+from recovery.mechanisms.fingerprint import fingerprint
+from recovery.mechanisms.state import TrainState
+
+FOUR = ("w0", "w1", "w2", "w3")
+
+
+def book(members: tuple[str, ...] = FOUR, *, shards: int = 1) -> DigestBook:
+    made = DigestBook()
+    made.began(1, members, shards=shards)
+    made.formed(restored=0)
+    return made
+
+
+def tell(made: DigestBook, step: int, **digests: str) -> list[Disagreement]:
+    found = [made.note(name, 1, step, digest) for name, digest in digests.items()]
+    return [one for one in found if one is not None]
+
+
+def test_equal_digests_are_an_agreement() -> None:
+    made = book()
+    assert tell(made, 10, w0="a", w1="a", w2="a", w3="a") == []
+    assert (made.agreed, made.trust) == (10, -1)
+
+
+def test_nothing_is_said_before_all_have_come() -> None:
+    made = book()
+    assert tell(made, 10, w0="a", w1="b", w2="c") == []
+    assert (made.agreed, made.trust) == (0, -1)
+
+
+@pytest.mark.parametrize("odd", FOUR)
+def test_who_differs_from_most_is_named_whoever_comes_last(odd: str) -> None:
+    for order in (FOUR, FOUR[::-1]):
+        made = book()
+        (found,) = tell(made, 10, **{name: "x" if name == odd else "a" for name in order})
+        assert (found.step, found.odd) == (10, (odd,))
+        assert made.trust == 0
+
+
+@pytest.mark.parametrize("digests", ["aabb", "abcd", "aabc"])
+def test_without_a_majority_nobody_is_named(digests: str) -> None:
+    (found,) = tell(book(), 10, **dict(zip(FOUR, digests, strict=True)))
+    assert found.odd == ()
+    assert "no majority" in found.detail
+
+
+def test_only_holders_of_one_shard_are_compared() -> None:
+    members = ("w0", "w1", "w2", "w3", "w4", "w5")
+    made = book(members, shards=2)
+    assert tell(made, 10, **dict(zip(members, "ababab", strict=True))) == []
+    (found,) = tell(made, 20, **dict(zip(members, "abacab", strict=True)))
+    assert found.odd == ("w3",)
+    fully = book(FOUR, shards=4)
+    assert tell(fully, 10, **dict(zip(FOUR, "abcd", strict=True))) == []
+
+
+def test_others_generations_and_strangers_do_not_count() -> None:
+    made = book()
+    assert made.note("w9", 1, 10, "x") is None
+    assert made.note("w0", 2, 10, "x") is None
+    assert tell(made, 10, w0="a", w1="a", w2="a", w3="a") == []
+
+
+def test_steps_that_never_complete_do_not_pile_up() -> None:
+    made = book()
+    for step in range(1000):
+        made.note("w0", 1, step, "a")
+    assert len(made._open) <= MAX_OPEN_STEPS + 1
+    made.note("w0", 1, 2000, "a")
+    assert tell(made, 2000, w1="a", w2="a", w3="a") == []
+    assert made._open == {}
+
+
+def test_checkpoints_of_before_the_last_agreement_can_be_trusted() -> None:
+    made = book(FOUR[:2])
+    assert not made.has_checkpoint
+    for step in (10, 20):
+        tell(made, step, w0="a", w1="a" if step == 10 else "b")
+        made.saved(step)
+    assert (made.trust, made.has_checkpoint) == (10, True)
+    made.began(2, FOUR[:2], shards=1)
+    assert made.trust == 10  # another failure before it trains: still not to be trusted
+    made.formed(restored=10)
+    assert (made.trust, made.agreed, made.has_checkpoint) == (-1, 10, True)
+
+
+def test_a_checkpoint_that_nobody_has_compared_is_none() -> None:
+    made = book(FOUR[:2])
+    made.saved(10)
+    tell(made, 20, w0="a", w1="b")
+    assert (made.trust, made.has_checkpoint) == (0, False)
+
+
+def test_who_takes_over_deletes_nothing_for_lack_of_knowledge() -> None:
+    made = DigestBook()
+    made.adopted(1, FOUR, shards=1)
+    made.saved(10)
+    assert len(tell(made, 20, w0="a", w1="b", w2="a", w3="a")) == 1
+    assert (made.trust, made.has_checkpoint) == (-1, False)
+    assert tell(made, 30, w0="a", w1="a", w2="a", w3="a") == []
+    assert made.agreed == 30
+
+
+def state() -> TrainState:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2).double())
+    return TrainState(model, torch.optim.AdamW(model.parameters()), None, seed=1)
+
+
+def test_any_bit_of_any_parameter_or_optimizer_state_shows() -> None:
+    one, draw = state(), random.Random(3)
+    assert fingerprint(one) == fingerprint(state())
+    trained = [n for n in one.parts() if "running" not in n and "batches" not in n]
+    for name in trained:
+        flat = one.parts()[name].view(-1)
+        bits = flat.view(torch.int64 if flat.element_size() == 8 else torch.int32)
+        before, place = fingerprint(one), draw.randrange(flat.numel())
+        kept = int(bits[place])
+        bits[place] = kept ^ (1 << draw.randrange(31))
+        assert fingerprint(one) != before, name
+        bits[place] = kept
+        assert fingerprint(one) == before
+
+
+def test_running_statistics_may_differ() -> None:
+    one, other = state(), state()
+    other.model[1].running_mean.add_(1)  # type: ignore[index,operator]
+    assert fingerprint(one) == fingerprint(other)
+
+
+def test_where_a_tensor_lies_makes_no_difference() -> None:
+    one, other = state(), state()
+    weight = other.model[0].weight  # type: ignore[index,union-attr]
+    moved = torch.zeros(16)[1:].view(3, 5)
+    assert moved.storage_offset() % 2
+    weight.data = moved.copy_(weight.data)  # type: ignore[union-attr]
+    assert fingerprint(one) == fingerprint(other)

@@ -1,0 +1,98 @@
+"""When a checkpoint is due; Daly's optimum against a search for the minimum of his cost function."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from recovery.interval import PRIOR_MTBF_S, Auto, History, Interval, Seconds, Steps, optimum_s, parse
+
+START = History(saved_s=100.0, since_s=100.0)
+
+
+def due_at(interval: Interval, history: History, *, steps: int, step_s: float) -> list[int]:
+    """Steps after which a save is made, each of which costs nothing and takes no time."""
+    found = []
+    for step in range(1, steps + 1):
+        now_s = 100.0 + step * step_s
+        if interval.due(step, now_s, history):
+            found.append(step)
+            history = history.saved(now_s, history.cost_s or 0.5)
+    return found
+
+
+def test_steps_are_counted_from_the_start_of_the_job() -> None:
+    assert due_at(Steps(25), START, steps=80, step_s=1.0) == [25, 50, 75]
+
+
+def test_seconds_are_counted_from_the_last_save() -> None:
+    assert due_at(Seconds(10), START, steps=40, step_s=3.0) == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
+
+
+def test_auto_measures_first_and_then_keeps_to_the_optimum() -> None:
+    found = due_at(Auto(100.0), START, steps=40, step_s=1.0)
+    assert found[0] == 1
+    gap = math.ceil(optimum_s(0.5, 100.0))
+    assert found[1:3] == [1 + gap, 1 + 2 * gap]
+
+
+def test_auto_saves_more_often_the_more_failures_were_seen() -> None:
+    calm = START.saved(100.0, 1.0)
+    rough = calm
+    for _ in range(20):
+        rough = rough.failed()
+    now_s = 100.0 + optimum_s(1.0, rough.mtbf_s(200.0)) + 1
+    assert Auto().due(5, now_s, rough)
+    assert not Auto().due(5, now_s, calm)
+
+
+def test_the_mtbf_observed_starts_at_the_prior_and_follows_what_is_seen() -> None:
+    assert START.mtbf_s(100.0) == PRIOR_MTBF_S
+    seen = History(saved_s=0.0, since_s=0.0, failures=99, watched_s=1000.0)
+    assert seen.mtbf_s(99_000.0) == pytest.approx((PRIOR_MTBF_S + 100_000.0) / 100)
+
+
+def wall_s(work_s: float, segment_s: float, cost_s: float, mtbf_s: float) -> float:
+    """Daly 2006, equation 20 (no restart time): the expected time to solution."""
+    return mtbf_s * (math.exp((segment_s + cost_s) / mtbf_s) - 1) * work_s / segment_s
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "mtbf_s"), [(0.05, 600.0), (1.0, 3600.0), (30.0, 3600.0), (300.0, 3600.0), (60.0, 120.0)]
+)
+def test_the_formula_is_within_a_percent_of_the_best_time_to_solution(cost_s: float, mtbf_s: float) -> None:
+    candidates = [cost_s / 10 * 1.01**n for n in range(1500)]
+    best = min(wall_s(1e6, segment, cost_s, mtbf_s) for segment in candidates if segment < 30 * mtbf_s)
+    assert wall_s(1e6, optimum_s(cost_s, mtbf_s), cost_s, mtbf_s) <= 1.01 * best
+
+
+def test_where_saving_takes_longer_than_failures_are_apart_it_is_the_mtbf() -> None:
+    assert optimum_s(20.0, 10.0) == 10.0
+
+
+def test_the_cost_is_the_mean_of_the_saves_seen() -> None:
+    history = START.saved(1.0, 2.0).saved(2.0, 4.0)
+    assert (history.cost_s, history.saves, history.saved_s) == (3.0, 2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        (25, Steps(25)),
+        ("30s", Seconds(30.0)),
+        ("1.5m", Seconds(90.0)),
+        ("500ms", Seconds(0.5)),
+        ("auto", Auto(7.0)),
+    ],
+)
+def test_what_people_write(text: int | str, interval: Interval) -> None:
+    assert parse(text, 7.0) == interval
+
+
+@pytest.mark.parametrize("text", [0, -3, "", "soon", "0s", "30", "-5s", "30 days"])
+def test_what_is_no_interval_is_refused_with_what_would_be(text: int | str) -> None:
+    with pytest.raises(
+        ValueError, match="use a number of steps such as 25, a time such as 30s or 5m, or auto"
+    ):
+        parse(text)

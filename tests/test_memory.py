@@ -1,0 +1,485 @@
+"""Keepers of checkpoints in memory, without training: what they take, refuse, copy, hand over and let go."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.memory import header as headers
+from recovery.memory import peers as peering
+from recovery.memory import talk
+from recovery.memory.client import KeeperClient, KeeperError
+from recovery.memory.files import MemoryFile, create
+from recovery.memory.header import Header, Key, Part, complete, mismatch, sums_of
+from recovery.memory.holdings import Holdings, Refusal
+from recovery.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
+
+JOB = "job"
+TOKEN = "ab" * 32
+SIZE = 3 * 4096
+
+
+def key(step: int, *, shard: int = 0, shards: int = 1, generation: int = 1) -> Key:
+    return Key(generation=generation, step=step, shard=shard, shards=shards)
+
+
+def part(
+    step: int,
+    *,
+    shard: int = 0,
+    shards: int = 1,
+    generation: int = 1,
+    size: int = SIZE,
+    buffer: int = 0,
+    job: str = JOB,
+) -> tuple[Header, MemoryFile]:
+    """Something to keep: bytes that follow from step and shard."""
+    memory = create(size, name="test")
+    memory.data[:] = bytes((step * 7 + shard * 13 + n // 4096) % 256 for n in range(size))
+    table = Part(name="w", dtype="uint8", shape=(size,), start=(0,), sizes=(size,), offset=0, bytes=size)
+    header = Header(
+        job=job, key=key(step, shard=shard, shards=shards, generation=generation), bytes=size, piece_bytes=4096,
+        sums=sums_of(memory.data, 4096), parts=(table,), scalars={"step": step}, seat=f"w{shard}", buffer=buffer,
+    )  # fmt: skip
+    return header, memory
+
+
+Start = Callable[..., Keeper]
+
+
+@pytest.fixture
+def start(capfd: pytest.CaptureFixture[str]) -> Iterator[Start]:
+    """Starts keepers on threads of this process, each with a socket named ``<place>-<node>``."""
+    running: list[Keeper] = []
+
+    def begin(node: int = 0, **more: Any) -> Keeper:
+        given: dict[str, Any] = {"limit_bytes": 1 << 20, "token": TOKEN, "name": secrets.token_hex(8), **more}
+        config = KeeperConfig(parent=os.getpid(), node=node, job=JOB, **given)
+        running.append(Keeper(config))
+        running[-1].socket = config.name  # type: ignore[attr-defined]
+        return running[-1]
+
+    yield begin
+    for keeper in running:
+        keeper.close()
+
+
+def introduce(*keepers: Keeper) -> None:
+    """Tell keepers, in the order of their nodes, where they are, and wait until they have spoken."""
+    addresses = {node: ("127.0.0.1", keeper.port) for node, keeper in enumerate(keepers)}
+    for node, keeper in enumerate(keepers):
+        keeper.know({n: address for n, address in addresses.items() if n != node})
+
+
+def client_of(keeper: Keeper) -> KeeperClient:
+    return KeeperClient(keeper.socket)  # type: ignore[attr-defined]
+
+
+def offer(client: KeeperClient, step: int, **more: Any) -> talk.Kept:
+    header, memory = part(step, **more)
+    try:
+        return client.offer(header, memory.fd)
+    finally:
+        memory.close()
+
+
+def steps_of(keys: Any) -> list[int]:
+    return [k.step for k in keys]
+
+
+def test_what_is_offered_is_handed_back_and_outlives_whoever_offered_it(start: Start) -> None:
+    keeper = start()
+    offer(client_of(keeper), 5)
+    header, memory = client_of(keeper).fetch(key(5), connect_s=0)
+    assert header.scalars == {"step": 5}
+    assert mismatch(header, memory.data) is None
+    assert bytes(memory.data) == bytes(part(5)[1].data)
+    memory.close()
+
+
+def test_the_newest_two_complete_ones_stay_and_buffers_come_back(start: Start) -> None:
+    keeper = start()
+    client = client_of(keeper)
+    told = [offer(client, step, buffer=step % 3) for step in (1, 2, 3, 4)]
+    assert steps_of(told[-1].held) == [3, 4]
+    assert [kept.released for kept in told] == [(), (), (1,), (2,)]
+
+
+def test_a_checkpoint_counts_only_when_all_its_shards_are_there(start: Start) -> None:
+    keeper = start()
+    client = client_of(keeper)
+    for step in (1, 2):
+        for shard in (0, 1):
+            offer(client, step, shard=shard, shards=2)
+    for step in (3, 4, 5):  # shard 1 fails to save from now on
+        held = offer(client, step, shard=0, shards=2).held
+    assert complete(held) == [(1, 1), (1, 2)], "nothing complete was given up for what is torn"
+    assert steps_of(held) == [1, 1, 2, 2, 3, 4, 5]
+    held = offer(client, 4, shard=1, shards=2).held
+    assert complete(held) == [(1, 2), (1, 4)]
+
+
+def test_a_full_store_says_what_would_work_and_overwrites_nothing(start: Start) -> None:
+    keeper = start(limit_bytes=2 * SIZE + 100)
+    client = client_of(keeper)
+    for step in (1, 2):
+        offer(client, step)
+    held = offer(client, 3).held
+    assert steps_of(held) == [2, 3], "one older than the newest complete one makes room"
+    with pytest.raises(
+        KeeperError, match=r"is full: 0\.0\d MB of 0\.0\d MB .*raise the limit to 0\.0\d MB or more"
+    ) as said:
+        offer(client, 4, size=2 * SIZE)
+    assert "step 4 of generation 1 needs" in str(said.value)
+    assert steps_of(client.listing(connect_s=0).nodes[0]) == [2, 3]
+    with pytest.raises(KeeperError, match="full"):
+        offer(client, 4, shard=1, shards=2, size=2 * SIZE)
+    header, memory = client.fetch(key(3), connect_s=0)
+    assert mismatch(header, memory.data) is None
+    memory.close()
+
+
+def test_following_the_advice_of_a_full_store_is_enough() -> None:
+    limit = 2 * SIZE
+    holdings = Holdings(job=JOB, limit_bytes=limit, keep=2, doubles=False)
+    for shard in (0, 1):
+        header, memory = part(1, shard=shard, shards=4)
+        holdings.add(header, memory.detach(), copy=False)
+    header, memory = part(1, shard=2, shards=4)
+    with pytest.raises(Refusal) as said:
+        holdings.add(header, memory.fd, copy=False)
+    advised = float(str(said.value).split("raise the limit to ")[1].split(" MB")[0])
+    assert advised * 1e6 >= 3 * SIZE
+    memory.close()
+
+
+def test_with_peers_room_is_made_only_at_the_cost_of_what_is_held_twice(start: Start) -> None:
+    one, two = start(0, limit_bytes=2 * SIZE, nodes=2), start(1, limit_bytes=2 * SIZE, nodes=2)
+    introduce(one, two)
+    client = client_of(one)
+    for step in (1, 2):
+        assert offer(client, step).copies == (1,)
+    two.close()
+    kept = offer(client, 3)
+    assert steps_of(kept.held) == [2, 3] and kept.copies == () and kept.alone, (
+        "2 was held twice, so 1 could go"
+    )
+    with pytest.raises(KeeperError, match="full"):
+        offer(client, 4)  # nothing is known to be held twice any more
+    assert steps_of(client.listing(connect_s=0).nodes[0]) == [2, 3]
+
+
+def test_a_torn_offer_is_refused(start: Start) -> None:
+    keeper = start()
+    header, _ = part(1)
+    short = create(SIZE - 1, name="short")
+    with pytest.raises(KeeperError, match=f"{SIZE - 1} bytes, and its header says {SIZE}"):
+        client_of(keeper).offer(header, short.fd)
+    assert client_of(keeper).listing(connect_s=0).nodes == {0: ()}
+    short.close()
+
+
+def test_a_file_that_could_shrink_is_refused(start: Start, tmp_path: Path) -> None:
+    keeper = start()
+    header, memory = part(1)
+    path = tmp_path / "data"
+    path.write_bytes(memory.data)
+    with open(path, "rb") as plain, pytest.raises(KeeperError, match="no memory file"):
+        client_of(keeper).offer(header, plain.fileno())
+    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, SIZE)
+    with pytest.raises(KeeperError, match="not sealed"):
+        client_of(keeper).offer(header, loose)
+    os.close(loose)
+
+
+def test_an_old_generation_and_another_job_are_refused(start: Start) -> None:
+    client = client_of(start())
+    offer(client, 8, generation=3)
+    with pytest.raises(KeeperError, match="generation 2 is over: 3 has saved"):
+        offer(client, 9, generation=2)
+    with pytest.raises(KeeperError, match="of job 'other'"):
+        offer(client, 9, generation=3, job="other")
+    assert steps_of(client.listing(connect_s=0).nodes[0]) == [8]
+
+
+def test_what_a_later_generation_saved_is_newer_whatever_its_step(start: Start) -> None:
+    client = client_of(start())
+    for step in (40, 50):
+        offer(client, step)
+    offer(client, 41, generation=2)  # the job went back to 40 on purpose
+    assert complete([key(50), key(41, generation=2), key(40)]) == [(1, 40), (1, 50), (2, 41)]
+    held = client.listing(connect_s=0).nodes[0]
+    assert complete(held)[-1] == (2, 41)
+    assert steps_of(offer(client, 42, generation=2).held) == [41, 42]
+
+
+def test_what_is_not_trusted_is_let_go_of_everywhere_and_not_taken_any_more(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2)
+    introduce(one, two)
+    client = client_of(one)
+    for step in (7, 8):
+        offer(client, step)
+    gone = client.forget(7, 2, connect_s=0)
+    assert set(steps_of(gone)) == {8}
+    assert {node: steps_of(held) for node, held in client.listing(connect_s=0).nodes.items()} == {
+        0: [7],
+        1: [7],
+    }
+    with pytest.raises(KeeperError, match="step 9 of generation 1 may hold a corrupted state"):
+        offer(client, 9)
+    assert steps_of(offer(client, 8, generation=2).held) == [7, 8], (
+        "done again by a later generation, it is good"
+    )
+
+
+def test_a_peer_has_a_copy_and_a_new_keeper_hands_it_over(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2)
+    introduce(one, two)
+    assert offer(client_of(one), 7).copies == (1,)
+    one.close()
+    again = start(0, nodes=2, peers={1: ("127.0.0.1", two.port)})
+    client = client_of(again)
+    listing = client.listing(connect_s=0)
+    assert listing.nodes == {0: (), 1: (key(7),)} and not listing.lost
+    header, memory = client.fetch(key(7), connect_s=0)
+    assert mismatch(header, memory.data) is None
+    memory.close()
+
+
+def test_a_keeper_that_comes_back_empty_gets_its_copies_again(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2)
+    introduce(one, two)
+    offer(client_of(one), 7)
+    two.close()
+    again = start(1, nodes=2)
+    introduce(one, again)
+    assert eventually(lambda: client_of(again).listing(connect_s=0).nodes[1] == (key(7),))
+
+
+def eventually(seen: Callable[[], bool], limit: int = 500) -> bool:
+    """Whether it comes true; each look takes a request or more."""
+    return any(seen() or threading.Event().wait(0.01) for _ in range(limit))
+
+
+def test_a_lost_peer_costs_the_copy_and_nothing_else(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2)
+    introduce(one, two)
+    two.close()
+    kept = offer(client_of(one), 7)
+    assert kept.copies == () and "node 1" in kept.alone
+    listing = client_of(one).listing(connect_s=0)
+    assert listing.nodes[0] == (key(7),) and set(listing.lost) == {1}
+
+
+def test_a_peer_that_does_not_answer_holds_up_one_save_and_not_each(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "HELLO_LIMIT_S", 0.2)
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as deaf:  # takes connections and says nothing, as a stopped process
+        keeper = start(0, nodes=2, peers={1: deaf.getsockname()})
+        client = client_of(keeper)
+        assert "timed out" in offer(client, 1).alone
+        assert "did not answer in time a moment ago" in offer(client, 2).alone
+        again = start(1, nodes=2)
+        introduce(keeper, again)
+        assert eventually(lambda: 2 in steps_of(client_of(again).listing(connect_s=0).nodes[1]))
+
+
+def test_a_full_peer_refuses_the_copy_before_the_data_are_sent(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2, limit_bytes=SIZE - 1)
+    introduce(one, two)
+    kept = offer(client_of(one), 7)
+    assert kept.copies == () and "is full" in kept.alone
+    assert kept.held == (key(7),)
+
+
+def peer_of(keeper: Keeper, *, token: str = TOKEN) -> peering.Peers:
+    return peering.Peers(9, bytes.fromhex(token), {0: ("127.0.0.1", keeper.port)})
+
+
+def test_who_does_not_know_the_token_is_turned_away(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    keeper = start()
+    with pytest.raises((OSError, talk.TalkError)):
+        peer_of(keeper, token="cd" * 32).note(0, (key(99),))
+    assert eventually(lambda: "does not know the run's token" in capfd.readouterr().err)
+    assert peer_of(keeper).held() == ({0: ()}, {}), "and the keeper goes on"
+
+
+def test_a_keeper_that_does_not_know_the_token_is_not_believed() -> None:
+    """Somebody listens in the keeper's place and answers the challenge with a guess."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def lie() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                talk.send(sock, talk._Challenge(version=1, nonce="0" * 64))
+                talk._receive(sock, 5.0, talk.MAX_HELLO)
+                talk.send(sock, talk._Proof(nonce="0" * 64, mac="0" * 64))
+
+        thread = threading.Thread(target=lie, daemon=True)
+        thread.start()
+        peers = peering.Peers(9, bytes.fromhex(TOKEN), {0: listener.getsockname()})
+        assert peers.held()[1] == {0: "the other keeper does not know the run's token"}
+        thread.join(timeout=5)
+
+
+def test_the_token_is_never_sent() -> None:
+    left, right = socket.socketpair()
+    said: list[bytes] = []
+    with left, right:
+        thread = threading.Thread(target=talk.admit, args=(left, bytes.fromhex(TOKEN)), daemon=True)
+        thread.start()
+        right = _Recorded(right, said)  # type: ignore[assignment]
+        talk.enter(right, bytes.fromhex(TOKEN))
+        thread.join(timeout=5)
+    assert said and not any(TOKEN.encode() in word or bytes.fromhex(TOKEN) in word for word in said)
+
+
+class _Recorded:
+    """A socket whose words are written down, both ways."""
+
+    def __init__(self, sock: socket.socket, said: list[bytes]) -> None:
+        self._sock, self._said = sock, said
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendall(self, data: bytes) -> None:
+        self._said.append(bytes(data))
+        self._sock.sendall(data)
+
+    def recv_into(self, data: memoryview) -> int:
+        count = self._sock.recv_into(data)
+        self._said.append(bytes(data[:count]))
+        return count
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"\xff" * 4, b"GET / HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x05hello", b"\x00\x00\x00\x02{}", b"\x00"],
+    ids=["huge", "http", "no-json", "empty", "half"],
+)
+def test_garbage_ends_its_connection_only(start: Start, words: bytes) -> None:
+    keeper = start()
+    client = client_of(keeper)
+    offer(client, 1)
+    for sock in (_unix(keeper), socket.create_connection(("127.0.0.1", keeper.port), timeout=5)):
+        with sock:
+            sock.sendall(words)
+            with suppress(OSError):  # it hangs up with our words unread
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(4096):
+                    pass
+    assert steps_of(client.listing(connect_s=0).nodes[0]) == [1]
+
+
+def _unix(keeper: Keeper) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(5)
+    sock.connect("\0" + keeper.socket)  # type: ignore[attr-defined]
+    return sock
+
+
+def test_damage_on_the_way_is_found_by_whoever_receives(start: Start) -> None:
+    one, two = start(0, nodes=2), start(1, nodes=2)
+    introduce(one, two)
+    header, memory = part(7)
+    memory.data[5000] ^= 1  # after the checksums were made
+    kept = client_of(one).offer(header, memory.fd)
+    assert kept.copies == () and "bytes 4096 to 8192 do not match their checksum" in kept.alone
+    memory.close()
+
+
+def test_a_peer_lost_in_the_middle_of_a_copy_leaves_nothing_behind(start: Start) -> None:
+    keeper = start()
+    header, memory = part(7)
+    peers = peer_of(keeper)
+    with peers._connect(0) as sock:
+        talk.send(sock, talk.Put(node=9, held=(), header=header))
+        ready, _ = talk.receive_answer(sock, limit_s=5)
+        assert isinstance(ready, talk.Kept)
+        sock.sendall(memory.data[:4096])
+    assert peers.held() == ({0: ()}, {})
+    memory.close()
+
+
+def test_many_connections_are_bounded(start: Start) -> None:
+    keeper = start()
+    held = [_unix(keeper) for _ in range(MAX_CONNECTIONS)]
+    with _unix(keeper) as more:
+        assert more.recv(1) == b"", "one too many is closed at once"
+    for sock in held:
+        sock.close()
+    assert eventually(lambda: _answers(keeper))
+
+
+def _answers(keeper: Keeper) -> bool:
+    try:
+        return client_of(keeper).listing(connect_s=0).nodes == {0: ()}
+    except KeeperError:
+        return False
+
+
+def test_nobody_to_ask_is_said_and_a_keeper_that_is_starting_is_waited_for(start: Start) -> None:
+    name = secrets.token_hex(8)
+    client = KeeperClient(name)
+    with pytest.raises(KeeperError, match=r"the keeper of this node: .*refused"):
+        client.listing(connect_s=0)
+    threading.Timer(0.05, lambda: start(name=name)).start()
+    assert client.listing(connect_s=5).nodes == {0: ()}
+
+
+def test_a_client_goes_on_with_the_keeper_that_follows(start: Start) -> None:
+    first = start()
+    client = client_of(first)
+    offer(client, 1)
+    first.close()
+    assert client._sock is not None
+    client._sock.shutdown(socket.SHUT_RDWR)  # as the kernel does for a keeper that is killed
+    second = start(name=first.socket)  # type: ignore[attr-defined]
+    assert steps_of(offer(client, 2).held) == [2]
+    assert second is not first
+
+
+def test_a_buffer_that_is_being_sent_is_not_given_back() -> None:
+    holdings = Holdings(job=JOB, limit_bytes=1 << 20, keep=1, doubles=False)
+    for step in (1, 2):
+        header, memory = part(step, buffer=step)
+        holdings.add(header, memory.detach(), copy=False)
+        if step == 1:
+            lent = holdings.lent(key(1))
+            entry = lent.__enter__()
+    assert entry is not None and holdings.held() == (key(2),)
+    assert holdings.take_released("w0") == ()
+    os.fstat(entry.fd)  # still open
+    lent.__exit__(None, None, None)
+    assert holdings.take_released("w0") == (1,)
+
+
+def test_a_header_that_contradicts_itself_is_no_header() -> None:
+    good, _ = part(1)
+    for wrong, words in (
+        ({"bytes": SIZE + 1}, "checksums for"),
+        ({"parts": [{**good.parts[0].model_dump(), "offset": 1}]}, "ends after the data"),
+        ({"version": 2}, "version"),
+        ({"surprise": 1}, "surprise"),
+        ({"key": {"generation": 1, "step": 1, "shard": 2, "shards": 2}}, "shard 2 of 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Header.model_validate({**good.model_dump(), **wrong})
+
+
+def test_names_say_where_a_checkpoint_is() -> None:
+    assert headers.is_memory(headers.name_of(50)) and headers.name_of(50) == "memory-step-00000050"
+    assert not headers.is_memory("step-00000050")

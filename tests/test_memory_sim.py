@@ -1,0 +1,84 @@
+"""Simulated checkpoints in memory: they survive ranks, a node takes its own with it, and every checker agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import judged
+from simulate import Played, cell_of, evidence, play
+
+from chaos.events import Kind
+from recovery.memory.header import is_memory
+
+ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
+NODES = {"kind": "sim", "nodes": 2}
+
+
+def arm(
+    root: Path, fault: dict[str, Any], *, recovery: str = "checkpoint-restart", memory: Any = True, seed: int = 3,
+    parallelism: Any = "ddp",
+) -> Played:  # fmt: skip
+    """A faulted arm with which every checker agrees."""
+    faults = [{"id": "f", "at": {"step": 33}, **fault}]
+    cell = cell_of(recovery, faults, launcher=NODES, every=25, memory=memory, parallelism=parallelism)
+    faulted, control = play(cell, root, seed=seed), play(cell, root, seed=seed, arm="control")
+    found = evidence(faulted, control)
+    assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
+    assert faulted.outcome == "completed"
+    return faulted
+
+
+def restored(played: Played) -> list[tuple[str, int]]:
+    """Checkpoints that generations began with, and their steps."""
+    ready = played.log.of(Kind.GENERATION_READY)
+    return [(e.data["checkpoint"], e.data["resume_step"]) for e in ready if e.data["checkpoint"]]
+
+
+KILL = {"kind": "process-kill", "target": {"rank": 2}}
+NODE = {"kind": "node-kill", "target": {"node": 0}}
+
+
+@pytest.mark.parametrize(("every", "at"), [(1, 32), (5, 30), (10, 30)])
+def test_a_restart_reads_memory_and_loses_less_than_two_intervals(
+    tmp_path: Path, every: int, at: int
+) -> None:
+    ((name, step),) = restored(arm(tmp_path, KILL, memory={"every": every}))
+    assert is_memory(name) and at - every <= step <= 32
+
+
+def test_without_it_the_disk_is_read(tmp_path: Path) -> None:
+    assert restored(arm(tmp_path, KILL, memory=False)) == [("step-00000025", 25)]
+
+
+def test_a_lost_node_costs_nothing_with_a_copy_and_all_of_memory_without(tmp_path: Path) -> None:
+    ((name, step),) = restored(arm(tmp_path / "copied", NODE, memory={"every": 5}))
+    assert is_memory(name) and step == 30
+    assert restored(arm(tmp_path / "alone", NODE, memory={"every": 5, "replicate": False})) == [
+        ("step-00000025", 25)
+    ]
+
+
+@pytest.mark.parametrize("recovery", ALL)
+@pytest.mark.parametrize("fault", [KILL, NODE], ids=["rank", "node"])
+def test_every_strategy_gets_on_with_it(tmp_path: Path, recovery: str, fault: dict[str, Any]) -> None:
+    played = arm(tmp_path, fault, recovery=recovery, memory={"every": 2})
+    names = [name for name, _ in restored(played)]
+    assert bool(names) == (recovery == "checkpoint-restart"), "with a living peer nobody goes back"
+    assert all(is_memory(name) for name in names)
+
+
+@pytest.mark.parametrize("recovery", ALL)
+@pytest.mark.parametrize("fault", [KILL, NODE], ids=["rank", "node"])
+def test_a_model_of_which_there_is_one_copy_is_filled_from_memory(
+    tmp_path: Path, recovery: str, fault: dict[str, Any]
+) -> None:
+    found = restored(arm(tmp_path, fault, recovery=recovery, memory={"every": 2}, parallelism="fsdp"))
+    assert is_memory(found[0][0]) and found[0][1] >= 30
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_same_seed_gives_the_same_log(tmp_path: Path, seed: int) -> None:
+    one, two = (arm(tmp_path / name, NODE, memory={"every": 1}, seed=seed) for name in ("one", "two"))
+    assert [e.to_line() for e in one.log.events] == [e.to_line() for e in two.log.events]

@@ -1,0 +1,140 @@
+"""NCCL: leaving a group from another thread while the training thread waits for the device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recovery.local import start_store
+from recovery.mechanisms.group import Circle, GenerationLost, Group
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU and a torch with NCCL")
+LIMIT_S = 60.0
+SPIN_CYCLES = 4_000_000_000  # a kernel of a few seconds
+
+
+class Told:
+    """The supervisor's word, as ``Job.check`` has it."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def check(self) -> None:
+        """Raise once aborted."""
+        if self.aborted:
+            raise GenerationLost("aborted by the supervisor")
+
+
+def group_of(told: Told, port: int, *, generation: int = 1) -> Group:
+    return Group(
+        generation=generation, rank=0, world=1, store_port=port, backend="nccl", timeout_s=LIMIT_S, check=told.check
+    )  # fmt: skip
+
+
+def test_what_an_aborted_broadcast_left_is_not_taken_for_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel ends without an error: only the supervisor's word tells. The device is a stand-in here."""
+    told, waited = Told(), []
+
+    def synchronize() -> None:
+        waited.append(True)
+        told.aborted = True  # the abort comes while the device is waited for
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=synchronize))
+    work = SimpleNamespace(wait=lambda: True)
+    made: Any = SimpleNamespace(broadcast=lambda tensors, options: work)
+    circle = Circle(group_of(told, 1), range(1), made)
+    with pytest.raises(GenerationLost, match="aborted"):
+        circle.broadcast(torch.zeros(1), 0)
+    assert waited == [True]
+
+
+@NEEDS_GPU
+@pytest.mark.real
+def test_an_abort_reaches_a_thread_that_waits_for_the_device() -> None:
+    told = Told()
+    store, port = start_store()
+    torch.cuda.set_device(0)
+    group = group_of(told, port)
+    group.form()
+    tensor = torch.ones(1 << 20, device="cuda")
+    group.wait(group.start_all_reduce(tensor))
+    assert float(tensor[0]) == 1.0
+    waiting = threading.Event()
+
+    def agent() -> None:
+        assert waiting.wait(LIMIT_S)
+        told.aborted = True
+        group.abort()
+        group.abort()  # it is repeated until the training thread is out
+
+    thread = threading.Thread(target=agent)
+    thread.start()
+    torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+    group.wait(group.start_all_reduce(tensor))
+    waiting.set()
+    since = time.monotonic()
+    with pytest.raises(GenerationLost):
+        torch.cuda.current_stream().synchronize()
+        group.settle()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive() and time.monotonic() - since < LIMIT_S
+    group.leave()
+    told.aborted = False
+    again = group_of(told, port, generation=2)
+    again.form()
+    fresh = torch.full((1024,), 3.0, device="cuda")
+    again.wait(again.start_all_reduce(fresh))
+    assert float(fresh.sum()) == 3 * 1024
+    again.leave()
+    del store
+
+
+@pytest.mark.skipif(GPUS < 2, reason=f"needs two NVIDIA GPUs, there are {GPUS}")
+@pytest.mark.real
+def test_ranks_whose_peer_stands_still_leave_a_collective() -> None:
+    """Two members in one process: the second never enters the collective that the first waits in."""
+    told = [Told(), Told()]
+    store, port = start_store()
+    groups = [
+        Group(
+            generation=1, rank=rank, world=2, store_port=port, backend="nccl", timeout_s=LIMIT_S, check=told[rank].check
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+    def meet(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        groups[rank].form()
+        groups[rank].wait(groups[rank].start_all_reduce(torch.ones(8, device=f"cuda:{rank}")))
+        torch.cuda.synchronize(rank)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    torch.cuda.set_device(0)
+    groups[0].wait(groups[0].start_all_reduce(torch.ones(8, device="cuda:0")))
+
+    def agent() -> None:
+        told[0].aborted = True
+        groups[0].abort()
+
+    timer = threading.Timer(0.2, agent)
+    timer.start()
+    since = time.monotonic()
+    with pytest.raises(GenerationLost):
+        groups[0].settle()
+    assert time.monotonic() - since < 10
+    timer.join(LIMIT_S)
+    for group in groups:
+        group.leave()
+    del store

@@ -1,0 +1,177 @@
+"""Who sits where: over random sharded jobs, every generation that is decided on can form, and has all of its state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery import fallback
+from recovery.crew import Crew
+from recovery.layout import Layout
+from recovery.seating import brings, common_step, seat
+from recovery.strategies.drop_replica import DropReplica
+from recovery.strategies.hot_spare import HotSpare
+from recovery.strategy import (
+    Cause,
+    ClusterView,
+    Failure,
+    Form,
+    Health,
+    ProcessView,
+    Spawn,
+    StateFrom,
+    Strategy,
+)
+
+STRATEGIES: list[Strategy] = [HotSpare(), HotSpare(spares=3), DropReplica(), DropReplica(rejoin=False)]
+
+
+def member(rank: int, shards: int, **more: Any) -> ProcessView:
+    """A parked member that has applied step 10."""
+    known: dict[str, Any] = {
+        "name": f"w{rank}",
+        "rank": rank,
+        "health": Health.PARKED,
+        "step": 10,
+        "valid": True,
+    }
+    return ProcessView(role="worker", shard=rank % shards, **{**known, **more})
+
+
+def view_of(members: list[ProcessView], shards: int, *others: ProcessView, **more: Any) -> ClusterView:
+    """A generation that failed."""
+    dead = [Failure(process=p.name, rank=p.rank, cause=Cause.EXIT, step=11, time_s=1.0) for p in members
+            if p.health is Health.DEAD]  # fmt: skip
+    error = Failure(process="", rank=None, cause=Cause.ERROR, step=11, time_s=1.0)
+    return ClusterView(
+        now_s=2.0, generation=3, world=more.pop("world", len(members)), spares=1, shards=shards,
+        members=tuple(p.name for p in members), processes=(*members, *others), failures=tuple(dead or [error]),
+        **more,
+    )  # fmt: skip
+
+
+@st.composite
+def broken_jobs(draw: st.DrawFn) -> ClusterView:
+    """Ranks that died, are torn, a step ahead, or hold one that they have not applied; others that wait."""
+    shards, replicas, missing = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(0, 1))
+    fates: dict[str, dict[str, Any]] = {
+        "well": {}, "dead": {"health": Health.DEAD}, "torn": {"valid": False}, "ahead": {"step": 11},
+        "pending": {"pending": 11},
+    }  # fmt: skip
+    chance = st.sampled_from([*["well"] * 3, "dead", "torn", "ahead", "pending"])
+    members = [member(rank, shards, **fates[draw(chance)]) for rank in range(shards * replicas)]
+    outside = [
+        ProcessView(name=f"s{n}", role="spare", health=draw(st.sampled_from([Health.READY, Health.STARTING])))
+        for n in range(draw(st.integers(0, 3)))
+    ]
+    benched = [
+        replace(member(shard, shards, health=Health.READY, valid=draw(st.booleans())), name=f"b{shard}", rank=None)
+        for shard in range(draw(st.integers(0, shards)) if missing else 0)
+    ]  # fmt: skip
+    return view_of(
+        members, shards, *outside, *benched, world=shards * (replicas + missing), saved=draw(st.booleans())
+    )
+
+
+def form_of(strategy: Strategy, view: ClusterView) -> tuple[Form, str]:
+    """What a strategy decides."""
+    decision = strategy.on_failure(view)
+    (form,) = [action for action in decision.actions if isinstance(action, Form)]
+    new = [name for name in form.members if name.startswith("new-")]
+    assert len(new) <= sum(isinstance(action, Spawn) for action in decision.actions)
+    return form, decision.reason
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@given(view=broken_jobs())
+def test_whole_replicas_and_every_shard_in_its_column(strategy: Strategy, view: ClusterView) -> None:
+    form, reason = form_of(strategy, view)
+    layout = Layout(world=len(form.members), shards=view.shards)  # raises if a replica is not whole
+    assert len(set(form.members)) == layout.world <= view.world
+    seated = {r: view.process(n) for r, n in enumerate(form.members) if not n.startswith("new-")}
+    for rank, process in seated.items():
+        assert process.health is not Health.DEAD
+        assert process.shard in (None, layout.shard_of(rank)), "a process keeps its shard for life"
+    if form.state is StateFrom.CHECKPOINT:
+        assert layout.world == view.world, "a restart fills every rank"
+        first = [process for rank, process in seated.items() if layout.replica_of(rank) == 0]
+        assert view.saved or all(process.shard is None for process in first)
+        return
+    step = common_step(seated.values(), view.shards)
+    assert step is not None, reason
+    assert not [n for n in form.members if n.startswith("new-")], "nobody with state waits"
+    living = {p.name for p in view.processes if p.health is Health.PARKED}
+    assert living - set(form.members) == set(form.bench), "who finds no seat waits, and is not killed"
+    most = Counter(p.shard for p in fallback.trusted(view))
+    fresh = len(view.fresh) if isinstance(strategy, HotSpare) else 0
+    short = layout.replicas + 1
+    lacking = sum(max(0, short - most[shard]) for shard in range(view.shards))
+    assert lacking > fresh or short * view.shards > len(view.members), "as many replicas as there can be"
+
+
+class NoHands:
+    """Of a crew that does nothing."""
+
+    def now_s(self) -> float:
+        return 0.0
+
+
+@given(view=broken_jobs())
+def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
+    form = fallback.fill(view, tuple(p.name for p in view.fresh))
+    if form is None:
+        people = fallback.trusted(view)
+        assert common_step(people, view.shards) is None or len(people) > len(view.members)
+        return
+    crew = Crew(NoHands(), start_timeout_s=1.0)  # type: ignore[arg-type]
+    for process in view.processes:
+        entry = crew.know(process.name, process.role)
+        entry.health, entry.step, entry.valid = process.health, process.step, process.valid
+        entry.shard, entry.pending = process.shard, process.pending
+    copies, finish = crew.plan_transfer(form, view.shards)
+    layout = Layout(world=len(form.members), shards=view.shards)
+    held = {rank: view.process(name) for rank, name in enumerate(form.members)}
+    step = common_step(held.values(), view.shards)
+    assert step is not None
+    after = {}
+    for rank, process in held.items():
+        at = process.step if process.valid else None
+        after[rank] = (
+            finish if finish and process.valid and process.pending == finish == process.step + 1 else at
+        )
+    for rank, source in copies.items():
+        assert layout.shard_of(rank) == layout.shard_of(source) and source not in copies
+        assert brings(held[source], step)
+        after[rank] = after[source]
+    assert set(after.values()) == {step}
+    if finish:
+        assert any(p.valid and p.step == finish for p in held.values()), (
+            "somebody can tell how the step ended"
+        )
+
+
+def test_a_pending_step_is_finished_and_not_computed_again() -> None:
+    members = [
+        member(0, 2, step=11),
+        member(1, 2, pending=11),
+        member(2, 2, pending=11),
+        member(3, 2, health=Health.DEAD),
+    ]
+    assert common_step([p for p in members if p.health is Health.PARKED], 2) == 11
+    alone = [member(0, 2, pending=11), member(1, 2, pending=11)]
+    assert common_step(alone, 2) == 10, "nobody knows how step 11 ended"
+    behind = [member(0, 2, step=11), member(1, 2)]
+    assert common_step(behind, 2) is None
+
+
+def test_a_replica_that_is_given_up_is_the_most_broken_one() -> None:
+    members = [member(rank, 2) for rank in range(6)]
+    members[3] = member(3, 2, health=Health.DEAD)
+    view = view_of(members, 2)
+    assert seat(view, fallback.trusted(view), (), replicas=3) == ("w0", "w1", "w4", "w5")
+    assert fallback.fill(view, ("s9",)).members == ("w0", "w1", "w2", "s9", "w4", "w5")  # type: ignore[union-attr]

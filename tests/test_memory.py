@@ -25,6 +25,7 @@ from recovery.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
 JOB = "job"
 TOKEN = "ab" * 32
 SIZE = 3 * 4096
+PATIENCE_S = 20.0
 
 
 def key(step: int, *, shard: int = 0, shards: int = 1, generation: int = 1) -> Key:
@@ -76,7 +77,9 @@ def introduce(*keepers: Keeper) -> None:
     """Tell keepers, in the order of their nodes, where they are, and wait until they have spoken."""
     addresses = {node: ("127.0.0.1", keeper.port) for node, keeper in enumerate(keepers)}
     for node, keeper in enumerate(keepers):
-        keeper.know({n: address for n, address in addresses.items() if n != node})
+        speaking = keeper.know({n: address for n, address in addresses.items() if n != node})
+        speaking.join(PATIENCE_S)
+        assert not speaking.is_alive()
 
 
 def client_of(keeper: Keeper) -> KeeperClient:
@@ -239,6 +242,19 @@ def test_what_is_not_trusted_is_let_go_of_everywhere_and_not_taken_any_more(star
     assert steps_of(offer(client, 8, generation=2).held) == [7, 8], (
         "done again by a later generation, it is good"
     )
+
+
+def test_an_answer_from_before_the_doubt_counts_for_nothing() -> None:
+    holdings = Holdings(job=JOB, limit_bytes=1 << 20, keep=2, doubles=True)
+    for step in (7, 8):
+        header, memory = part(step)
+        holdings.add(header, memory.detach(), copy=False)
+    holdings.forget(7, 2)
+    holdings.heard(1, (key(7), key(8)))  # under way when the doubt came up
+    assert holdings.known_at(1) == (key(7),)
+    header, memory = part(8, generation=2)
+    holdings.add(header, memory.detach(), copy=False)
+    assert holdings.held() == (key(7), key(8, generation=2))
 
 
 def test_a_peer_has_a_copy_and_a_new_keeper_hands_it_over(start: Start) -> None:

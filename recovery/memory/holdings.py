@@ -68,9 +68,9 @@ class Holdings:
             self._spare_for(header.key, header.bytes)
 
     def heard(self, node: int, held: tuple[Key, ...]) -> None:
-        """Another keeper said what it holds; nothing: it is lost."""
+        """Another keeper said what it holds, perhaps before it was told what is doubtful; nothing: it is lost."""
         with self._lock:
-            self._others[node] = held
+            self._others[node] = self._trusted(held)
             self._retain()
 
     def forget(self, step: int, before: int) -> tuple[Key, ...]:
@@ -80,10 +80,7 @@ class Holdings:
             gone = tuple(key for key in self._entries if self._doubtful(key))
             for key in gone:
                 self._drop(self._entries.pop(key))
-            self._others = {
-                node: tuple(key for key in held if not self._doubtful(key))
-                for node, held in self._others.items()
-            }
+            self._others = {node: self._trusted(held) for node, held in self._others.items()}
             return gone
 
     def known_at(self, node: int) -> tuple[Key, ...]:
@@ -155,6 +152,9 @@ class Holdings:
 
     def _doubtful(self, key: Key) -> bool:
         return any(key.step > step and key.generation < before for step, before in self._doubts)
+
+    def _trusted(self, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        return tuple(key for key in keys if not self._doubtful(key))
 
     def _all(self) -> list[Key]:
         return [*self._entries, *(key for held in self._others.values() for key in held)]

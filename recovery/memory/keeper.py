@@ -84,10 +84,13 @@ class Keeper:
         for thread in self._accepting:
             thread.start()
 
-    def know(self, addresses: dict[int, Address]) -> None:
-        """The other keepers are there now, and perhaps new: say what is here, and give the successor what it lacks."""
+    def know(self, addresses: dict[int, Address]) -> threading.Thread:
+        """The other keepers are there now, and perhaps new: say what is here, and give the successor what it lacks; the
+        thread returned ends when that is done."""
         self._peers.know(addresses)
-        threading.Thread(target=self._copy_again, daemon=True).start()
+        thread = threading.Thread(target=self._copy_again, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """Listen no longer."""

@@ -166,26 +166,8 @@ class Finished(Message):
 
 ToRank = Join | Abort | PauseRequest | Stop | Inquiry | Extra
 FromRank = Status | Ready | Parked | Joined | CheckpointNote | Digest | Failed | Finished | Notice | Extra
-_ANY: TypeAdapter[Any] = TypeAdapter(
-    Annotated[
-        Join
-        | Abort
-        | PauseRequest
-        | Stop
-        | Inquiry
-        | Status
-        | Extra
-        | Ready
-        | Parked
-        | Joined
-        | CheckpointNote
-        | Digest
-        | Failed
-        | Finished
-        | Notice,
-        Field(discriminator="type"),
-    ]
-)
+AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
+_ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 
 class WireError(Exception):

@@ -1,0 +1,76 @@
+"""Where the nodes of a run come from, and what can be done to one as a whole: a container engine, a batch system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from harness.launcher import LinkControl
+from harness.undoing import Undo
+
+Will = Callable[[Undo], str]
+"""Writes an undo record to the run's ledger before the act; returns its id."""
+
+
+class MachineControl(Protocol):
+    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well as once."""
+
+    def kill(self, node: int) -> Mapping[str, Any]:
+        """End the node at once, with all that runs there; what was done, for the log. Raises OSError."""
+
+    def pause(self, node: int) -> None:
+        """Let nothing on it run."""
+
+    def resume(self, node: int) -> None:
+        """Undo ``pause``."""
+
+    def limit_memory(self, node: int, spare_mib: int | None) -> None:
+        """Let it have so much more memory than it uses now (None: as much as it likes)."""
+
+    def limit_cores(self, node: int, cores: float | None) -> None:
+        """Let it have so much processor time (None: as much as there is)."""
+
+    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
+        """Drop all packets between it and the other nodes, and the coordinator, in these directions."""
+
+    def rejoin(self, node: int) -> None:
+        """Undo ``isolate``."""
+
+    def seen(self, node: int) -> Mapping[str, Any]:
+        """What the platform itself says of it now, as evidence: ``state``, ``oom_killed``, ``exit_code`` ..."""
+
+
+class Platform(Protocol):
+    """The nodes of one run, kept from arm to arm. All names it gives away carry the run's id; everything it makes has
+    its undo record before it exists."""
+
+    emulates: str
+    """What is not real here, for every report; empty: nothing."""
+
+    host: str
+    """An address of this machine that the agents of all nodes reach."""
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Acts on nodes as a whole, where the platform can."""
+
+    @property
+    def links(self) -> LinkControl | None:
+        """Shapes the network between nodes, where the platform can and the run's faults need it."""
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Have a node begin with an agent's ``command``, or begin anew once it is gone; returns before the agent has
+        dialled. Raises InfrastructureError, with what to do."""
+
+    def replaceable(self, node: int) -> bool:
+        """Whether a lost node can begin anew."""
+
+    def gone(self, node: int) -> str | None:
+        """Why a node is known to be gone, in words of the platform; None: as far as is known, it is there. Cheap: asked
+        at every turn while an agent is silent."""
+
+    def drain(self, node: int, reason: str) -> str | None:
+        """Have the platform place nobody there any more, if the user allows it; what was done."""
+
+    def close(self) -> Sequence[str]:
+        """Remove everything; what could not be removed, for people."""

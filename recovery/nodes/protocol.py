@@ -1,0 +1,194 @@
+"""Messages between the coordinator of a job and the agents of its nodes.
+
+The agent dials. Both ends prove that they know the run's token (``recovery.nodes.handshake``); every later line carries
+a running number and a code made with a key of this one connection, so that what is forged, replayed or out of order is
+refused. JSON, one message a line, nothing is unpickled. Times are nanoseconds of the sender's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from recovery.wire import AnyMessage
+
+VERSION = 1
+MAX_LINE = 4 << 20
+
+
+class Frame(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# ---- from the agent
+
+
+class Hello(Frame):
+    """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of a
+    coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
+    ``devices``: that torch can see there, such as ``cuda:0``; ``processes``: that are alive on it, by name;
+    ``versions``: of the software that has to be the same."""
+
+    type: Literal["hello"] = "hello"
+    node: int
+    incarnation: str
+    epoch: int
+    host: str
+    boot: str
+    address: str
+    devices: tuple[str, ...] = ()
+    processes: dict[str, int] = {}
+    versions: dict[str, str] = {}
+
+
+class Started(Frame):
+    """The answer to ``Start``. ``error``: why there is no process; then ``pid`` is 0."""
+
+    type: Literal["started"] = "started"
+    process: str
+    pid: int
+    error: str = ""
+
+
+class Heard(Frame):
+    """A process of the node sent a message."""
+
+    type: Literal["heard"] = "heard"
+    process: str
+    message: AnyMessage
+
+
+class Sinking(Frame):
+    """A process will exit in a moment (``recovery.local.Dying``)."""
+
+    type: Literal["sinking"] = "sinking"
+    process: str
+
+
+class Ended(Frame):
+    """A process is reaped; all its lines came before."""
+
+    type: Literal["ended"] = "ended"
+    process: str
+    exit_code: int | None
+    signal: int | None
+    time_ns: int
+
+
+class Beat(Frame):
+    """The node's heartbeat: all marks in one message. ``marks``: process -> the fields of ``recovery.marks.Mark`` in
+    their order, the phase as its index; ``states``: process -> the kernel's letter."""
+
+    type: Literal["beat"] = "beat"
+    time_ns: int
+    marks: dict[str, tuple[int, int, int, int, int, int, int]]
+    states: dict[str, str]
+
+
+class Lines(Frame):
+    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the run's directory of the arm;
+    ``offset``: of the first byte; what the coordinator has already is left out by it."""
+
+    type: Literal["lines"] = "lines"
+    file: str
+    offset: int = Field(ge=0)
+    text: str
+
+
+class Pong(Frame):
+    """The answer to ``Ping``: its ``sent_ns`` again, and when it was received and answered here."""
+
+    type: Literal["pong"] = "pong"
+    sent_ns: int
+    received_ns: int
+    answered_ns: int
+
+
+class Did(Frame):
+    """The answer to ``Act``. ``error``: why it was not done."""
+
+    type: Literal["did"] = "did"
+    number: int
+    result: dict[str, Any] = {}
+    error: str = ""
+
+
+# ---- from the coordinator
+
+
+class Welcome(Frame):
+    """The coordinator obeys its own log from now on. ``epoch``: of this coordinator, higher than any before; ``files``:
+    how many bytes it has of each; ``fenced``: the node was given up: kill everything first, and begin anew."""
+
+    type: Literal["welcome"] = "welcome"
+    epoch: int
+    files: dict[str, int] = {}
+    fenced: bool = False
+
+
+class Start(Frame):
+    """Start a process. ``config``: JSON for its entry, in which the agent sets ``parent`` to its own pid and resolves
+    nothing else; ``log``: its event log, as in ``Lines.file``, "" for none."""
+
+    type: Literal["start"] = "start"
+    process: str
+    mode: Literal["warm", "cold"]
+    config: str
+    log: str = ""
+
+
+class Tell(Frame):
+    """Pass a message to a process."""
+
+    type: Literal["tell"] = "tell"
+    process: str
+    message: AnyMessage
+
+
+class Signal(Frame):
+    """Signal a process through its held pidfd."""
+
+    type: Literal["signal"] = "signal"
+    process: str
+    signum: int
+
+
+class Act(Frame):
+    """Do something to the node itself (``what``: a plugin's name); answered by ``Did`` with the same number."""
+
+    type: Literal["act"] = "act"
+    number: int
+    what: str
+    params: dict[str, Any] = {}
+
+
+class Ping(Frame):
+    """For the offset of the node's clock."""
+
+    type: Literal["ping"] = "ping"
+    sent_ns: int
+
+
+class Clear(Frame):
+    """The arm is over: kill and reap everything, forget its files. ``arm``: the next one's name, "" for none."""
+
+    type: Literal["clear"] = "clear"
+    arm: str = ""
+
+
+class Bye(Frame):
+    """The run is over: kill everything and end."""
+
+    type: Literal["bye"] = "bye"
+
+
+FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Did
+FromCoordinator = Welcome | Start | Tell | Signal | Act | Ping | Clear | Bye
+
+FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
+FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(
+    Annotated[FromCoordinator, Field(discriminator="type")]
+)

@@ -27,8 +27,8 @@ class Frame(BaseModel):
 
 
 class Hello(Frame):
-    """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of a
-    coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
+    """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of
+    a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
     ``devices``: that torch can see there, such as ``cuda:0``; ``processes``: that are alive on it, by name;
     ``versions``: of the software that has to be the same."""
 

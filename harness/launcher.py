@@ -208,8 +208,8 @@ class Launcher(BaseModel):
     """What faults may need and this launcher can do, given the privileges."""
 
     @abstractmethod
-    def session(self) -> AbstractContextManager[Session]:
-        """Open the launcher for one run. Raises InfrastructureError."""
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
+        """Open the launcher for one run. ``cells``: all that it will play. Raises InfrastructureError."""
 
     def check(self, cell: Cell) -> None:
         """Raise ScenarioError when a cell cannot work here whatever the machine has free, with what would work."""

@@ -138,7 +138,7 @@ def _play(
     """Every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load("chaos.faults", Fault)
     blind: set[str] = set()
-    with _sessions(cells) as sessions:
+    with _sessions(cells, run) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
             if stop.signum:
                 return
@@ -225,16 +225,13 @@ def _refuse_if_fixed(spec: WorkloadSpec, data: DataInfo) -> None:
 
 
 @contextmanager
-def _sessions(cells: Sequence[Cell]) -> Iterator[dict[str, Session]]:
+def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Session]]:
     with ExitStack() as stack:
-        opened: dict[str, Session] = {}
+        played: dict[str, list[Cell]] = {}
         for cell in cells:
-            if cell.scenario.workload.command is not None:
-                continue  # started and held by itself
-            key = cell.scenario.launcher.model_dump_json()
-            if key not in opened:
-                opened[key] = stack.enter_context(_launcher(cell).session())
-        yield opened
+            if cell.scenario.workload.command is None:  # a command is started and held by itself
+                played.setdefault(cell.scenario.launcher.model_dump_json(), []).append(cell)
+        yield {key: stack.enter_context(_launcher(its[0]).session(its, run)) for key, its in played.items()}
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from test_faults import case_of
 from chaos import plugins
 from chaos.fault import Fault
 from harness.launcher import Launcher
+from harness.rundir import RunDirectory
 from harness.workload import BuildContext, Trainable, Workload
 from recovery.strategy import Strategy
 
@@ -203,4 +204,4 @@ def test_a_few_steps_learn_something(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", plugins.load("harness.launchers", Launcher))
 def test_a_launcher_opens_nothing_before_it_is_used(name: str) -> None:
     launcher = make(name, plugins.load("harness.launchers", Launcher)[name])
-    assert launcher.session() is not None
+    assert launcher.session([], RunDirectory(Path())) is not None

@@ -31,9 +31,10 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_zygote import make_setup, until_ready
+from harness.rundir import RunDirectory
 from harness.launchers.local import Local
 
-with Local().session() as session:
+with Local().session([], RunDirectory(Path())) as session:
     cluster = session.cluster(make_setup(Path(sys.argv[1])))
     pids = [cluster.spawn(name, "worker", "warm", "cpu:0") for name in ("w0", "w1")]
     pids.append(cluster.spawn("w2", "worker", "cold", "cpu:0"))
@@ -82,7 +83,7 @@ def until_gone(cluster: LocalCluster, *names: str) -> dict[str, Exited]:
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[LocalSession]:
-    with Local().session() as session:
+    with Local().session([], RunDirectory(Path())) as session:
         assert isinstance(session, LocalSession)
         yield session
 
@@ -184,7 +185,7 @@ def test_many_ranks_come_and_go_without_leaving_descriptors(session: LocalSessio
 
 
 def test_a_zygote_that_never_came_up_is_said_in_words(tmp_path: Path) -> None:
-    with Local().session() as session:
+    with Local().session([], RunDirectory(Path())) as session:
         assert isinstance(session, LocalSession)
         session.zygote.process.kill()
         with pytest.raises(InfrastructureError, match="did not start"):
@@ -192,7 +193,7 @@ def test_a_zygote_that_never_came_up_is_said_in_words(tmp_path: Path) -> None:
 
 
 def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
-    with Local().session() as session:
+    with Local().session([], RunDirectory(Path())) as session:
         assert isinstance(session, LocalSession)
         cluster = session.cluster(make_setup(tmp_path))
         session.zygote.process.kill()

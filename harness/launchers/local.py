@@ -22,6 +22,7 @@ from harness.links.client import LinkProxy
 from harness.memory import in_memory, keepers_for
 from harness.needs import needs_of
 from harness.rank_setup import places, rank_config
+from harness.rundir import RunDirectory
 from harness.storage import lacks_mount, mount_for
 from harness.stores import StoreKeeper
 from harness.undo import KillProcess, KillSession
@@ -55,7 +56,7 @@ class Local(Launcher):
             return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
-    def session(self) -> AbstractContextManager[LocalSession]:
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
         return _session()
 

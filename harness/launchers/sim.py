@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from pydantic import Field
 
 from chaos.fault import Need
+from chaos.scenario import Cell
 from harness.launcher import ArmSetup, Launcher
+from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
 from harness.sim.cluster import SimCluster
 from harness.sim.settings import Timings
@@ -39,7 +41,7 @@ class Sim(Launcher):
     spread_ms: float = Field(default=1.5, ge=0, le=600_000)
     wire_kib: int = Field(default=450, ge=1, le=1 << 30)
 
-    def session(self) -> AbstractContextManager[SimSession]:
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[SimSession]:
         """Nothing to open."""
         return _session(SimSession(self.timings()))
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from chaos.fault import Need
+from chaos.scenario import Cell
 from harness.launcher import LinkControl
+from harness.rundir import RunDirectory
 from harness.undoing import Undo
 
 Will = Callable[[Undo], str]
 """Writes an undo record to the run's ledger before the act; returns its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run wants of its platform. ``nodes``: the most that any of its cells has, spare ones included; ``needs``:
+    of all faults of all cells. The run's directory is the same on all nodes, under the same path."""
+
+    run: RunDirectory
+    cells: Sequence[Cell]
+    nodes: int
+    needs: frozenset[Need]
+    will: Will
 
 
 class MachineControl(Protocol):
@@ -56,11 +72,18 @@ class Platform(Protocol):
 
     @property
     def links(self) -> LinkControl | None:
-        """Shapes the network between nodes, where the platform can and the run's faults need it."""
+        """Shapes the network between nodes, where the platform can and the run's faults need it. Its links are named by
+        nodes, in decimal; who is where is the cluster's to know."""
+
+    def address(self, node: int) -> str:
+        """Where ranks of a node listen, as those of others reach them: numeric; "": as its agent finds out, by the
+        address from which it reaches the coordinator."""
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Have a node begin with an agent's ``command``, or begin anew once it is gone; returns before the agent has
-        dialled. Raises InfrastructureError, with what to do."""
+        dialled. ``command`` begins with this process's Python, which a platform with another one replaces;
+        ``environment``: what has to be in the agent's besides what the node has. Raises InfrastructureError, with what
+        to do."""
 
     def replaceable(self, node: int) -> bool:
         """Whether a lost node can begin anew."""

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from recovery import proof
 from recovery.memory import header as headers
 from recovery.memory import peers as peering
 from recovery.memory import talk
 from recovery.memory.client import KeeperClient, KeeperError
 from recovery.memory.files import MemoryFile, create
-from recovery.memory.header import Header, Key, Part, complete, mismatch, sums_of
+from recovery.memory.header import VERSION, Header, Key, Part, complete, mismatch, sums_of
 from recovery.memory.holdings import Holdings, Refusal
 from recovery.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
 
@@ -339,14 +341,15 @@ def test_a_keeper_that_does_not_know_the_token_is_not_believed() -> None:
         def lie() -> None:
             sock, _ = listener.accept()
             with sock:
-                talk.send(sock, talk._Challenge(version=1, nonce="0" * 64))
-                talk._receive(sock, 5.0, talk.MAX_HELLO)
-                talk.send(sock, talk._Proof(nonce="0" * 64, mac="0" * 64))
+                until_s = time.monotonic() + 5.0
+                proof._send(sock, proof._Challenge(version=VERSION, nonce="0" * 64), until_s)
+                proof._receive(sock, proof._Response, until_s)
+                proof._send(sock, proof._Answer(mac="0" * 64), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
         peers = peering.Peers(9, bytes.fromhex(TOKEN), {0: listener.getsockname()})
-        assert peers.held()[1] == {0: "the other keeper does not know the run's token"}
+        assert peers.held()[1] == {0: "the other side does not know the run's token"}
         thread.join(timeout=5)
 
 

@@ -1,28 +1,26 @@
 """Messages of the keepers: a length, a JSON document, and for some a descriptor or raw bytes after it.
 
 Over a unix socket within a node, whose ends know each other's user id from the kernel; over TCP between nodes, where
-both ends prove that they know the run's token without saying it (challenge and response, HMAC-SHA256). What follows is
+both ends prove that they know the run's token (``recovery.proof``). What follows is
 neither encrypted nor signed: checksums find corruption, not an attacker in the network.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from recovery import proof
 from recovery.memory.header import VERSION, Header, Key
+from recovery.proof import Unproven
 
 MAX_MESSAGE = 64 << 20
-MAX_HELLO = 1 << 12
 HELLO_LIMIT_S = 5.0
 _LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
@@ -115,16 +113,6 @@ class Found(_Message):
     header: Header
 
 
-class _Challenge(_Message):
-    version: int
-    nonce: str = Field(min_length=32, max_length=128)
-
-
-class _Proof(_Message):
-    nonce: str = Field(min_length=32, max_length=128)
-    mac: str
-
-
 Request = Offer | Put | Note | Ask | Fetch | Forget
 _ASKS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 _ANSWERS: TypeAdapter[Kept | Refused | Held | Found] = TypeAdapter(
@@ -184,26 +172,12 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
 
 def admit(sock: socket.socket, token: bytes) -> None:
     """As the server: let the other side prove itself, then do so too. Raises TalkError, OSError."""
-    nonce = secrets.token_hex(32)
-    send(sock, _Challenge(version=VERSION, nonce=nonce))
-    proof = _hello(sock, _Proof)
-    if not hmac.compare_digest(proof.mac, _mac(token, "client", nonce, proof.nonce)):
-        raise TalkError("the other side does not know the run's token")
-    send(sock, _Proof(nonce=nonce, mac=_mac(token, "server", proof.nonce, nonce)))
+    _prove(proof.admit, sock, token)
 
 
 def enter(sock: socket.socket, token: bytes) -> None:
     """As the client: prove oneself, and have the server do so. Raises TalkError, OSError."""
-    challenge = _hello(sock, _Challenge)
-    if challenge.version != VERSION:
-        raise TalkError(
-            f"the other keeper speaks version {challenge.version}, not {VERSION}: run the same software"
-        )
-    nonce = secrets.token_hex(32)
-    send(sock, _Proof(nonce=nonce, mac=_mac(token, "client", challenge.nonce, nonce)))
-    proof = _hello(sock, _Proof)
-    if not hmac.compare_digest(proof.mac, _mac(token, "server", nonce, challenge.nonce)):
-        raise TalkError("the other keeper does not know the run's token")
+    _prove(proof.enter, sock, token)
 
 
 def same_user(sock: socket.socket) -> bool:
@@ -212,15 +186,11 @@ def same_user(sock: socket.socket) -> bool:
     return bool(_PEER.unpack(raw)[1] == os.getuid())
 
 
-def _mac(token: bytes, role: str, first: str, second: str) -> str:
-    return hmac.new(token, f"{role}|{first}|{second}".encode(), hashlib.sha256).hexdigest()
-
-
-def _hello(sock: socket.socket, kind: Any) -> Any:
-    got = _receive(sock, HELLO_LIMIT_S, MAX_HELLO)
-    if got is None:
-        raise TalkError("the other side closed before it had said who it is")
-    return _parse(TypeAdapter(kind), got[0], got[1])
+def _prove(side: Callable[..., bytes], sock: socket.socket, token: bytes) -> None:
+    try:
+        side(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
+    except Unproven as error:
+        raise TalkError(str(error)) from error
 
 
 def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:

@@ -1,0 +1,125 @@
+"""Two ends of a connection prove to each other that they know the same secret, without saying it.
+
+Challenge and response, HMAC-SHA256 over two fresh random numbers, so that nothing heard on the way can be used again.
+Each message is a length and a JSON document; everything is over within a bound, however slowly the other side talks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+LIMIT_S = 5.0
+MAX_MESSAGE = 1 << 12
+_LENGTH = struct.Struct("!I")
+
+
+class Unproven(Exception):
+    """The other side is not who it has to be, or talks nonsense."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Challenge(_Message):
+    version: int
+    nonce: str = Field(min_length=32, max_length=128)
+
+
+class _Response(_Message):
+    version: int
+    nonce: str = Field(min_length=32, max_length=128)
+    mac: str
+
+
+class _Answer(_Message):
+    mac: str
+
+
+_M = TypeVar("_M", bound=_Message)
+
+
+def admit(
+    sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
+) -> bytes:
+    """As the server: let the other side prove itself, then do so too. Returns a key that only these two have, of this
+    connection alone. ``purpose``, ``version``: of what is to be talked. Raises Unproven, OSError."""
+    until_s = time.monotonic() + limit_s
+    nonce = secrets.token_hex(32)
+    _send(sock, _Challenge(version=version, nonce=nonce), until_s)
+    response = _receive(sock, _Response, until_s)
+    if response.version != version:
+        raise Unproven(
+            f"the other side speaks version {response.version}, not {version}: run the same software"
+        )
+    mine, its = nonce, response.nonce
+    if not hmac.compare_digest(response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()):
+        raise Unproven("the other side does not know the run's token")
+    _send(sock, _Answer(mac=_mac(token, purpose, "server", its, mine)), until_s)
+    return bytes.fromhex(_mac(token, purpose, "key", mine, its))
+
+
+def enter(
+    sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
+) -> bytes:
+    """As the client: prove oneself, and have the server do so; as ``admit``. Raises Unproven, OSError."""
+    until_s = time.monotonic() + limit_s
+    challenge = _receive(sock, _Challenge, until_s)
+    mine, its = secrets.token_hex(32), challenge.nonce
+    mac = _mac(token, purpose, "client", its, mine)
+    _send(sock, _Response(version=version, nonce=mine, mac=mac), until_s)
+    if challenge.version != version:
+        raise Unproven(
+            f"the other side speaks version {challenge.version}, not {version}: run the same software"
+        )
+    answer = _receive(sock, _Answer, until_s)
+    if not hmac.compare_digest(answer.mac.encode(), _mac(token, purpose, "server", mine, its).encode()):
+        raise Unproven("the other side does not know the run's token")
+    return bytes.fromhex(_mac(token, purpose, "key", its, mine))
+
+
+def _mac(token: bytes, *words: str) -> str:
+    return hmac.new(token, "|".join(words).encode(), hashlib.sha256).hexdigest()
+
+
+def _send(sock: socket.socket, message: BaseModel, until_s: float) -> None:
+    body = message.model_dump_json().encode()
+    sock.settimeout(_left_s(until_s))
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
+    (size,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size, until_s))
+    if size > MAX_MESSAGE:
+        raise Unproven(f"a message of {size} bytes, over {MAX_MESSAGE}")
+    try:
+        return kind.model_validate_json(_exactly(sock, size, until_s))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Unproven(f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(_left_s(until_s))
+        part = sock.recv(size - len(data))
+        if not part:
+            raise Unproven("the other side closed before it had said who it is")
+        data += part
+    return data
+
+
+def _left_s(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the other side did not say in time who it is")
+    return left_s

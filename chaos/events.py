@@ -3,7 +3,8 @@
 One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a
 SIGKILL loses no whole line and tears at most the last one (a rank's lines go the way of ``recovery.ring``).
 Times are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are on
-other hosts, a reader brings them to the coordinator's clock (``harness.clocks``).
+other hosts, ``read_log`` brings them to the coordinator's clock
+(``chaos.clocks``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from chaos.clocks import Clocks
 from chaos.errors import LogError
 from chaos.kinds import REQUIRED, Kind
 
@@ -156,10 +159,11 @@ class ActorLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """All actors of one arm. ``events`` is ordered by (time, actor, seq)."""
+    """All actors of one arm. ``events`` is ordered by (time, actor, seq); all times are by the coordinator's clock."""
 
     actors: Mapping[str, ActorLog]
     events: tuple[Event, ...]
+    clocks: Clocks = field(default_factory=Clocks)
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """Events of these kinds in time order."""
@@ -171,8 +175,16 @@ class Log:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends."""
-        return tuple(problem for log in self.actors.values() for problem in log.problems)
+        """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends, clocks nobody measured."""
+        return (
+            *(problem for log in self.actors.values() for problem in log.problems),
+            *self.clocks.problems(),
+        )
+
+    @cached_property
+    def clock_bound_s(self) -> float:
+        """How far from the truth the time of any rank's event may be; 0 where all share one clock."""
+        return max((self.clocks.bound_ns(event) for event in self.events), default=0) / 1e9
 
 
 def read_actor(path: Path) -> ActorLog:
@@ -225,6 +237,13 @@ class Tail:
 def make_log(actors: Iterable[ActorLog]) -> Log:
     """Merge actor logs, and note every actor that stopped without an end mark or an exit its supervisor explains."""
     logs = {log.actor: log for log in actors}
+    clocks = Clocks()
+    for event in logs[ORCHESTRATOR].events if ORCHESTRATOR in logs else ():
+        clocks.observe(event)
+    logs = {
+        name: replace(log, events=tuple(clocks.corrected(event) for event in log.events))
+        for name, log in logs.items()
+    }
     merged = sorted(
         (e for log in logs.values() for e in log.events), key=lambda e: (e.time_ns, e.actor, e.seq)
     )
@@ -232,10 +251,8 @@ def make_log(actors: Iterable[ActorLog]) -> Log:
     for name, log in logs.items():
         problem = _unexplained_end(log, exits)
         if problem:
-            logs[name] = ActorLog(
-                actor=name, events=log.events, problems=(*log.problems, problem), ended=log.ended
-            )  # fmt: skip
-    return Log(actors=logs, events=tuple(merged))
+            logs[name] = replace(log, problems=(*log.problems, problem))
+    return Log(actors=logs, events=tuple(merged), clocks=clocks)
 
 
 def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from chaos import errors
 from chaos.scenario import Cell, SlaCheck
-from chaos.sla import evaluate, parse_clause, samples_needed
+from chaos.sla import Clause, evaluate, parse_clause, samples_needed
 from harness.measure import METRICS, median_ci95
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
@@ -41,23 +41,39 @@ class Gate:
 
 
 def judge_slas(
-    cell: Cell, values: Mapping[str, Sequence[float]], lines: Mapping[str, Sequence[int]], missing: str
+    cell: Cell,
+    values: Mapping[str, Sequence[float]],
+    lines: Mapping[str, Sequence[int]],
+    missing: str,
+    bounds: Mapping[str, float] = MappingProxyType({}),
 ) -> list[SlaResult]:
-    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known."""
+    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known; ``bounds``:
+    metric -> how far its values may be from the truth.
+    """
     results = []
     for metric, checks in cell.scenario.sla.items():
         for index, check in enumerate(checks):
             numbers = lines.get(metric, ())
             line = numbers[index] if index < len(numbers) else None
-            results.append(judge_sla(cell.id, metric, check, values.get(metric, ()), line, missing))
+            bound = bounds.get(metric, 0.0)
+            results.append(
+                judge_sla(cell.id, metric, check, values.get(metric, ()), line, missing, bound=bound)
+            )
     return results
 
 
 def judge_sla(
-    cell: str, metric: str, check: SlaCheck, values: Sequence[float], line: int | None, missing: str
+    cell: str,
+    metric: str,
+    check: SlaCheck,
+    values: Sequence[float],
+    line: int | None,
+    missing: str,
+    *,
+    bound: float = 0.0,
 ) -> SlaResult:
-    """One clause. Too few values for its aggregate, or none, is inconclusive; an infinite one never meets a
-    bound.
+    """One clause. Too few values for its aggregate, or none, is inconclusive, and so is a margin within which the
+    values may be wrong; an infinite one never meets a bound.
 
     Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
     """
@@ -79,12 +95,22 @@ def judge_sla(
                 "inconclusive",
                 f"{clause.aggregate} needs {need} values, there are {len(values)}",
             )
+        elif bound and _within(clause, values, bound):
+            verdict = "inconclusive"
+            detail += f", which clocks of several machines blur by {quantity(bound, known.unit)}: no telling"
         else:
             verdict = "pass" if holds else "fail"
     return SlaResult(
         cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
         observed=observed, unit=known.unit, values=list(values), detail=detail, line=line,
     )  # fmt: skip
+
+
+def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
+    """Whether values wrong by up to ``bound`` may decide a clause the other way; its aggregates move no further than
+    their values do."""
+    answers = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, 0.0, bound)}
+    return len(answers) > 1
 
 
 def quantity(value: float | None, unit: str) -> str:

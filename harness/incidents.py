@@ -78,7 +78,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         recovery_time=_recovery_time(episode, concerned, outcome, history.cut_short), outcome=outcome,
         phases=phases, steps_lost=lost, restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
-        decision=_decision(history, failure),
+        decision=_decision(history, failure), clock_bound_s=history.log.clock_bound_s,
     )  # fmt: skip
 
 

@@ -11,16 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chaos.clocks import Clocks
 from chaos.events import Event, Kind, Tail
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.schedule import (
-    NO_POINT,
-    PlannedFault,
-    Point,
-    due_by_event,
-    due_by_step,
-    due_by_time,
-)
+from chaos.schedule import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
 from chaos.verify import unmet
 from harness.guard import Guard
 from harness.scene import Scene
@@ -52,12 +46,11 @@ class Injector:
         self._fired: Counter[Any] = Counter()
         self._numbers: Counter[str] = Counter()
         self._live: list[Live] = []
+        self._clocks = Clocks()
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
-        self._holding: dict[
-            tuple[str, Point], dict[int, str]
-        ] = {}  # ranks that hold for a fault, and who they are
+        self._holding: dict[tuple[str, Point], dict[int, str]] = {}  # ranks that hold for a fault, and who
         self._attempt = 0
         self._committed = 0
         self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
@@ -182,7 +175,8 @@ class Injector:
                 self._heal(live, "its duration was over")
 
     def observe(self, event: Event) -> None:
-        """An event of the orchestrator: possible evidence."""
+        """An event of the orchestrator: possible evidence, and what it says of the clocks of the others."""
+        self._clocks.observe(event)
         for live in self._live:
             if not live.settled:
                 live.seen.append(event)
@@ -349,7 +343,7 @@ class Injector:
                 live.looked = True
                 self._effect(live, seen)
         for tail in live.tails:
-            live.seen.extend(tail.read())
+            live.seen.extend(self._clocks.corrected(event) for event in tail.read())
         landed = live.fault.landed(live.occurrence, live.seen)
         if landed is not None:
             live.settled = True

@@ -6,7 +6,8 @@ Definitions, used by every metric and checker:
   it does so.
 - A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later one) before
   it was written. Fenced commits, and commits by processes that are no members, count for nothing here and
-  are kept apart.
+  are kept apart. Where the clocks of two machines are too uncertain to tell, a commit counts, and is ``unsure`` unless
+  the supervisor knew before the fence that its writer stood still or was gone.
 - A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded ranks that held
   its reduced gradients, and were only told the end of it. It is no run of its own.
 - The *job commits* a step run when all members commit it, at the last one's time. If some member died first,
@@ -116,8 +117,8 @@ class StepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``end_ns``: the last moment
-    known.
+    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits of which the clocks
+    do not tell whether they were fenced; ``end_ns``: the last moment known.
     """
 
     log: Log
@@ -128,6 +129,7 @@ class History:
     generations: tuple[Generation, ...]
     runs: tuple[StepRun, ...]
     foreign: tuple[Event, ...]
+    unsure: tuple[Event, ...] = ()
 
     @property
     def lineage(self) -> Mapping[int, StepRun]:
@@ -199,11 +201,11 @@ def history_of(log: Log) -> History:
         return observed_history(log, _info(started.data))
     finished = log.first(Kind.RUN_FINISHED)
     end_ns = finished.time_ns if finished else max(event.time_ns for event in log.events)
-    own, foreign = _split_commits(log, _members(log))
+    own, foreign, unsure = _split_commits(log, _members(log))
     generations = _generations(log, own)
     return History(
         log=log, info=_info(started.data), start_ns=started.time_ns, end_ns=end_ns, finished=finished,
-        generations=generations, runs=_step_runs(log, own, generations), foreign=foreign,
+        generations=generations, runs=_step_runs(log, own, generations), foreign=foreign, unsure=unsure,
     )  # fmt: skip
 
 
@@ -220,17 +222,39 @@ def _members(log: Log) -> dict[int, tuple[str, ...]]:
     return {event.generation: tuple(event.data["members"]) for event in log.of(Kind.GENERATION_STARTED)}
 
 
-def _split_commits(log: Log, members: Mapping[int, tuple[str, ...]]) -> tuple[list[Event], tuple[Event, ...]]:
-    """Commits that count, and those of fenced generations or strangers."""
+def _split_commits(
+    log: Log, members: Mapping[int, tuple[str, ...]]
+) -> tuple[list[Event], tuple[Event, ...], tuple[Event, ...]]:
+    """Commits that count, those of fenced generations or strangers, and which of the first may be fenced too."""
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
     own: list[Event] = []
     foreign: list[Event] = []
+    unsure: list[Event] = []
     for event in log.of(Kind.STEP_COMMITTED):
         fence = next((time for number, time in starts if number > event.generation), None)
         stranger = event.actor not in members.get(event.generation, ())
-        late = fence is not None and event.time_ns > fence
-        (foreign if stranger or late else own).append(event)
-    return own, tuple(foreign)
+        bound = log.clocks.bound_ns(event)
+        if stranger or (fence is not None and event.time_ns - bound > fence):
+            foreign.append(event)
+            continue
+        own.append(event)
+        if fence is not None and event.time_ns + bound > fence and not _known_before(log, event, fence):
+            unsure.append(event)
+    return own, tuple(foreign), tuple(unsure)
+
+
+def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
+    """Whether the supervisor had heard, before it fenced a generation, that who committed stood still or was gone."""
+    for event in log.of(Kind.SURVIVORS_PARKED, Kind.PROCESS_EXITED):
+        if event.time_ns > fence_ns:
+            return False
+        if event.kind is Kind.PROCESS_EXITED and event.data["process"] == commit.actor:
+            return True
+        if event.kind is Kind.SURVIVORS_PARKED and event.generation == commit.generation:
+            held = event.data["processes"].get(commit.actor)
+            if held is not None and held["step"] >= (commit.step or 0):
+                return True
+    return False
 
 
 def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:

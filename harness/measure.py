@@ -27,24 +27,28 @@ FULL_RATE_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDef:
-    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives."""
+    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives; ``clocks``: how many
+    readings of ranks' clocks make it (one less the coordinator's, or one less another's); of a share of the wall time,
+    for each generation.
+    """
 
     unit: str
     better: Literal["lower", "higher", "neither"]
     per: Per
     doc: str
+    clocks: int = 0
 
 
 def _lower(unit: str, per: Per, doc: str) -> MetricDef:
     return MetricDef(unit=unit, better="lower", per=per, doc=doc)
 
 
-def _seconds(per: Per, doc: str) -> MetricDef:
-    return _lower("s", per, doc)
+def _seconds(per: Per, doc: str, clocks: int = 0) -> MetricDef:
+    return MetricDef(unit="s", better="lower", per=per, doc=doc, clocks=clocks)
 
 
-def _higher(unit: str, doc: str) -> MetricDef:
-    return MetricDef(unit=unit, better="higher", per="arm", doc=doc)
+def _higher(unit: str, doc: str, clocks: int = 0) -> MetricDef:
+    return MetricDef(unit=unit, better="higher", per="arm", doc=doc, clocks=clocks)
 
 
 METRICS: Mapping[str, MetricDef] = MappingProxyType(
@@ -53,11 +57,12 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "incident", "fault injected to failure detected; infinite if it harmed undetected"
         ),
         "recovery_time": _seconds(
-            "incident", "fault injected to the job's first new commit; infinite if none came"
+            "incident", "fault injected to the job's first new commit; infinite if none came", clocks=1
         ),
         "time_to_full_rate": _seconds(
             "incident",
             "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
+            clocks=1,
         ),
         "steps_lost": _lower(
             "steps",
@@ -84,20 +89,27 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "saves_failed": _lower(
             "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
         ),
-        "step_time": _seconds("arm", "median duration of the surviving steps, checkpoint stalls left out"),
+        "step_time": _seconds(
+            "arm", "median duration of the surviving steps, checkpoint stalls left out", clocks=2
+        ),
         "steady_overhead": _lower(
             "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
         ),
         "goodput": _higher(
             "ratio",
             "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job did not finish",
+            clocks=2,
         ),
-        "ettr": _higher("ratio", "effective training time ratio: time in surviving steps / wall time"),
+        "ettr": _higher(
+            "ratio", "effective training time ratio: time in surviving steps / wall time", clocks=2
+        ),
         "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
         "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),
-        "regroup_time": _seconds("incident", "abort to the last group formed, process starts included"),
-        "restore_time": _seconds("incident", "group formed to the last member holding its state"),
-        "redo_time": _seconds("incident", "state held to the old highest step committed again"),
+        "regroup_time": _seconds(
+            "incident", "abort to the last group formed, process starts included", clocks=1
+        ),
+        "restore_time": _seconds("incident", "group formed to the last member holding its state", clocks=2),
+        "redo_time": _seconds("incident", "state held to the old highest step committed again", clocks=2),
     }
 )
 _PHASE_METRICS = MappingProxyType(
@@ -122,7 +134,9 @@ class Accounting:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMeasures:
-    """All measures of one arm. ``values``: metric -> its values, empty where there are none."""
+    """All measures of one arm. ``values``: metric -> its values, empty where there are none; ``bounds``: metric -> how
+    far a value may be from the truth because clocks of several machines are in it.
+    """
 
     history: History
     episodes: tuple[Episode, ...]
@@ -131,6 +145,7 @@ class ArmMeasures:
     incidents: tuple[Incident, ...]
     step_time: float | None
     values: Mapping[str, list[float]]
+    bounds: Mapping[str, float]
 
 
 def measure(log: Log, control: Log | None) -> ArmMeasures:
@@ -150,8 +165,20 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     _add_arm(values, history, split, step_time)
     return ArmMeasures(
         history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
-        step_time=step_time, values=values,
+        step_time=step_time, values=values, bounds={name: clock_bound(name, history) for name in METRICS},
     )  # fmt: skip
+
+
+def clock_bound(name: str, history: History) -> float:
+    """How far a value of a metric may be from the truth, in its unit, for the clocks of the arm's nodes.
+
+    Raises KeyError for an unknown metric.
+    """
+    known = METRICS[name]
+    bound = known.clocks * history.log.clock_bound_s
+    if known.unit != "ratio" or not bound:
+        return bound
+    return bound * len(history.worked) / history.wall_s if history.wall_s > 0 else 0.0
 
 
 def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
@@ -201,13 +228,14 @@ def account(history: History) -> Accounting:
     )  # fmt: skip
 
 
-def summarise(name: str, values: Sequence[float]) -> Metric:
+def summarise(name: str, values: Sequence[float], bound: float = 0.0) -> Metric:
     """One metric's values with order statistics. Raises KeyError for an unknown metric."""
     known = METRICS[name]
     return Metric(
         unit=known.unit, values=list(values), n=len(values),
         median=statistics.median(values) if values else None, min=min(values, default=None),
         max=max(values, default=None), ci95=median_ci95(values), better=known.better,
+        clock_bound=bound,
     )  # fmt: skip
 
 

@@ -50,6 +50,10 @@ class Metric(Model):
         description="distribution-free interval of the median; None if n < 6"
     )
     better: Literal["lower", "higher", "neither"] = "lower"
+    clock_bound: float = Field(
+        default=0.0,
+        description="how far a value may be from the truth, as clocks of several machines are in it",
+    )
 
     @field_validator("values", "ci95", mode="before")
     @classmethod
@@ -107,6 +111,9 @@ class Incident(Model):
     restored_step: int | None
     first_new_step: int | None
     decision: str
+    clock_bound_s: float = Field(
+        default=0.0, description="how far recovery_time may be from the truth, for the clocks of the nodes"
+    )
 
     @property
     def fired(self) -> bool:

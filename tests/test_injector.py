@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from chaos import plugins
-from chaos.events import Event, Kind, require_keys
+from chaos.events import Event, EventWriter, Kind, require_keys
 from chaos.fault import Fault
+from chaos.kinds import REQUIRED
 from chaos.scenario import BlastRadius, FaultSpec
 from chaos.schedule import plan
 from chaos.targeting import traits_of
@@ -338,3 +339,34 @@ def test_a_hang_without_a_duration_is_left_to_be_found(tmp_path: Path) -> None:
     rig.injector.tick(5)
     assert rig.scene.told("fault_landed")
     assert [data["signum"] for data in rig.scene.told("signal")] == [signal.SIGSTOP]
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 5_000_000_000_000, -5_000_000_000_000])
+def test_evidence_of_a_rank_on_another_machine_is_read_by_the_coordinators_clock(
+    tmp_path: Path, ahead_ns: int
+) -> None:
+    rig = Rig(tmp_path, "straggler", {"step": 7}, duration=30.0, params={"factor": 2.0})
+    rig.scene.now = 100 * SECOND
+    rig.scene.record(Kind.NODE_JOINED, node=1, host="far", boot="far", address="10.0.0.2", devices=[])
+    rig.scene.record(Kind.CLOCK_MEASURED, node=1, offset_ns=ahead_ns, bound_ns=1000)
+    rig.scene.record(Kind.PROCESS_SPAWNED, process="w2", pid=1, role="worker", mode="warm", node=1)
+    writer = EventWriter(tmp_path / "events" / "arm", "w2", lambda: rig.scene.now + ahead_ns)
+
+    def commit(step: int, seconds: float) -> None:
+        rig.scene.now += SECOND
+        about = dict.fromkeys(REQUIRED[Kind.STEP_COMMITTED], 0)
+        writer.write(
+            Kind.STEP_COMMITTED, step=step, **(about | {"seconds": {"forward": seconds, "backward": seconds}})
+        )
+
+    rig.train()
+    for step in range(1, 7):
+        commit(step, 1.0)
+    rig.at_point("w2", 2, 7, "data")
+    assert rig.scene.told("fault_landed") == []
+    for step in range(7, 11):
+        commit(step, 2.0)
+    rig.injector.tick(10)
+    writer.close()
+    (landed,) = rig.scene.told("fault_landed")
+    assert landed["evidence"]["measured_factor"] == 2.0

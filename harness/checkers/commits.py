@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from chaos.events import Event, Kind
-from harness.checkers.evidence import Evidence, passed, verdict_of
+from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.checkers.memory import PLACE, held_in_memory
 from harness.lineage import Generation, History
 from harness.results import Finding
@@ -75,7 +75,8 @@ def single_writer(evidence: Evidence) -> Finding:
     for event in history.log.of(Kind.CHECKPOINT_COMMITTED):
         generation = history.generation(event.generation)
         fenced = generation.fenced_ns if generation else None
-        if generation is None or (fenced is not None and event.time_ns > fenced):
+        sure_ns = event.time_ns - history.log.clocks.bound_ns(event)
+        if generation is None or (fenced is not None and sure_ns > fenced):
             problems.append(
                 f"{event.actor} wrote {event.data['checkpoint']} for fenced generation {event.generation}"
             )
@@ -84,6 +85,12 @@ def single_writer(evidence: Evidence) -> Finding:
         if len(set(ranks)) < len(ranks):
             problems.append(f"step {run.step} of generation {run.generation} was committed twice by one rank")
     problems += _after_parking(history)
+    if history.unsure and not problems:
+        who = [f"{e.actor} committed step {e.step} of generation {e.generation}" for e in history.unsure]
+        bound_ms = history.log.clock_bound_s * 1e3
+        return unknown(
+            f"{some(who)}, and so near its end that clocks right to within {bound_ms:.3f} ms do not tell who was first"
+        )
     return verdict_of(
         problems, f"{sum(len(r.commits) for r in history.runs)} commits, each by the member in charge"
     )

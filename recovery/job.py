@@ -318,7 +318,7 @@ class Job(JobFacts):
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
-            shards=order.shards, dial=by_rank(self.dial, order.members), link=self._link,
+            shards=order.shards, dial=by_rank(self.dial, order.members), link=self._link, net=self.config.net,
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 COLLECTIVE_TIMEOUT_S = 300.0
+LOOPBACK = "127.0.0.1"
 
 
 class InMemory(BaseModel):
@@ -19,6 +20,16 @@ class InMemory(BaseModel):
     socket: str
     job: str
     every: int
+
+
+class Net(BaseModel):
+    """Where a rank and its peers meet. ``store_host``: where the key-value store listens; ``address``: where this rank
+    does, numeric; "": on the loopback interface, or that of GLOO_SOCKET_IFNAME."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store_host: str = LOOPBACK
+    address: str = ""
 
 
 class Saves(BaseModel):
@@ -63,5 +74,6 @@ class JobConfig(BaseModel):
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     memory: InMemory | None = None
+    net: Net = Net()
     device: str = "cpu"
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S

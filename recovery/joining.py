@@ -20,7 +20,7 @@ from chaos.errors import ChaosError
 from chaos.events import EventWriter
 from recovery.agent import Agent
 from recovery.interval import parse
-from recovery.jobconfig import InMemory, JobConfig, Saves
+from recovery.jobconfig import InMemory, JobConfig, Net, Saves
 from recovery.marks import MarkPage
 from recovery.wire import Channel
 
@@ -78,6 +78,7 @@ class Seat(BaseModel):
     checkpoint_keep: int | None = None
     saves: Saves | None = None
     memory: InMemory | None = None
+    net: Net = Net()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
 
@@ -184,7 +185,7 @@ def settle(
         seed=seed, checkpoint_dir=directory,
         checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
-        saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory,
+        saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory, net=seat.net,
         verify_every=seat.verify_every, nonfinite=seat.nonfinite,
     )  # fmt: skip
     for name in ("samples", "steps", "global_batch", "checkpoint_keep"):

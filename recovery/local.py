@@ -19,6 +19,7 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from recovery import marks, processes
 from recovery.bell import Bell
+from recovery.jobconfig import LOOPBACK
 from recovery.marks import Mark, MarkPage
 from recovery.ring import LineRing
 from recovery.wire import Channel, Message, WireError
@@ -93,11 +94,11 @@ class Children:
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._by_fd: dict[int, tuple[_Child, bool]] = {}
         self._rang: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll.register(self._rang_fd, select.POLLIN)
+        self._poll.register(self._rang_fd, select.EPOLLIN)
 
     def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
@@ -117,8 +118,12 @@ class Children:
         self._children[name] = child
         for fd, is_exit in ((child.pidfd, True), (ours.fileno(), False)):
             self._by_fd[fd] = (child, is_exit)
-            self._poll.register(fd, select.POLLIN)
+            self._poll.register(fd, select.EPOLLIN)
         return pid
+
+    def fileno(self) -> int:
+        """Readable when ``wait`` would return something at once."""
+        return self._poll.fileno()
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
@@ -148,7 +153,7 @@ class Children:
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""
         reports: list[Report] = []
-        ready = [fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)]
+        ready = [fd for fd, _ in self._poll.poll(max(0.0, timeout_s))]
         if self._rang_fd in ready:
             ready.remove(self._rang_fd)
             reports.extend(self._read_rang())
@@ -184,6 +189,7 @@ class Children:
                 child.channel.close()
             os.close(child.pidfd)
         os.close(self._rang_fd)
+        self._poll.close()
         return left
 
     def _read_rang(self) -> list[Report]:
@@ -244,34 +250,34 @@ class Children:
             self._poll.unregister(fd)
 
 
-def start_store() -> tuple[Any, int]:
+def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
     """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError.
 
-    It listens on the loopback interface alone, by a socket of ours: torch's own is one for all addresses and IPv6, to
-    which clients are ``::ffff:127.0.0.1``, and it would ask the name server who that is, and wait, for each of them.
+    It listens at one address alone, by a socket of ours: torch's own is one for all addresses and IPv6, to which
+    clients are such as ``::ffff:127.0.0.1``, and it would ask the name server who that is, and wait, for each of them.
     """
     import torch.distributed as dist
 
     try:
-        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+        with socket.create_server((host, 0), backlog=BACKLOG) as listener:
             port = listener.getsockname()[1]
             store = dist.TCPStore(
-                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
     except (RuntimeError, OSError) as error:
         raise InfrastructureError(
-            f"cannot open a port for the store: {error}", hint="free a port on 127.0.0.1"
+            f"cannot open a port for the store: {error}", hint=f"free a port on {host}"
         ) from error
     return store, store.port
 
 
-def ask_store(port: int, *, timeout_s: float) -> float | None:
+def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | None:
     """Seconds that one request to a store takes, without those of making the connection; None: nobody answers."""
     import torch.distributed as dist
 
     try:
         limit = timedelta(seconds=timeout_s)
-        client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
+        client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         client.set("uninvolved-client", "?")
         started_s = time.monotonic()
         client.get("uninvolved-client")

@@ -13,9 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from chaos.targets import LinkShape
 from harness.links.client import LinkProxy
@@ -23,7 +27,8 @@ from harness.links.route import Router
 from harness.links.shaping import RTO_S, Pacer
 from harness.sim.clock import Clock
 from harness.sim.links import SimLinks
-from recovery.mechanisms.dialing import address_of, by_rank, redirected
+from recovery.mechanisms.dialing import RedirectingStore, address_of, by_rank, published, redirected
+from recovery.mechanisms.group import gloo_device
 
 LINK = ("a", "b")
 DEADLINE_S = 20.0
@@ -88,23 +93,46 @@ def test_a_link_that_flaps_begins_down() -> None:
     assert Pacer(LinkShape(blocked=True), 0.0).opens_s(1.0) == math.inf
 
 
+def blob_of(host: str, at: tuple[str, int]) -> bytes:
+    """As gloo publishes a rank."""
+    address = struct.pack("=H", socket.AF_INET) + struct.pack(">H", at[1]) + socket.inet_aton(at[0])
+    sized = struct.pack("=Q", len(host)) + host.encode() + struct.pack("=Q", 136)
+    return sized + address.ljust(136, b"\0") + b"pairs"
+
+
 def test_an_address_is_changed_in_what_gloo_publishes_and_nothing_else() -> None:
-    address = struct.pack("=H", socket.AF_INET) + struct.pack(">H", 4711) + socket.inet_aton(address_of(3))
-    blob = b"head" * 3 + address + bytes(40)
-    asked: list[tuple[str, int]] = []
+    for host in ("vm", "a-node-with-a-longer-name"):
+        blob = blob_of(host, ("10.0.0.3", 4711))
+        assert published(blob) == ("10.0.0.3", 4711)
+        assert redirected(blob, ("127.0.0.1", 99)) == blob_of(host, ("127.0.0.1", 99))
+        for strange in (b"", blob[:10], blob[:100], bytes(200), b"\xff" * 200):
+            with pytest.raises(RuntimeError, match="cannot find an IPv4 address"):
+                published(strange)
 
-    def dial(at: tuple[str, int]) -> tuple[str, int]:
-        asked.append(at)
-        return "127.0.0.1", 99
 
-    changed = redirected(blob, 3, dial)
-    assert asked == [("127.1.0.3", 4711)]
-    assert len(changed) == len(blob)
-    assert changed[:12] == blob[:12] and changed[20:] == blob[20:]
-    assert changed[14:20] == struct.pack(">H", 99) + socket.inet_aton("127.0.0.1")
-    for strange in (b"", blob[:10], blob + address, bytes(100)):
-        with pytest.raises(RuntimeError, match="cannot find the address of rank 3"):
-            redirected(strange, 3, dial)
+def test_who_connects_leads_the_way_and_only_over_lower_addresses() -> None:
+    inner = dist.HashStore()
+    blobs = [blob_of("vm", at) for at in (("10.0.0.1", 256), ("10.0.0.2", 1), ("10.0.0.2", 256))]
+    for rank, blob in enumerate(blobs):
+        inner.set(f"0/{rank}", blob)
+    asked: list[int] = []
+
+    def dial(peer: int, at: tuple[str, int]) -> tuple[str, int]:
+        asked.append(peer)
+        return ways.pop(0)
+
+    ways = [("10.0.0.0", 7), ("10.0.0.9", 7)]
+    store = RedirectingStore(inner, 1, dial)
+    store.set("0/1", blobs[1])
+    assert store.get("0/0") == blob_of("vm", ("10.0.0.0", 7))
+    assert asked == [0]
+    # 1 read as this machine's bytes is 256 and the other way round: port 1 is the larger one
+    with pytest.raises(RuntimeError, match=r"10\.0\.0\.2 to 10\.0\.0\.9, which is not below"):
+        store.get("0/2")
+    other = RedirectingStore(inner, 2, dial)
+    other.set("0/2", blobs[2])
+    assert other.get("0/1") == blobs[1], "it waits to be connected to"
+    assert asked == [0, 2]
 
 
 def test_ranks_listen_at_addresses_that_grow_with_them_above_the_proxys() -> None:
@@ -224,3 +252,34 @@ def test_it_ends_with_whoever_started_it() -> None:
     assert select.select([pidfd], [], [], DEADLINE_S)[0], "the proxy outlived its starter"
     os.close(pidfd)
     starter.stdout.close()
+
+
+def meet(store: dist.Store, rank: int, world: int, dial: Any) -> float:
+    """Be a rank of a gloo group at an address that all its ranks share; the sum of what they bring."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=DEADLINE_S)
+    options._devices = [gloo_device("127.0.0.5")]
+    group = dist.ProcessGroupGloo(RedirectingStore(store, rank, dial), rank, world, options)
+    brought = torch.tensor([float(rank)])
+    group.allreduce([brought]).wait()
+    return float(brought[0])
+
+
+def test_of_two_ranks_of_a_node_exactly_one_leads_its_way_through_the_proxy(proxy: LinkProxy) -> None:
+    """Their ports decide, as gloo compares them; seen otherwise here, a pair would go straight, or never meet."""
+    world, store = 5, dist.HashStore()
+    led: list[frozenset[int]] = []
+    one = threading.Lock()
+
+    def dial_of(rank: int) -> Any:
+        def dial(peer: int, at: tuple[str, int]) -> tuple[str, int]:
+            with one:
+                led.append(frozenset({rank, peer}))
+                return "127.0.0.1", proxy.forward((str(rank), str(peer)), *at)
+
+        return dial
+
+    with ThreadPoolExecutor(world) as pool:
+        made = [pool.submit(meet, store, rank, world, dial_of(rank)) for rank in range(world)]
+        assert [rank.result(timeout=DEADLINE_S) for rank in made] == [10.0] * world
+    assert sorted(map(sorted, led)) == sorted([a, b] for a in range(world) for b in range(a + 1, world))

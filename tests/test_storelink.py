@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from ranks import Self, ranks, results
 
+from recovery.jobconfig import LOOPBACK
 from recovery.local import start_store
 from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.storelink import StoreLink, socket_to
@@ -26,25 +27,29 @@ def client_of(port: int) -> dist.TCPStore:
 def test_a_kept_connection_is_used_again_once() -> None:
     store, port = start_store()
     link = StoreLink()
-    assert link.take(port) is None
+    assert link.take((LOOPBACK, port)) is None
     client = client_of(port)
-    link.keep(port, client, socket_to(port))
+    link.keep((LOOPBACK, port), client, socket_to((LOOPBACK, port)))
     assert link.inode.startswith("socket:[")
-    assert link.take(port) is client
-    assert link.take(port) is None, "one that is in use, perhaps for ever, is not given to anybody else"
+    assert link.take((LOOPBACK, port)) is client
+    assert link.take((LOOPBACK, port)) is None, (
+        "one that is in use, perhaps for ever, is not given to anybody else"
+    )
     del store
 
 
 def test_a_connection_to_another_store_or_to_none_is_not_used() -> None:
     store, port = start_store()
     link = StoreLink()
-    link.keep(port, client_of(port), socket_to(port))
-    assert link.take(port + 1) is None
+    link.keep((LOOPBACK, port), client_of(port), socket_to((LOOPBACK, port)))
+    assert link.take((LOOPBACK, port + 1)) is None
+    link.keep((LOOPBACK, port), client_of(port), socket_to((LOOPBACK, port)))
+    assert link.take(("127.0.0.2", port)) is None
     client = client_of(port)
-    link.keep(port, client, socket_to(port))
+    link.keep((LOOPBACK, port), client, socket_to((LOOPBACK, port)))
     with socket.socket(fileno=fd_of(link.inode)) as sock:
         sock.shutdown(socket.SHUT_RDWR)  # as when the store is lost
-    assert link.take(port) is None
+    assert link.take((LOOPBACK, port)) is None
     del store
 
 

@@ -1,9 +1,9 @@
 """Has gloo reach its peers another way than straight: through a tunnel, or a proxy that can be made slow.
 
 Gloo hands each rank's listening address to the others through the store; of two ranks, the one with the larger
-address connects to the other. Each rank here listens at a loopback address of its own that grows with the rank, so
-that of any two the higher rank connects, and what it finds in the store for a lower one may be changed: to an
-address below all of them, which leaves the order as it is.
+address connects to the other. What a rank finds in the store for those it connects to may be changed: to an address
+below its own, which leaves the order as it is. On one machine each rank listens at a loopback address of its own;
+ranks of a node share the node's, and their ports decide.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Dial = Callable[[int, Address], Address]
 """Where to connect to reach a rank that listens at an address."""
 
 _RANKS_LIMIT = 1 << 16
+_SIZE = struct.Struct("=Q")
+_BLOB = 128 + 8  # a sockaddr_storage and a number
 
 
 def by_rank(dial: Callable[[str, Address], Address] | None, members: Sequence[str]) -> Dial | None:
@@ -34,42 +36,73 @@ def address_of(rank: int) -> str:
     return socket.inet_ntoa(struct.pack(">I", (127 << 24 | 1 << 16) + rank))
 
 
-def redirected(blob: bytes, peer: int, dial: Callable[[Address], Address]) -> bytes:
-    """What gloo publishes of ``peer``, with its socket address (family, port, IPv4 address) changed by ``dial``.
+def published(blob: bytes) -> Address:
+    """The address in what gloo publishes of a rank: the length of its host's name, the name, the length of a socket
+    address (family, port, IPv4 address, ...), the socket address, and more.
 
-    Raises RuntimeError when there is not exactly one: gloo's format is not the one known here.
+    Raises RuntimeError when it is not that: gloo's format is not the one known here, or the address is no IPv4 one.
     """
-    known = socket.inet_aton(address_of(peer))
-    at = blob.find(known)
-    if at < 4 or blob.find(known, at + 1) >= 0 or blob[at - 4 : at - 2] != struct.pack("=H", socket.AF_INET):
-        raise RuntimeError(f"cannot find the address of rank {peer} in what gloo published")
-    host, port = dial((address_of(peer), struct.unpack(">H", blob[at - 2 : at])[0]))
-    return blob[: at - 2] + struct.pack(">H", port) + socket.inet_aton(host) + blob[at + 4 :]
+    at = _address_at(blob)
+    return socket.inet_ntoa(blob[at + 4 : at + 8]), int(struct.unpack(">H", blob[at + 2 : at + 4])[0])
+
+
+def redirected(blob: bytes, address: Address) -> bytes:
+    """What gloo publishes, with another address in it. Raises RuntimeError as ``published``."""
+    at, (host, port) = _address_at(blob), address
+    return blob[: at + 2] + struct.pack(">H", port) + socket.inet_aton(host) + blob[at + 8 :]
+
+
+def connects(own: Address, peer: Address) -> bool:
+    """Whether gloo has the rank at ``own`` connect to the one at ``peer``, and not the other way round.
+
+    It compares addresses as they go over the wire, and ports of one address as this machine reads those bytes.
+    """
+    return _order(own) > _order(peer)
+
+
+def _order(address: Address) -> tuple[bytes, int]:
+    return socket.inet_aton(address[0]), socket.htons(address[1])
+
+
+def _address_at(blob: bytes) -> int:
+    name = int(_SIZE.unpack_from(blob)[0]) if len(blob) >= _SIZE.size else len(blob)
+    at = _SIZE.size + name + _SIZE.size
+    whole = len(blob) >= at + _BLOB and _SIZE.unpack_from(blob, at - _SIZE.size)[0] == _BLOB
+    if not whole or blob[at : at + 2] != struct.pack("=H", socket.AF_INET):
+        raise RuntimeError("cannot find an IPv4 address in what gloo published")
+    return at
 
 
 class RedirectingStore(dist.Store):
-    """A store client in which the addresses of lower ranks are those that ``dial`` says. ``ranks``: who meets there, in
-    order."""
+    """A store client in which the addresses of those that this rank connects to are what ``dial`` says.
 
-    def __init__(self, inner: dist.Store, rank: int, ranks: Sequence[int], dial: Dial) -> None:
+    ``place``: of this rank among those that meet there; they are counted like that here.
+    """
+
+    def __init__(self, inner: dist.Store, place: int, dial: Dial) -> None:
         super().__init__()
         self._inner = inner
-        self._rank = rank
-        self._ranks = ranks
+        self._place = place
         self._dial = dial
+        self._own: Address | None = None
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """As the inner store."""
+        if _rank_in(key) == self._place:
+            self._own = published(value)
         self._inner.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        """As the inner store, but for addresses."""
-        value = self._inner.get(key)
-        last = key.rsplit("/", 1)[-1]
-        if not last.isdigit() or int(last) >= self._ranks.index(self._rank):
+        """As the inner store, but for addresses. Raises RuntimeError when a way leads over too high an address."""
+        value, peer = self._inner.get(key), _rank_in(key)
+        if peer is None or self._own is None or not connects(self._own, at := published(value)):
             return value
-        peer = self._ranks[int(last)]
-        return redirected(value, peer, lambda address: self._dial(peer, address))
+        way = self._dial(peer, at)
+        if not connects(self._own, way):
+            raise RuntimeError(
+                f"gloo would not connect from {self._own[0]} to {way[0]}, which is not below it"
+            )
+        return redirected(value, way)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
         """As the inner store."""
@@ -77,3 +110,8 @@ class RedirectingStore(dist.Store):
             self._inner.wait(list(keys))
         else:
             self._inner.wait(list(keys), timeout)
+
+
+def _rank_in(key: str) -> int | None:
+    last = key.rsplit("/", 1)[-1]
+    return int(last) if last.isdigit() else None

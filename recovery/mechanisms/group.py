@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recovery.jobconfig import Net
 from recovery.layout import Layout
 from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
 from recovery.mechanisms.storelink import StoreLink, socket_to
@@ -98,6 +99,7 @@ class Group:
     def __init__(
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
         check: Callable[[], None], shards: int = 1, dial: Dial | None = None, link: StoreLink | None = None,
+        net: Net = Net(),
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
@@ -108,7 +110,8 @@ class Group:
         self.holders: Circle
         self.abandoned = False
         self._aborted = False
-        self._store_port = store_port
+        self._store_at = (net.store_host, store_port)
+        self._address = net.address
         self.backend = backend
         self._timeout = timedelta(seconds=timeout_s)
         self._check = check
@@ -165,12 +168,28 @@ class Group:
             made = None
             if len(ranks) > 1 or not name:
                 store = dist.PrefixStore(f"generation-{self.generation}{name}", client)
-                made = _make_group(self.backend, store, self.rank, ranks, self._timeout, self._dial)
+                made = self._meet(store, ranks)
                 self._made.append(made)
             circles[tuple(ranks)] = Circle(self, ranks, made)
         if self._link is not None and not self._aborted:
-            self._link.keep(self._store_port, client, self._link.inode or socket_to(self._store_port))
+            self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[tuple(ranks)] for ranks in wanted.values()]
+
+    def _meet(self, store: dist.Store, ranks: Sequence[int]) -> Any:
+        """Torch's process group of these ranks."""
+        place, size = ranks.index(self.rank), len(ranks)
+        if self.backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return dist.ProcessGroupNCCL(store, place, size, options)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._timeout
+        options._threads = 2
+        dial = self._dial
+        options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
+        if dial is not None:
+            store = RedirectingStore(store, place, lambda peer, at: dial(ranks[peer], at))
+        return dist.ProcessGroupGloo(store, place, size, options)
 
     def _linked(self) -> set[str]:
         """The socket of the connection to the store, if it is to outlive the generation."""
@@ -183,16 +202,15 @@ class Group:
         is gone.
         """
         deadline_s, attempt_s = time.monotonic() + self._timeout.total_seconds(), STORE_ATTEMPT_S / 2
-        address = ("127.0.0.1", self._store_port)
-        kept = self._link.take(self._store_port) if self._link else None
+        kept = self._link.take(self._store_at) if self._link else None
         if kept is not None:
             kept.set_timeout(self._timeout)
             return kept
         while True:
             try:
-                with socket.create_connection(address, timeout=STORE_ATTEMPT_S):
+                with socket.create_connection(self._store_at, timeout=STORE_ATTEMPT_S):
                     attempt_s *= 2  # there is one; it may be slow
-                client = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=attempt_s))
+                client = dist.TCPStore(*self._store_at, is_master=False, timeout=timedelta(seconds=attempt_s))
                 client.set_timeout(self._timeout)
                 return client
             except (OSError, RuntimeError) as error:
@@ -271,6 +289,13 @@ class Group:
             time.sleep(0.001)
 
 
+def gloo_device(address: str) -> Any:
+    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback interface."""
+    if address:
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+    return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+
+
 def _settle(made: Future[Any], make: Callable[[], Any]) -> None:
     try:
         made.set_result(make())
@@ -291,26 +316,6 @@ def _settled(work: dist.Work) -> bool:
 def _keep_for_ever(*objects: object) -> None:
     for kept in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _make_group(
-    backend: str, store: dist.Store, rank: int, ranks: Sequence[int], timeout: timedelta, dial: Dial | None
-) -> Any:
-    place, size = ranks.index(rank), len(ranks)
-    if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, place, size, options)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    options._threads = 2
-    if dial is not None:
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_of(rank))]
-        return dist.ProcessGroupGloo(RedirectingStore(store, rank, ranks, dial), place, size, options)
-    options._devices = [
-        dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-    ]
-    return dist.ProcessGroupGloo(store, place, size, options)
 
 
 def _socket_inodes() -> set[str]:

@@ -14,20 +14,24 @@ from datetime import timedelta
 import torch.distributed as dist
 
 PROBE_LIMIT_S = 0.2
+_MAPPED = "::ffff:"  # IPv4 over a socket of IPv6, as torch makes them
+
+Place = tuple[str, int]
+"""Numeric address and port."""
 
 
 class StoreLink:
     """At most one idle connection; whoever takes it owns it until it is kept again. For the forming thread."""
 
     def __init__(self) -> None:
-        self._port = 0
+        self._at: Place | None = None
         self._client: dist.TCPStore | None = None
         self.inode = ""  # of its socket, such as ``socket:[4711]``
 
-    def take(self, port: int) -> dist.TCPStore | None:
-        """The idle connection to the store at ``port``, if there is one and the store answers."""
+    def take(self, at: Place) -> dist.TCPStore | None:
+        """The idle connection to the store at a place, if there is one and the store answers."""
         client, self._client = self._client, None
-        if client is not None and self._port == port:
+        if client is not None and self._at == at:
             try:
                 client.set_timeout(timedelta(seconds=PROBE_LIMIT_S))
                 client.check(["?"])
@@ -37,26 +41,27 @@ class StoreLink:
         self.inode = ""
         return None
 
-    def keep(self, port: int, client: dist.TCPStore, inode: str) -> None:
+    def keep(self, at: Place, client: dist.TCPStore, inode: str) -> None:
         """Keep a connection that nobody uses now."""
-        self._port, self._client, self.inode = port, client, inode
+        self._at, self._client, self.inode = at, client, inode
 
 
-def socket_to(port: int) -> str:
-    """The newest TCP socket of this process that is connected to a port of this machine, as in /proc; empty: none."""
+def socket_to(at: Place) -> str:
+    """The newest TCP socket of this process that is connected to a place, as in /proc; empty: none."""
     for fd in sorted((int(name) for name in os.listdir("/proc/self/fd")), reverse=True):
         try:
             link = os.readlink(f"/proc/self/fd/{fd}")
-            if link.startswith("socket:") and _peer_port(fd) == port:
+            if link.startswith("socket:") and _peer(fd) == at:
                 return link
         except OSError:
             continue
     return ""
 
 
-def _peer_port(fd: int) -> int:
+def _peer(fd: int) -> Place | None:
     """Raises OSError for a socket that is not connected."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return 0
-        return int(sock.getpeername()[1])
+            return None
+        host, port = sock.getpeername()[:2]
+        return str(host).removeprefix(_MAPPED), int(port)

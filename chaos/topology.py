@@ -47,9 +47,20 @@ class Topology:
         """The node of a rank; ranks beyond the last block (a job that grew) are on the last node."""
         return min(rank // self.ranks_per_node, self.nodes - 1)
 
+    @property
+    def spare_nodes(self) -> tuple[int, ...]:
+        """Nodes that the ranks do not reach: they stand by, with spares or without."""
+        return tuple(range(self.node_of(self.ranks - 1) + 1, self.nodes))
+
     def node_of_spare(self, index: int) -> int:
-        """The node of a spare: the last one first, then backwards, so that a lost node rarely takes both."""
-        return self.nodes - 1 - index % self.nodes
+        """The node of a spare: spare nodes are filled first, one after the other, so that each replaces a lost one;
+        then the last node with ranks, and backwards, so that a lost node rarely takes both.
+        """
+        place, per = self.spare_nodes, self.ranks_per_node
+        if index < len(place) * per:
+            return place[index // per]
+        busy = self.nodes - len(place)
+        return busy - 1 - (index - len(place) * per) % busy
 
     def rack_of(self, node: int) -> int:
         """The rack of a node."""

@@ -1,8 +1,8 @@
 """Which process is on which node.
 
-Workers of the first generation are on the nodes of their ranks (``chaos.topology``: in blocks), spares on the last
-node first, so that a lost node rarely takes both a rank and what would replace it. A replacement goes to the first
-node that lacks a process it began with: a lost machine is thought of as replaced by another one of the same number.
+Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks first, then on the last
+node (``chaos.topology``). A replacement goes to the first node that lacks a process it began with: a lost machine is
+thought of as replaced by another one of the same number.
 """
 
 from __future__ import annotations

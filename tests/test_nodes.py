@@ -27,6 +27,19 @@ def test_workers_fill_nodes_in_blocks_and_spares_come_from_the_last_node() -> No
     assert placement.on(1, ["w0", "w3", "s4"]) == ["w3", "s4"], "only the living"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "spares", "where"),
+    [
+        (4, 3, 1, [2]), (4, 3, 2, [2, 2]), (4, 3, 5, [2, 2, 1, 0, 1]), (4, 4, 4, [3, 2, 1, 0]),
+        (4, 5, 3, [4, 3, 2]), (2, 4, 3, [2, 3, 1]), (5, 4, 3, [3, 3, 2]), (4, 1, 2, [0, 0]),
+    ],
+)  # fmt: skip
+def test_spares_fill_nodes_without_ranks_first(ranks: int, nodes: int, spares: int, where: list[int]) -> None:
+    place = Topology(ranks=ranks, nodes=nodes)
+    assert [place.node_of_spare(index) for index in range(spares)] == where
+    assert all(not place.ranks_on(node) for node in place.spare_nodes)
+
+
 def test_replacements_go_where_somebody_is_missing() -> None:
     placement = Placement(Topology(ranks=4, nodes=2), spares=1)
     for name in ("w0", "w1", "w2", "w3"):

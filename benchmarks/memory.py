@@ -24,6 +24,7 @@ from recovery.local import Exited, rank_environment
 from recovery.mechanisms.memory import Memory
 from recovery.mechanisms.state import TrainState
 from recovery.memory.client import KeeperClient
+from recovery.memory.housing import Here
 from recovery.memory.keepers import Keepers
 from recovery.processes import become_subreaper
 
@@ -117,7 +118,7 @@ def main() -> None:
     def start(config: bytes, fds: object) -> int:
         return start_cold("recovery.memory.keeper", config, list(fds), rank_environment())  # type: ignore[call-overload]
 
-    keepers = Keepers(start, job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True, log=None)
+    keepers = Keepers(Here(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True)
     try:
         arms = Arms(keepers, state)
         found = measure(arms, given.rounds)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from harness.launcher import ArmSetup
 from recovery.jobconfig import InMemory
+from recovery.memory.housing import Housing
 from recovery.memory.keepers import Keepers
 
 
-def keepers_for(setup: ArmSetup, fork: Callable[[bytes, Sequence[int]], int]) -> Keepers | None:
+def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | None:
     """Start them, if the cell has checkpoints in memory. Raises InfrastructureError."""
     scenario = setup.cell.scenario
     spec = scenario.workload.checkpoint.in_memory
     if spec is None:
         return None
     return Keepers(
-        fork, job=_job(setup), nodes=scenario.topology.nodes, limit_bytes=spec.limit_bytes,
-        replicate=spec.replicate, log=setup.run.logs(setup.id),
+        housing(), job=_job(setup), nodes=scenario.topology.nodes, limit_bytes=spec.limit_bytes,
+        replicate=spec.replicate,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from recovery.jobconfig import InMemory, Saves
 from recovery.joining import Seat
 from recovery.local import Children, Dying, Exited, Said, rank_environment, start_store
 from recovery.marks import Mark
+from recovery.memory.housing import Here
 from recovery.memory.keepers import Keepers, Started
 from recovery.script import ScriptConfig
 from recovery.strategy import Cause, StateFrom, Strategy
@@ -113,8 +114,8 @@ class Supervisor:
             self._server.await_ready()
             if self._spec.memory_every:
                 self._keepers = Keepers(
-                    self._server.fork, job=self._job, nodes=1, limit_bytes=self._spec.memory_bytes, replicate=False,
-                    log=self._spec.logs,
+                    Here(self._server.fork, log=self._spec.logs), job=self._job, nodes=1,
+                    limit_bytes=self._spec.memory_bytes, replicate=False,
                 )  # fmt: skip
             controller.start(StateFrom.CHECKPOINT)
             while not controller.done:

@@ -1,19 +1,18 @@
-"""The supervisor's side: one keeper a node, held by pidfd, and another one as soon as one is gone."""
+"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node takes it."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from chaos.errors import InfrastructureError
-from recovery.local import Children, Exited, Said
+from recovery.local import Exited, Said
+from recovery.memory.housing import Housing
 from recovery.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
 from recovery.memory.peers import Address
 from recovery.wire import Extra
@@ -21,8 +20,6 @@ from recovery.wire import Extra
 START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
 MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
-
-Fork = Callable[[bytes, Sequence[int]], int]
 
 
 class Started(BaseModel):
@@ -37,27 +34,22 @@ class Started(BaseModel):
 
 
 class Keepers:
-    """``fork``: starts a process that becomes ``be_keeper`` of a configuration; ``log``: directory for what keepers
-    write, None: nowhere of their own. The caller must be a child subreaper. Raises InfrastructureError.
-    """
+    """``housing``: where they live; it is closed with this. Raises InfrastructureError."""
 
-    def __init__(
-        self, fork: Fork, *, job: str, nodes: int, limit_bytes: int, replicate: bool, log: Path | None
-    ) -> None:
-        self._fork = fork
+    def __init__(self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool) -> None:
+        self._housing = housing
         self._job = job
         self._nodes = nodes
         self._limit_bytes = limit_bytes
         self._replicate = replicate
-        self._log = log
         self._secret = secrets.token_hex(32)
         self._place = f"trainchaos-{secrets.token_hex(16)}"
-        self._children = Children()
         self._count = 0
         self._ending = False
         self._pids: dict[str, int] = {}
         self._node_of: dict[str, int] = {}
         self._keeper: dict[int, str] = {}
+        self._lacking: set[int] = set()  # nodes without one, as soon as they take one
         self._ports: dict[str, int] = {}
         self._news: list[Started | Exited] = []
         try:
@@ -65,7 +57,7 @@ class Keepers:
                 self._start(node)
             self._await(range(nodes))
         except BaseException:
-            self._children.close()
+            self._housing.close()
             raise
 
     def socket_of(self, node: int) -> str:
@@ -86,21 +78,21 @@ class Keepers:
 
     def signal(self, process: str, signum: int) -> None:
         """Through the pidfd."""
-        self._children.signal(process, signum)
+        self._housing.signal(process, signum)
 
     def os_state(self, process: str) -> str:
         """The kernel's word on it."""
-        return self._children.os_state(process)
+        return self._housing.os_state(process)
 
     def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
         """Starts and ends since the last look; whoever ended has a successor, which begins empty."""
-        for report in self._children.wait(timeout_s):
+        for report in self._housing.wait(timeout_s):
             if isinstance(report, Exited):
                 self._news.append(report)
                 node = self._node_of[report.process]
                 wanted = not self._ending and self._keeper[node] == report.process
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
-                    self._start(node)
+                    self._lacking.add(node)
             elif (
                 isinstance(report, Said)
                 and isinstance(report.message, Extra)
@@ -108,6 +100,9 @@ class Keepers:
             ):
                 self._ports[report.process] = int(report.message.payload["port"])
                 self._introduce()
+        for node in sorted(self._lacking) if not self._ending else ():
+            if self._housing.takes(node):
+                self._start(node)
         news, self._news = self._news, []
         return news
 
@@ -115,35 +110,40 @@ class Keepers:
         """Kill all and wait for their ends; nobody follows them."""
         self._ending = True
         for process in self._keeper.values():
-            self._children.signal(process, signal.SIGKILL)
+            self._housing.signal(process, signal.SIGKILL)
         exits: list[Exited] = []
         deadline_s = time.monotonic() + limit_s
         while (
-            any(self._children.alive(name) for name in self._keeper.values())
-            and time.monotonic() < deadline_s
+            any(self._housing.alive(name) for name in self._keeper.values()) and time.monotonic() < deadline_s
         ):
             exits += [news for news in self.look(0.1) if isinstance(news, Exited)]
         return exits
 
     def close(self) -> dict[int, str]:
         """End all; what could not be removed, as ``Children.close``."""
-        return self._children.close()
+        return self._housing.close()
 
     def _start(self, node: int) -> None:
         process = f"k{self._count}"
         self._count += 1
         config = KeeperConfig(
-            parent=os.getpid(), node=node, nodes=self._nodes, job=self._job, name=self.socket_of(node),
+            parent=0, node=node, nodes=self._nodes, job=self._job, name=self.socket_of(node),
             token=self._secret, limit_bytes=self._limit_bytes, replicate=self._replicate, peers=self._peers(),
-            log=self._log / f"{process}.log" if self._log is not None else None,
+            host=self._housing.address(node),
         )  # fmt: skip
-        pid = self._children.spawn(process, lambda fds: self._fork(config.model_dump_json().encode(), fds))
+        try:
+            pid = self._housing.start(process, config)
+        except ConnectionError:
+            return  # its node is lost, and lacks a keeper until it is back
+        self._lacking.discard(node)
         self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
         self._news.append(Started(process=process, pid=pid, node=node))
 
     def _peers(self) -> dict[int, Address]:
         return {
-            n: ("127.0.0.1", self._ports[name]) for n, name in self._keeper.items() if name in self._ports
+            node: (self._housing.address(node), self._ports[name])
+            for node, name in self._keeper.items()
+            if name in self._ports
         }
 
     def _introduce(self) -> None:
@@ -152,12 +152,12 @@ class Keepers:
         for node, process in self._keeper.items():
             if process in self._ports:
                 others = {str(n): list(address) for n, address in peers.items() if n != node}
-                self._children.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
+                self._housing.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
 
     def _await(self, nodes: Sequence[int]) -> None:
         deadline_s = time.monotonic() + START_LIMIT_S
         while any(self._keeper[node] not in self._ports for node in nodes):
-            for report in self._children.wait(0.1):
+            for report in self._housing.wait(0.1):
                 if isinstance(report, Said):
                     self._ports[report.process] = int(report.message.payload["port"])
                 elif isinstance(report, Exited):

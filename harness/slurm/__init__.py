@@ -1,0 +1,1 @@
+"""Nodes of a Slurm allocation: what Slurm is asked, and told."""

@@ -1,0 +1,90 @@
+"""The batch script that asks Slurm for a scenario's nodes and runs it there."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.scenario import Scenario
+
+SLACK = 3.0
+"""The time limit over the estimate, which is good to a factor of two."""
+LEAST_S = 600.0
+DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same names."""
+
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = 0
+    cpus_per_node: int = 0
+    reserve_nodes: int = 0
+    grace_s: int = 60
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+def batch_script(
+    scenario: Scenario,
+    asked: Asked,
+    *,
+    nodes: int,
+    estimate_s: float,
+    command: Sequence[str],
+    directory: Path,
+) -> str:
+    """The script.
+
+    ``nodes``: the most that any cell has, spare ones included; ``estimate_s``: expected seconds of the whole run;
+    ``command``: what follows ``chaos``; ``directory``: where it runs, on a file system that all nodes share.
+    """
+    spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
+    about = f"{nodes} node{'s' if nodes > 1 else ''}"
+    about += f", {spare} of them spare" if spare else ""
+    about += f", and {asked.reserve_nodes} in reserve" if asked.reserve_nodes else ""
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _options(scenario, asked, nodes, estimate_s)),
+        f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a shared file system.",
+        "set -e",
+        f"cd {shlex.quote(str(directory))}",
+        *asked.setup,
+        "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and writes its verdict.",
+        f"exec {shlex.join([sys.executable, '-m', 'chaos', *command])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(scenario: Scenario, asked: Asked, nodes: int, estimate_s: float) -> Iterator[str]:
+    cpus = asked.cpus_per_node or scenario.topology.ranks_per_node
+    yield f"--job-name=chaos-{scenario.name}"
+    yield f"--nodes={nodes + asked.reserve_nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={cpus}"
+    if asked.gpus_per_node:
+        yield f"--gpus-per-node={asked.gpus_per_node}"
+    yield "--no-kill"  # the loss of a node is what is tested: the job goes on
+    yield f"--signal=B:TERM@{asked.grace_s}"
+    yield f"--time={_limit(estimate_s)}"
+    yield "--output=%x-%j.out"
+    yield "--open-mode=append"  # a requeued job goes on in the same file
+    if asked.partition:
+        yield f"--partition={asked.partition}"
+    if asked.account:
+        yield f"--account={asked.account}"
+    yield from asked.extra  # last: what is said twice counts as said last
+
+
+def _limit(estimate_s: float) -> str:
+    """Slurm's days-hours:minutes:seconds, in whole minutes."""
+    minutes = math.ceil(max(LEAST_S, estimate_s * SLACK) / MINUTE_S)
+    days, rest = divmod(minutes * MINUTE_S, DAY_S)
+    hours, rest = divmod(rest, HOUR_S)
+    return f"{days}-{hours:02}:{rest // MINUTE_S:02}:00"

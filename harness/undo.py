@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness import processes
+from harness.containers.undo import RemoveContainers, RemoveNetworks
 from harness.undoing import Outcome, Undo, done, failed, mounts, nothing
 
 MARKER = "CHAOS_RUN"
@@ -276,7 +277,8 @@ class FreeShm(Undo):
 
 
 AnyUndo = Annotated[
-    KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm,
+    KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm
+    | RemoveContainers | RemoveNetworks,
     Field(discriminator="do"),
 ]  # fmt: skip
 

@@ -1,0 +1,106 @@
+"""Ranks in containers of this machine, one container a node."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from chaos.errors import ScenarioError
+from chaos.fault import Need
+from chaos.scenario import Cell
+from harness.launcher import Launcher, Session
+from harness.nodes.platform import Platform, Wanted
+from harness.rundir import RunDirectory
+
+RANK_MIB = 300
+"""Memory of the smallest rank with its share of the agent's fork server."""
+
+
+class Docker(Launcher):
+    """One container a node, each with its own address on a network of the run.
+
+    ``image``: that has Python, this package and the same torch; "": none, the nodes run this machine's Python;
+    ``python``: of that image; ``cpus``, ``memory_mib``, ``shm_mib``: of each node, at most; ``gpus``: devices of each
+    node, "all": every node sees all of them; ``subnet``: of the run's network, "": one that is free; ``outside``:
+    nodes reach what is beyond this machine; ``mounts``: more directories that nodes see, at the same place, read-only.
+    """
+
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.NODES})
+
+    image: str = ""
+    python: str = Field(default="python3", min_length=1)
+    cpus: float | None = Field(default=None, ge=0.1)
+    memory_mib: int | None = Field(default=None, ge=2 * RANK_MIB)
+    shm_mib: int = Field(default=1024, ge=64)
+    gpus: int | Literal["all"] = 0
+    subnet: str = ""
+    outside: bool = False
+    mounts: tuple[str, ...] = ()
+
+    @field_validator("subnet")
+    @classmethod
+    def _is_subnet(cls, text: str) -> str:
+        if text and (net := ipaddress.IPv4Network(text)).prefixlen > 29:
+            raise ValueError(f"{net} has no room for nodes: /29 or larger")
+        return text
+
+    @field_validator("gpus")
+    @classmethod
+    def _is_count(cls, gpus: int | str) -> int | str:
+        if isinstance(gpus, int) and gpus < 0:
+            raise ValueError("0 or more")
+        return gpus
+
+    @field_validator("mounts")
+    @classmethod
+    def _is_absolute(cls, mounts: tuple[str, ...]) -> tuple[str, ...]:
+        for place in mounts:
+            if not place.startswith("/") or place == "/":
+                raise ValueError(f"{place!r} is no absolute path of a directory")
+        return mounts
+
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
+        """Make the network and start a container for each node."""
+        from harness.nodes.session import nodes_session
+
+        return nodes_session(cells, run, self._platform)
+
+    def check(self, cell: Cell) -> None:
+        """Memory that its ranks cannot live in, devices that no node would see, directories that are not there."""
+        workload, launcher = cell.scenario.workload, cell.scenario.launcher
+        most = -(-workload.ranks // launcher.nodes)
+        needed = (most + 1) * RANK_MIB
+        if self.memory_mib is not None and self.memory_mib < needed:
+            raise ScenarioError(
+                f"launcher.params.memory_mib {self.memory_mib}: a node of {most} ranks needs {needed} or more",
+                hint="give nodes more memory, or divide the ranks over more nodes",
+            )
+        if workload.device == "cuda" and not self.gpus:
+            raise ScenarioError(
+                "workload.device is cuda, and the nodes of launcher docker see no GPU",
+                hint="say how many each node gets, launcher: {kind: docker, params: {gpus: 1}}, or all",
+            )
+        for place in self.mounts:
+            if not os.path.isdir(place):
+                raise ScenarioError(f"launcher.params.mounts: {place} is no directory of this machine")
+
+    def missing(self, cell: Cell) -> str | None:
+        """What this machine lacks: devices, cores, memory, an engine."""
+        from harness.containers.engine import lacks_engine
+        from harness.devices import cuda_devices, missing
+
+        if isinstance(self.gpus, int) and self.gpus:
+            nodes, here = cell.scenario.launcher.nodes, len(cuda_devices())
+            if here < nodes * self.gpus:
+                return f"{nodes} nodes with {self.gpus} GPUs each need {nodes * self.gpus}, this machine has {here}"
+        return missing(cell) or lacks_engine()
+
+    def _platform(self, wanted: Wanted) -> Platform:
+        from harness.containers.platform import DockerPlatform, Settings
+
+        return DockerPlatform(wanted, Settings(**self.model_dump()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 from typing import Any
 
 from chaos.scenario import Cell, WorkloadSpec
 from harness.capabilities import unmet
+
+ON_NODE = "@n"
 
 
 def cuda_devices() -> list[str]:
@@ -61,22 +63,33 @@ def slots(count: int) -> list[str]:
 
 def torch_name(place: str) -> str:
     """What torch calls a device that was dealt out."""
-    return "cpu" if place.startswith("cpu") else place
+    return "cpu" if place.startswith("cpu") else place.partition(ON_NODE)[0]
+
+
+def on_node(place: str, node: int) -> str:
+    """The name of a device of a node among those of all nodes: ``cuda:0@n1``."""
+    return f"{place}{ON_NODE}{node}"
 
 
 class Board:
-    """Which process is on which device, and which devices take nobody."""
+    """Which process is on which device, and which devices take nobody. ``places_on``: names of a node's devices, the
+    same for the same device only."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = list(places)
+    def __init__(self, places_on: Callable[[int], Sequence[str]], nodes: Collection[int] = (0,)) -> None:
+        self._places_on = places_on
+        self._nodes = nodes
         self._refused: set[str] = set()
         self._device_of: dict[str, str] = {}
 
-    def assign(self, process: str, living: Collection[str]) -> str:
-        """The device for a process about to start: the one with the fewest living processes, the first of equals, so
-        that a replacement gets the lost rank's; none that is refused."""
+    def takes(self, node: int) -> bool:
+        """Whether a node has a device that is not refused."""
+        return bool(self._free(node))
+
+    def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
+        """The device for a process about to start on a node: the one with the fewest living processes, the first of
+        equals, so that a replacement gets the lost rank's; none that is refused."""
         taken = [device for name, device in self._device_of.items() if name in living]
-        free = [place for place in self._places if place not in self._refused]
+        free = self._free(node)
         device = min(free, key=lambda place: (taken.count(place), free.index(place)))
         self._device_of[process] = device
         return device
@@ -88,7 +101,8 @@ class Board:
     def refuse(self, process: str) -> str:
         """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no other is left."""
         device = self._device_of[process]
-        if not set(self._places) - self._refused - {device}:
+        others = {place for node in self._nodes for place in self._free(node)} - {device}
+        if not others:
             raise RuntimeError(f"{device} is the last device there is")
         self._refused.add(device)
         return device
@@ -96,6 +110,9 @@ class Board:
     def accept(self, process: str) -> None:
         """Let processes start on its device again."""
         self._refused.discard(self._device_of[process])
+
+    def _free(self, node: int) -> list[str]:
+        return [place for place in self._places_on(node) if place not in self._refused]
 
 
 def memory_gib() -> float:

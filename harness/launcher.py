@@ -7,7 +7,7 @@ lasts for a whole run and makes one ``Cluster`` for each arm.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from chaos.events import Kind
 from chaos.fault import Need
 from chaos.scenario import Cell
 from chaos.targets import LinkShape, StorageTarget
@@ -28,8 +29,8 @@ from recovery.memory.keepers import Started as KeeperStarted
 from recovery.wire import Message
 
 __all__ = [
-    "ArmSetup", "Cluster", "Exited", "KeeperControl", "KeeperStarted", "Launcher", "Leftovers", "Report",
-    "Said", "Session",
+    "ArmSetup", "Cluster", "Exited", "KeeperControl", "KeeperStarted", "Launcher", "Leftovers", "MachineControl",
+    "NodeNews", "Report", "Said", "Session",
 ]  # fmt: skip
 
 
@@ -63,8 +64,11 @@ class Leftovers:
 class LinkControl(Protocol):
     """Shapes directed links between processes, named by source and destination, and measures them."""
 
-    def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> None:
-        """Shape them from now on."""
+    def refuses(self, link: tuple[str, str]) -> str | None:
+        """Why a link cannot be shaped; None when it can."""
+
+    def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
+        """Shape them from now on; by what means."""
 
     def probe(self, link: tuple[str, str]) -> int:
         """Begin to measure a link with bytes of an uninvolved client; returns the probe's number."""
@@ -90,7 +94,7 @@ class StoreControl(Protocol):
 
 
 class GroupControl(Protocol):
-    """Limits memory of single processes, each in a group of its own."""
+    """Limits what processes take: each in a group of its own, or all of a node in the node's."""
 
     def undo(self, process: str) -> Sequence[Undo]:
         """The records by which anybody can remove the groups of a process."""
@@ -101,8 +105,51 @@ class GroupControl(Protocol):
     def oom_kills(self, process: str) -> int:
         """How many processes were killed for it."""
 
+    def limit_cores(self, processes: Sequence[str], cores: float) -> None:
+        """Let all that runs on their node have so much processor time, in cores. Raises OSError."""
+
+    def throttled(self, process: str) -> int:
+        """In how many periods it was kept waiting for that."""
+
     def release(self, process: str) -> None:
         """Take all limits away; safe to repeat. Raises OSError."""
+
+
+class MachineControl(Protocol):
+    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well as once."""
+
+    def kill(self, node: int) -> Mapping[str, Any]:
+        """End the node at once, with all that runs there; what was done, for the log. Raises OSError."""
+
+    def pause(self, node: int) -> None:
+        """Let nothing on it run."""
+
+    def resume(self, node: int) -> None:
+        """Undo ``pause``."""
+
+    def limit_memory(self, node: int, spare_mib: int | None) -> None:
+        """Let it have so much more memory than it uses now (None: as much as it likes)."""
+
+    def limit_cores(self, node: int, cores: float | None) -> None:
+        """Let it have so much processor time (None: as much as there is)."""
+
+    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
+        """Drop all packets between it and the other nodes, and the coordinator, in these directions."""
+
+    def rejoin(self, node: int) -> None:
+        """Undo ``isolate``."""
+
+    def seen(self, node: int) -> Mapping[str, Any]:
+        """What the platform itself says of it now, as evidence: ``state`` (``running``, ``paused``, ``exited`` ...),
+        ``oom_kills`` and ``throttled`` (counts since it began), ``exit_code`` ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNews:
+    """An event of a node to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with its ``data``."""
+
+    kind: Kind
+    data: Mapping[str, Any]
 
 
 class KeeperControl(Protocol):
@@ -127,9 +174,11 @@ class KeeperControl(Protocol):
 class Cluster(Protocol):
     """The processes of one arm."""
 
-    @property
-    def places(self) -> Sequence[str]:
-        """Its devices, or emulated slots (``cpu:0`` ...) where there are none."""
+    def places_on(self, node: int) -> Sequence[str]:
+        """A node's devices, or emulated slots (``cpu:0`` ...) where there are none."""
+
+    def usable(self) -> Collection[int]:
+        """Nodes on which a process can be started now."""
 
     @property
     def groups(self) -> GroupControl | None:
@@ -145,7 +194,11 @@ class Cluster(Protocol):
 
     @property
     def links(self) -> LinkControl | None:
-        """The proxy that connections between ranks go through, if they do."""
+        """What shapes connections between ranks, if the arm's faults need it."""
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Acts on nodes as a whole, where they are more than names."""
 
     @property
     def keepers(self) -> KeeperControl | None:
@@ -162,10 +215,14 @@ class Cluster(Protocol):
         """Monotonic nanoseconds; simulated by a simulator."""
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
-        """Start a process on one of ``places`` and return its pid. Raises InfrastructureError."""
+        """Start a process on one of ``places_on(node)`` and return its pid. Raises InfrastructureError,
+        ConnectionError when its node is lost just now."""
 
     def undo(self, name: str, pid: int) -> Undo | None:
         """The record by which anybody can get rid of a process it has spawned; None: there is no real one."""
+
+    def news(self) -> Sequence[NodeNews]:
+        """What became known of nodes since the last call; in a new arm first of all that are there."""
 
     def hardware(self) -> Sequence[Reading]:
         """What the machine's own monitors reported since the last call."""
@@ -184,6 +241,12 @@ class Cluster(Protocol):
 
     def wait(self, timeout_s: float) -> list[Report]:
         """What happened; waits up to ``timeout_s`` for something to."""
+
+    def away(self) -> None:
+        """The coordinator is lost: nobody on another machine reaches it."""
+
+    def back(self) -> None:
+        """Another coordinator is there."""
 
     def close(self) -> Leftovers:
         """Kill and reap everything of this arm; says what could not be removed."""
@@ -206,6 +269,9 @@ class Launcher(BaseModel):
 
     offers: ClassVar[frozenset[Need]] = frozenset()
     """What faults may need and this launcher can do, given the privileges."""
+
+    real: ClassVar[frozenset[Need]] = frozenset()
+    """What of it is the thing itself, and makes a fault real that is emulated elsewhere."""
 
     @abstractmethod
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:

@@ -18,13 +18,22 @@ from chaos.sla import parse_stop
 from chaos.stops import Facts, Tally, to_stop
 from chaos.targets import StorageTarget
 from harness.coordinator import Coordinator
-from harness.devices import Board
 from harness.health import HealthSource
 from harness.injector import Injector
 from harness.keeping import Keeping
-from harness.launcher import ArmSetup, Cluster, Exited, GroupControl, LinkControl, Report, Said, StoreControl
+from harness.launcher import (
+    ArmSetup,
+    Cluster,
+    Exited,
+    GroupControl,
+    LinkControl,
+    MachineControl,
+    Report,
+    Said,
+    StoreControl,
+)  # fmt: skip
 from harness.ledger import Ledger
-from harness.placement import Placement
+from harness.roster import Roster
 from recovery.controller import Controller, Stage, Timing
 from recovery.local import Dying
 from recovery.marks import Mark
@@ -67,15 +76,8 @@ class Orchestrator:
         self._stop = stop
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, cluster.now_ns)
         self.ledger = Ledger(setup.run.ledger)
-        self._undo: dict[str, str] = {}  # process -> its record in the ledger
-        self._spawned = 0
-        self._exited: set[str] = set()
-        self._names: list[str] = []
         self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
-        self._board = Board(cluster.places)
-        self._placement = Placement(setup.cell.scenario.topology, spares=strategy.spares_wanted)
-        self._asked_ns: dict[str, int] = {}  # when we first asked for a process's end
-        self._pids: dict[str, int] = {}
+        self._roster = Roster(self, cluster, spares=strategy.spares_wanted)
         self._keeping = Keeping(self, cluster)
         self._timing = timing
         self.strategy = strategy
@@ -125,7 +127,9 @@ class Orchestrator:
     # ---- the loop
 
     def _turn(self, timeout_s: float) -> None:
-        for report in self.cluster.wait(timeout_s):
+        reports = self.cluster.wait(timeout_s)
+        self._note_nodes()
+        for report in reports:
             self._hear(report)
         if self._coordinator.due(at_once=bool(self._stop.signum)):
             self._take_over()
@@ -154,7 +158,8 @@ class Orchestrator:
             self._coordinator.supervise(lambda c: c.on_exit(report.process, report.how))
 
     def _take_over(self) -> None:
-        for report in self._coordinator.take_over(self._asked_ns):
+        self.cluster.back()
+        for report in self._coordinator.take_over(self._roster.asked_ns):
             self._hear(report)
 
     @property
@@ -170,6 +175,7 @@ class Orchestrator:
     def lose_coordinator(self, down_s: float) -> None:
         """See harness.scene.Scene."""
         self._coordinator.lose(down_s)
+        self.cluster.away()
 
     def _on_said(self, report: Said) -> None:
         message = report.message
@@ -181,12 +187,17 @@ class Orchestrator:
             self.injector.on_event(f"checkpoint_{message.state}")
 
     def _note_exit(self, report: Exited) -> None:
-        self._exited.add(report.process)
+        pid = self._roster.note_exit(report)
         self.record(
-            Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
+            Kind.PROCESS_EXITED, process=report.process, pid=pid, exit_code=report.exit_code,
             signal=report.signal, expected=self.controller.exit_was_expected(report.process),
-            last_seq=self.cluster.mark(report.process).last_seq, asked_ns=self._asked_ns.get(report.process),
+            last_seq=self.cluster.mark(report.process).last_seq, asked_ns=self._roster.asked_ns.get(report.process),
         )  # fmt: skip
+
+    def _note_nodes(self) -> None:
+        """First of all, since what happens on a node is judged by what is known of it."""
+        for news in self.cluster.news():
+            self.record(news.kind, **news.data)
 
     def _read_health(self) -> None:
         for reading in (*self.cluster.hardware(), *self.health.read()):
@@ -227,6 +238,7 @@ class Orchestrator:
             strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
             checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
         )  # fmt: skip
+        self._note_nodes()
 
     def _end(self) -> None:
         """Heal, kill, reap, account; the last events are written whatever happened before."""
@@ -236,8 +248,7 @@ class Orchestrator:
         finally:
             committed = self.controller.committed  # read from the marks, which end with the cluster
             leftovers = self.cluster.close()  # even when the disk no longer takes events
-            for process, record in self._undo.items() if not leftovers.processes else ():
-                self.ledger.undone(record, f"{process} and what it started ended with the arm")
+            self._roster.ended(leftovers)
         self._write(
             Kind.LEFTOVERS, processes=leftovers.processes, ports=leftovers.ports, shared_memory=leftovers.shared_memory
         )  # fmt: skip
@@ -249,11 +260,10 @@ class Orchestrator:
 
     def _stop_everything(self) -> None:
         """Wait until every process is reaped and its exit recorded, killing what does not end by itself."""
-        for name in self._names:
-            if name not in self._exited and not self.controller.done:
-                self.kill(name)
+        for name in self._roster.there() if not self.controller.done else ():
+            self.kill(name)
         deadline = self.now_ns() + int(DRAIN_LIMIT_S * 1e9)
-        while len(self._exited) < len(self._names) and self.now_ns() < deadline:
+        while self._roster.there() and self.now_ns() < deadline:
             for report in self.cluster.wait(TICK_S):
                 if isinstance(report, Exited):
                     self._hear(report)
@@ -280,33 +290,20 @@ class Orchestrator:
         return self.cluster.now_ns() / 1e9
 
     def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
-        name = f"{'s' if role == 'spare' else 'w'}{self._spawned}"
-        self._spawned += 1
-        node = self._placement.place(name, role, self._living())
-        device = self._board.assign(name, self._living())
-        pid = self.cluster.spawn(name, role, mode, device, node)
-        self._names.append(name)
-        self._pids[name] = pid
-        undo = self.cluster.undo(name, pid)
-        if undo is not None:
-            self._undo[name] = self.ledger.will(undo, arm=self.setup.id, process=name)
-        self.record(
-            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device
-        )
-        return name
+        """Start a process."""
+        return self._roster.spawn(role, mode)
 
     def send(self, process: str, message: Message) -> bool:
         """Send; a rank hears of the faults armed for it before it joins."""
         if isinstance(message, Join):
             self.injector.arm(process, message.rank)
         if isinstance(message, Stop):
-            self._asked_ns.setdefault(process, self.now_ns())
+            self._roster.asked_ns.setdefault(process, self.now_ns())
         return self.cluster.send(process, message)
 
     def kill(self, process: str) -> None:
         """SIGKILL."""
-        self._asked_ns.setdefault(process, self.now_ns())
+        self._roster.asked_ns.setdefault(process, self.now_ns())
         self.cluster.signal(process, signals.SIGKILL)
 
     def signal(self, process: str, signum: int) -> None:
@@ -328,13 +325,18 @@ class Orchestrator:
 
     @property
     def links(self) -> LinkControl | None:
-        """The link proxy, if there is one."""
+        """What shapes connections between ranks."""
         return self.cluster.links
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Of nodes as a whole."""
+        return self.cluster.machines
 
     def process_of(self, rank: int) -> str | None:
         """Who holds a rank, if alive."""
         process = self.controller.process_of(rank)
-        return None if process in self._exited else process
+        return None if process is None or self._roster.gone(process) else process
 
     def spare(self, index: int) -> str | None:
         """Who waits as spare."""
@@ -343,23 +345,23 @@ class Orchestrator:
 
     def on_node(self, node: int) -> list[str]:
         """Who lives on a node."""
-        return [*self._placement.on(node, self._living()), *self._keeping.on(node)]
+        return [*self._roster.on_node(node), *self._keeping.on(node)]
+
+    def node_of(self, process: str) -> int | None:
+        """Where a rank or spare is."""
+        return self._roster.node_of(process)
 
     def device_of(self, process: str) -> str | None:
         """Where it was started."""
-        return self._board.device_of(process)
+        return self._roster.device_of(process)
 
     def refuse_device(self, process: str) -> str:
         """Its device takes nobody any more."""
-        return self._board.refuse(process)
+        return self._roster.refuse_device(process)
 
     def accept_device(self, process: str) -> None:
         """It does again."""
-        self._board.accept(process)
-
-    def _living(self) -> list[str]:
-        """Processes that are not gone, and were not asked to go."""
-        return [name for name in self._names if name not in self._exited and name not in self._asked_ns]
+        self._roster.accept_device(process)
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the arm still runs then."""

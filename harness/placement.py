@@ -1,8 +1,9 @@
 """Which process is on which node.
 
 Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks first, then on the last
-node (``chaos.topology``). A replacement goes to the first node that lacks a process it began with: a lost machine is
-thought of as replaced by another one of the same number.
+node (``chaos.topology``). A replacement goes to the first node that lacks a process it began with, since a lost machine
+is replaced by another one of the same number where the platform has one. As long as it is not there, spare nodes are
+filled as others are, and then whoever is least over its number takes more.
 """
 
 from __future__ import annotations
@@ -22,21 +23,29 @@ class Placement:
             "spare": [topology.node_of_spare(index) for index in range(spares)],
         }
         self._full = Counter(node for nodes in self._first.values() for node in nodes)
-        self._nodes = topology.nodes
+        self._room = self._full | Counter(dict.fromkeys(topology.spare_nodes, topology.ranks_per_node))
         self._node_of: dict[str, int] = {}
 
-    def place(self, process: str, role: str, living: Collection[str]) -> int:
-        """The node of a process about to start. ``living``: those that are not gone and not about to go."""
+    def place(self, process: str, role: str, living: Collection[str], usable: Collection[int]) -> int:
+        """The node of a process about to start. ``living``: those that are not gone and not about to go; ``usable``:
+        nodes that take processes now, at least one. Asked again for one that could not be started."""
         first = self._first.get(role, [])
-        if first:
-            node = first.pop(0)
-        else:
-            there = Counter(self._node_of[name] for name in living if name in self._node_of)
-            nodes = range(self._nodes)
-            lacking = [node for node in nodes if there[node] < self._full[node]]
-            node = lacking[0] if lacking else min(nodes, key=lambda n: (there[n] - self._full[n], n))
+        node = first.pop(0) if first else None
+        if node is None or node not in usable:
+            node = self._best(Counter(self._node_of[n] for n in living if n in self._node_of), sorted(usable))
         self._node_of[process] = node
         return node
+
+    def _best(self, there: Counter[int], usable: list[int]) -> int:
+        for wanted in (self._full, self._room):
+            lacking = [node for node in usable if there[node] < wanted[node]]
+            if lacking:
+                return lacking[0]
+        return min(usable, key=lambda node: (there[node] - self._room[node], node))
+
+    def node_of(self, process: str) -> int | None:
+        """The node a process was placed on."""
+        return self._node_of.get(process)
 
     def on(self, node: int, living: Collection[str]) -> list[str]:
         """The living processes of a node, oldest first."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from chaos.events import Event, Kind
 from chaos.targets import StorageTarget
 from harness.health import HealthSource
-from harness.launcher import ArmSetup, GroupControl, LinkControl, StoreControl
+from harness.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
 from harness.ledger import Ledger
 from recovery.wire import Message
 
@@ -32,7 +32,11 @@ class Scene(Protocol):
 
     @property
     def links(self) -> LinkControl | None:
-        """The proxy that connections between ranks go through, if they do."""
+        """What shapes connections between ranks, if the arm's faults need it."""
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Acts on nodes as a whole, where they are more than names."""
 
     @property
     def storage(self) -> StorageTarget | None:
@@ -45,6 +49,9 @@ class Scene(Protocol):
     @property
     def health(self) -> HealthSource | None:
         """The source that monitors read, if anybody reads one."""
+
+    def node_of(self, process: str) -> int | None:
+        """The node a process of the arm was placed on."""
 
     def device_of(self, process: str) -> str | None:
         """The device a process was started on, if known."""

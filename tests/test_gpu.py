@@ -11,13 +11,13 @@ from simulate import cell_of, evidence, play
 from test_real import MLP, run
 
 from chaos.events import Event, Kind
-from harness.devices import Board, slots, torch_name
+from harness.devices import Board, on_node, slots, torch_name
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
 
 
 def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -> None:
-    board = Board(slots(3))
+    board = Board(lambda node: slots(3))
     living = ["w0", "w1", "w2"]
     assert [board.assign(name, living[:index]) for index, name in enumerate(living)] == slots(3)
     assert board.assign("w3", ["w0", "w2"]) == "cpu:1"
@@ -29,11 +29,24 @@ def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -
 
 
 def test_the_last_device_cannot_be_lost() -> None:
-    board = Board(["cuda:0"])
+    board = Board(lambda node: ["cuda:0"])
     board.assign("w0", [])
     with pytest.raises(RuntimeError, match="last device"):
         board.refuse("w0")
     assert [torch_name(place) for place in ("cpu:3", "cuda:1")] == ["cpu", "cuda:1"]
+    assert [torch_name(on_node(place, 2)) for place in ("cpu:3", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+def test_each_node_has_devices_of_its_own() -> None:
+    board = Board(lambda node: [on_node("cuda:0", node)], range(2))
+    assert board.assign("w0", [], 0) == "cuda:0@n0"
+    assert board.assign("w1", ["w0"], 1) == "cuda:0@n1"
+    assert board.refuse("w0") == "cuda:0@n0"
+    assert [board.takes(node) for node in range(2)] == [False, True]
+    with pytest.raises(RuntimeError, match="last device"):
+        board.refuse("w1")
+    board.accept("w0")
+    assert board.takes(0)
 
 
 def spawned(log: Any) -> dict[str, Event]:

@@ -17,12 +17,13 @@ from harness.results import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TWO = {"kind": "sim", "nodes": 2}
+BOTH = (0, 1)
 
 
 def test_workers_fill_nodes_in_blocks_and_spares_come_from_the_last_node() -> None:
     placement = Placement(Topology(ranks=4, nodes=2), spares=1)
-    where = {f"w{n}": placement.place(f"w{n}", "worker", []) for n in range(4)}
-    where["s4"] = placement.place("s4", "spare", list(where))
+    where = {f"w{n}": placement.place(f"w{n}", "worker", [], BOTH) for n in range(4)}
+    where["s4"] = placement.place("s4", "spare", list(where), BOTH)
     assert where == {"w0": 0, "w1": 0, "w2": 1, "w3": 1, "s4": 1}
     assert placement.on(1, ["w0", "w3", "s4"]) == ["w3", "s4"], "only the living"
 
@@ -43,25 +44,46 @@ def test_spares_fill_nodes_without_ranks_first(ranks: int, nodes: int, spares: i
 def test_replacements_go_where_somebody_is_missing() -> None:
     placement = Placement(Topology(ranks=4, nodes=2), spares=1)
     for name in ("w0", "w1", "w2", "w3"):
-        placement.place(name, "worker", [])
-    placement.place("s4", "spare", [])
+        placement.place(name, "worker", [], BOTH)
+    placement.place("s4", "spare", [], BOTH)
     left = ["w0", "w1"]
     for name in ("s5", "s6", "s7"):
-        assert placement.place(name, "spare", left) == 1
+        assert placement.place(name, "spare", left, BOTH) == 1
         left.append(name)
-    assert placement.place("s8", "spare", left) == 0, "all are full: the emptiest"
+    assert placement.place("s8", "spare", left, BOTH) == 0, "all are full: the emptiest"
 
 
 def test_a_restart_of_everybody_fills_nodes_in_blocks_again() -> None:
     placement = Placement(Topology(ranks=4, nodes=2), spares=1)
     for name in ("w0", "w1", "w2", "w3"):
-        placement.place(name, "worker", [])
-    placement.place("s4", "spare", [])
+        placement.place(name, "worker", [], BOTH)
+    placement.place("s4", "spare", [], BOTH)
     living: list[str] = []
     for name in ("w5", "w6", "w7", "w8"):
-        placement.place(name, "worker", living)
+        placement.place(name, "worker", living, BOTH)
         living.append(name)
     assert [placement.on(node, living) for node in (0, 1)] == [["w5", "w6"], ["w7", "w8"]]
+
+
+def test_a_node_that_is_lost_takes_nobody_and_spare_nodes_stand_in_for_it() -> None:
+    placement = Placement(Topology(ranks=4, nodes=3), spares=0)
+    for name in ("w0", "w1", "w2", "w3"):
+        placement.place(name, "worker", [], (0, 1, 2))
+    left = ["w2", "w3"]
+    where = []
+    for name in ("w4", "w5", "w6", "w7"):
+        where.append(placement.place(name, "worker", left, (1, 2)))
+        left.append(name)
+    assert where == [2, 2, 1, 2], "the spare node as full as others, then the least loaded"
+    assert placement.place("w8", "worker", left, (0, 1, 2)) == 0, "it is back"
+    assert [placement.node_of(name) for name in ("w8", "w4", "x")] == [0, 2, None]
+
+
+def test_who_could_not_be_started_is_placed_anew() -> None:
+    placement = Placement(Topology(ranks=2, nodes=2), spares=0)
+    assert placement.place("w0", "worker", [], BOTH) == 0
+    assert placement.place("w0", "worker", [], [1]) == 1
+    assert placement.place("w1", "worker", ["w0"], [1]) == 1
 
 
 def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, list[Incident]]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from chaos.fault import Need
 from chaos.scenario import Cell
-from harness.launcher import LinkControl
+from harness.launcher import LinkControl, MachineControl
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
 
@@ -26,34 +26,6 @@ class Wanted:
     nodes: int
     needs: frozenset[Need]
     will: Will
-
-
-class MachineControl(Protocol):
-    """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well as once."""
-
-    def kill(self, node: int) -> Mapping[str, Any]:
-        """End the node at once, with all that runs there; what was done, for the log. Raises OSError."""
-
-    def pause(self, node: int) -> None:
-        """Let nothing on it run."""
-
-    def resume(self, node: int) -> None:
-        """Undo ``pause``."""
-
-    def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Let it have so much more memory than it uses now (None: as much as it likes)."""
-
-    def limit_cores(self, node: int, cores: float | None) -> None:
-        """Let it have so much processor time (None: as much as there is)."""
-
-    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Drop all packets between it and the other nodes, and the coordinator, in these directions."""
-
-    def rejoin(self, node: int) -> None:
-        """Undo ``isolate``."""
-
-    def seen(self, node: int) -> Mapping[str, Any]:
-        """What the platform itself says of it now, as evidence: ``state``, ``oom_killed``, ``exit_code`` ..."""
 
 
 class Platform(Protocol):

@@ -24,6 +24,10 @@ class Outside:
         """Nobody reads a health source for a command yet."""
         return None
 
+    def node_of(self, process: str) -> int | None:
+        """As far as we know a command runs on one node, and that is not asked for."""
+        return None
+
     def device_of(self, process: str) -> str | None:
         """A command chooses its devices itself."""
         return None
@@ -36,6 +40,10 @@ class Outside:
     @property
     def links(self) -> None:
         """A command's connections go straight."""
+
+    @property
+    def machines(self) -> None:
+        """A command's nodes are only names."""
 
     def spare(self, index: int) -> str | None:
         """A command has no spares that anybody could tell."""

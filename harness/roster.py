@@ -1,0 +1,93 @@
+"""The processes of an arm: where each is placed, that it is on record before it does anything, and which still live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chaos.errors import InfrastructureError
+from chaos.events import Kind
+from harness.devices import Board
+from harness.launcher import Cluster, Exited, Leftovers
+from harness.placement import Placement
+from harness.scene import Scene
+
+MAX_PLACES = 16  # tried for one process, when nodes are lost faster than it can be started
+
+
+class Roster:
+    """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it was."""
+
+    def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
+        topology = scene.setup.cell.scenario.topology
+        self._scene = scene
+        self._cluster = cluster
+        self._pids: dict[str, int] = {}
+        self._exited: set[str] = set()
+        self._undo: dict[str, str] = {}  # process -> its record in the ledger
+        self._board = Board(cluster.places_on, range(topology.nodes))
+        self._placement = Placement(topology, spares=spares)
+        self._count = 0
+        self.asked_ns: dict[str, int] = {}
+        self.device_of = self._board.device_of
+        self.refuse_device = self._board.refuse
+        self.accept_device = self._board.accept
+        self.node_of = self._placement.node_of
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare.
+
+        On another node if the one it was meant for is lost at that moment. Raises InfrastructureError.
+        """
+        name = f"{'s' if role == 'spare' else 'w'}{self._count}"
+        self._count += 1
+        pid, node, device = self._start(name, role, mode)
+        self._pids[name] = pid
+        undo = self._cluster.undo(name, pid)
+        if undo is not None:
+            self._undo[name] = self._scene.ledger.will(undo, arm=self._scene.setup.id, process=name)
+        self._scene.record(
+            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device
+        )
+        return name
+
+    def _start(self, name: str, role: str, mode: str) -> tuple[int, int, str]:
+        for _ in range(MAX_PLACES):
+            usable = [node for node in self._cluster.usable() if self._board.takes(node)]
+            if not usable:
+                break
+            node = self._placement.place(name, role, self.living(), usable)
+            device = self._board.assign(name, self.living(), node)
+            try:
+                return self._cluster.spawn(name, role, mode, device, node), node, device
+            except ConnectionError:
+                continue  # it was lost just now
+        raise InfrastructureError(
+            f"no node is left that {name} can start on", hint="give the run more nodes, or a spare one"
+        )
+
+    def note_exit(self, report: Exited) -> int:
+        """Its exit is known; returns the pid it had."""
+        self._exited.add(report.process)
+        return self._pids[report.process]
+
+    def gone(self, name: str) -> bool:
+        """Whether its exit is known."""
+        return name in self._exited
+
+    def living(self) -> list[str]:
+        """Processes that are not gone, and were not asked to go."""
+        return [name for name in self._pids if name not in self._exited and name not in self.asked_ns]
+
+    def there(self) -> list[str]:
+        """Processes whose exit is not known."""
+        return [name for name in self._pids if name not in self._exited]
+
+    def on_node(self, node: int) -> list[str]:
+        """The living processes of a node."""
+        return self._placement.on(node, self.living())
+
+    def ended(self, leftovers: Leftovers) -> None:
+        """The arm is over: what was to be undone is, if nothing is left."""
+        records: Mapping[str, str] = self._undo if not leftovers.processes else {}
+        for process, record in records.items():
+            self._scene.ledger.undone(record, f"{process} and what it started ended with the arm")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from chaos.scenario import Cell, Requires
 
-DOCKER_LIMIT_S = 5.0
 _CAP_NET_ADMIN = 12
 _STATUS = Path("/proc/self/status")
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
@@ -69,16 +66,9 @@ def _cgroup() -> str | None:
 
 
 def _docker() -> str | None:
-    if shutil.which("docker") is None:
-        return "docker is not installed"
-    try:
-        ran = subprocess.run(
-            ["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True,
-            timeout=DOCKER_LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"the Docker engine did not answer within {DOCKER_LIMIT_S:.0f} s"
-    return None if ran.returncode == 0 and ran.stdout.strip() else "no Docker engine answers"
+    from harness.containers.engine import lacks_engine
+
+    return lacks_engine()
 
 
 PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(

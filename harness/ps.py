@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import LogError
+from chaos.errors import InfrastructureError, LogError
 from chaos.events import ORCHESTRATOR, Event, Kind
 from harness import live, processes
+from harness.containers.undo import RemoveContainers
 from harness.ledger import read_open
 from harness.rundir import RunDirectory
 from harness.undo import KillMarked
@@ -40,7 +41,8 @@ class Process(BaseModel):
 
 
 class Run(BaseModel):
-    """A run that is live, or dead with something that may be left. ``since``: ISO time; ``to_undo``: of a dead run."""
+    """A run that is live, or dead with something that may be left. ``since``: ISO time; ``containers``: its nodes in a
+    container engine, for people; ``to_undo``: of a dead run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,6 +54,7 @@ class Run(BaseModel):
     arm: str
     step: int
     processes: tuple[Process, ...]
+    containers: tuple[str, ...] = ()
     to_undo: tuple[str, ...]
 
 
@@ -82,7 +85,7 @@ def _look(run: RunDirectory) -> Run | None:
         run=run.root, scenario=run.root.parent.name, state=state, pid=holder.pid,
         since=datetime.fromtimestamp(holder.since_ns / 1e9, UTC).isoformat(timespec="seconds"),
         arm=arm, step=step, processes=tuple(sorted(rows, key=lambda row: (row.rank is None, row.rank, row.pid))),
-        to_undo=_to_undo(run) if state == "dead" else (),
+        containers=_containers(run) if holder.here else (), to_undo=_to_undo(run) if state == "dead" else (),
     )  # fmt: skip
 
 
@@ -99,6 +102,7 @@ def _lines(run: Run) -> list[str]:
     for row in run.processes:
         rank = "" if row.rank is None else str(row.rank)
         found.append(f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9} {row.name}")
+    found += [f"  container: {each}" for each in run.containers]
     found += [f"  to undo: {what}" for what in run.to_undo]
     return found + ([f"  heal it: chaos heal {run.run}"] if run.state == "dead" else [])
 
@@ -106,6 +110,17 @@ def _lines(run: Run) -> list[str]:
 def _to_undo(run: RunDirectory) -> tuple[str, ...]:
     left = [e for e in read_open(run.ledger) if e.undo is None or not e.undo.idle()]
     return tuple(e.undo.intent() if e.undo else f"record {e.id}, of another version" for e in left)
+
+
+def _containers(run: RunDirectory) -> tuple[str, ...]:
+    found: list[str] = []
+    for entry in read_open(run.ledger):
+        if isinstance(entry.undo, RemoveContainers):
+            try:
+                found += entry.undo.living()
+            except InfrastructureError as error:
+                found.append(f"not known: {error.message}")
+    return tuple(found)
 
 
 def _process(pid: int, name: str, members: list[str]) -> Process:

@@ -23,6 +23,7 @@ from chaos.fault import Need
 from harness.containers.engine import DIRECTORY_LABEL, NODE_LABEL, RUN_LABEL, asking, connect, engine_url
 from harness.containers.image import Image, host_image, user_image
 from harness.containers.network import Network, make_network
+from harness.containers.sharing import PROPAGATION, SharedDirectory
 from harness.containers.undo import RemoveContainers, RemoveNetworks
 from harness.launcher import LinkControl, MachineControl
 from harness.ledger import Ledger
@@ -82,7 +83,11 @@ class DockerPlatform:
         self._ledger = Ledger(wanted.run.ledger)
         self._nodes: dict[int, Started] = {}
         self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
+        self._root = wanted.run.root.resolve()
+        self._shared: SharedDirectory | None = None
         try:
+            if Need.MOUNT in wanted.needs:
+                self._shared = SharedDirectory(self._root, wanted.will)
             self._image = self._find_image()
             self._network = make_network(
                 self.client, self.name, labels=self._labels, seed=self.run, nodes=wanted.nodes,
@@ -193,6 +198,7 @@ class DockerPlatform:
             outcome = undo.undo()
             (self._ledger.undone if outcome.ok else self._ledger.failed)(record, outcome.text)
             left += [] if outcome.ok else [outcome.text]
+        left += filter(None, [self._shared.close() if self._shared else ""])
         self.client.close()
         return left
 
@@ -209,9 +215,9 @@ class DockerPlatform:
     ) -> dict[str, Any]:
         from docker.types import Ulimit
 
-        settings, image, root = self._settings, self._image, str(self._wanted.run.root.resolve())
+        settings, image, root = self._settings, self._image, str(self._root)
         binds = {place: {"bind": place, "mode": "ro"} for place in image.binds}
-        binds[root] = {"bind": root, "mode": "rw"}
+        binds[root] = {"bind": root, "mode": f"rw,{PROPAGATION}" if self._shared else "rw"}
         return {
             "image": image.id, "entrypoint": [image.python], "command": list(command[1:]), "name": name,
             "hostname": f"n{node}", "labels": {**self._labels, NODE_LABEL: str(node)}, "detach": True,

@@ -68,29 +68,35 @@ class Sinking(Frame):
     process: str
 
 
+MarkWords = tuple[int, int, int, int, int, int, int]
+"""The fields of ``recovery.marks.Mark`` in their order, the phase as its index."""
+
+
 class Ended(Frame):
-    """A process is reaped; all its lines came before."""
+    """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it was noticed."""
 
     type: Literal["ended"] = "ended"
     process: str
     exit_code: int | None
     signal: int | None
     time_ns: int
+    mark: MarkWords
 
 
 class Beat(Frame):
-    """The node's heartbeat: all marks in one message. ``marks``: process -> the fields of ``recovery.marks.Mark`` in
-    their order, the phase as its index; ``states``: process -> the kernel's letter."""
+    """The node's heartbeat: all marks in one message. ``marks``: by process; ``states``: process -> the kernel's
+    letter."""
 
     type: Literal["beat"] = "beat"
     time_ns: int
-    marks: dict[str, tuple[int, int, int, int, int, int, int]]
+    marks: dict[str, MarkWords]
     states: dict[str, str]
 
 
 class Lines(Frame):
-    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the run's directory of the arm;
-    ``offset``: of the first byte; what the coordinator has already is left out by it."""
+    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's scratch directory
+    there and to the run's directory here; ``offset``: of the first byte, so that what is there already is written only
+    once; ``text``: a character a byte."""
 
     type: Literal["lines"] = "lines"
     file: str
@@ -116,17 +122,35 @@ class Did(Frame):
     error: str = ""
 
 
+class Cleared(Frame):
+    """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid -> name)."""
+
+    type: Literal["cleared"] = "cleared"
+    left: dict[int, str] = {}
+
+
+class Warned(Frame):
+    """The node was told that it will be ended soon (SIGTERM); its ranks were told too."""
+
+    type: Literal["warned"] = "warned"
+
+
 # ---- from the coordinator
 
 
 class Welcome(Frame):
-    """The coordinator obeys its own log from now on. ``epoch``: of this coordinator, higher than any before; ``files``:
-    how many bytes it has of each; ``fenced``: the node was given up: kill everything first, and begin anew."""
+    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before; ``fresh``: it knows nothing
+    of this agent yet, so that both number their messages anew."""
 
     type: Literal["welcome"] = "welcome"
     epoch: int
-    files: dict[str, int] = {}
-    fenced: bool = False
+    fresh: bool = False
+
+
+class Fence(Frame):
+    """The node was given up: kill everything and begin anew, as another agent. The connection ends with it."""
+
+    type: Literal["fence"] = "fence"
 
 
 class Start(Frame):
@@ -173,10 +197,9 @@ class Ping(Frame):
 
 
 class Clear(Frame):
-    """The arm is over: kill and reap everything, forget its files. ``arm``: the next one's name, "" for none."""
+    """The arm is over: kill and reap everything, forget its files; answered by ``Cleared``."""
 
     type: Literal["clear"] = "clear"
-    arm: str = ""
 
 
 class Bye(Frame):
@@ -185,8 +208,8 @@ class Bye(Frame):
     type: Literal["bye"] = "bye"
 
 
-FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Did
-FromCoordinator = Welcome | Start | Tell | Signal | Act | Ping | Clear | Bye
+FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Did | Cleared | Warned
+FromCoordinator = Welcome | Fence | Start | Tell | Signal | Act | Ping | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(

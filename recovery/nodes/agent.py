@@ -1,0 +1,324 @@
+"""The agent of one node: starts and watches its processes for a coordinator, which it dials.
+
+Away from the coordinator it goes on alone: processes train on, and what they say and how they end is kept and told
+later, in order. It ends when the coordinator says so, or has been away for the lease; its processes end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recovery import processes
+from recovery.nodes import protocol
+from recovery.nodes.clock import boot_id
+from recovery.nodes.dialling import Dialler
+from recovery.nodes.handshake import Refused
+from recovery.nodes.link import FULL, Link, Post
+from recovery.nodes.node import Recipe
+from recovery.nodes.protocol import MarkWords
+from recovery.nodes.ward import Ward
+
+BEAT_S = 0.05
+QUIET_BEAT_S = 0.5
+LEASE_S = 120.0
+MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
+OLD_COORDINATOR_S = 1.0
+STRAYS_EVERY_S = 5.0
+
+Deed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Does something to the node, given parameters; what was done. Raises OSError, ValueError, ChaosError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What an agent is told. ``coordinator``: its address; ``address``: of this node; ``scratch``: directory for event
+    logs and outputs; ``lease_s``: how long it goes on without a coordinator; ``devices``: as torch names them;
+    ``deeds``: by name, what can be done to the node."""
+
+    coordinator: tuple[str, int]
+    node: int
+    address: str
+    token: bytes
+    scratch: Path
+    recipe: Recipe
+    lease_s: float = LEASE_S
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    deeds: Mapping[str, Deed] = field(default_factory=dict)
+
+
+class Agent:
+    """``run`` is all there is to do, on the main thread of a process of its own. Raises InfrastructureError."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        processes.become_subreaper()
+        self._config = config
+        self._server = config.recipe.server()
+        self._dialler = Dialler(config.coordinator, config.token, source=config.address, say=self._say)
+        self._link: Link | None = None
+        self._welcome = False
+        self._epoch = 0
+        self._away_s = time.monotonic()
+        self._ended = ""
+        self._warned = False
+        self._done: queue.SimpleQueue[protocol.Did] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe()
+        for fd in (self._wake, self._waker):
+            os.set_blocking(fd, False)
+        self._strays: set[int] = set()
+        self._strays_due_s = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """As an agent that nobody has heard of."""
+        self._incarnation = secrets.token_hex(8)
+        self._post = Post(limit=MAX_KEPT)
+        self._reset()
+
+    def _reset(self) -> None:
+        """With no processes."""
+        self._ward = Ward(self._server, self._config.recipe, self._post, self._config.scratch)
+        self._said_marks: Mapping[str, MarkWords] = {}
+        self._said_stopped: set[str] = set()
+        self._beat_s = self._looked_s = 0.0
+
+    def run(self) -> str:
+        """Serve until told to end; why it ended. Everything it started is gone then. Raises InfrastructureError when
+        processes cannot be started here at all."""
+        try:
+            self._server.await_ready()
+            self._dialler.dial()
+            while not self._ended:
+                self._turn()
+        finally:
+            self._close()
+        return self._ended
+
+    def warn(self) -> None:
+        """The node will be ended soon: tell everybody. May be called by a signal handler."""
+        self._warned = True
+        self._ring()
+
+    def end(self, why: str) -> None:
+        """End now. May be called by a signal handler."""
+        self._ended = self._ended or why
+        self._ring()
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        for fd in (self._ward.fileno(), self._wake, self._dialler.fileno()):
+            poll.register(fd, select.POLLIN)
+        if self._link is not None:
+            poll.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0))
+        poll.poll((BEAT_S if self._ward.pids else QUIET_BEAT_S) * 1000)
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._hear()
+        self._say_hello()
+        self._obey()
+        self._tell_what_was_done()
+        now_s = time.monotonic()
+        if now_s >= self._looked_s + BEAT_S:
+            self._looked_s = now_s
+            if self._keeps_up and not self._post.unsent:
+                self._ward.forward()
+            self._beat(now_s)
+        self._send()
+        self._look_around(now_s)
+
+    @property
+    def _keeps_up(self) -> bool:
+        """Whether somebody listens, and takes what is sent."""
+        return self._welcome and self._link is not None and self._link.waiting < FULL
+
+    def _hear(self) -> None:
+        reports = self._ward.reports()
+        if reports:
+            self._beat(time.monotonic(), at_once=True)  # whoever hears of it looks at the marks next
+        for report in reports:
+            self._ward.tell_of(report)
+
+    def _beat(self, now_s: float, *, at_once: bool = False) -> None:
+        """All marks, if they changed or nothing was said for long. Dropped when the coordinator does not keep up."""
+        if not self._keeps_up or self._link is None:
+            return
+        marks, states = self._ward.marks(), self._ward.states()
+        stopped = {name for name, letter in states.items() if letter in "Tt"}
+        news = marks != self._said_marks or stopped != self._said_stopped
+        due_s = self._beat_s + (BEAT_S if news else QUIET_BEAT_S)
+        if now_s < due_s and not (news and at_once):
+            return
+        self._said_marks, self._said_stopped, self._beat_s = marks, stopped, now_s
+        beat = protocol.Beat(time_ns=time.monotonic_ns(), marks=dict(marks), states=dict(states))
+        self._link.put(beat, got=self._post.received)
+
+    def _send(self) -> None:
+        if self._link is None:
+            return
+        if self._welcome:
+            self._post.pump(self._link)
+        try:
+            self._link.flush()
+        except OSError as error:
+            self._lose(str(error))
+
+    def _look_around(self, now_s: float) -> None:
+        if now_s >= self._strays_due_s:
+            self._strays_due_s = now_s + STRAYS_EVERY_S
+            self._reap_strays()
+        if not self._welcome and now_s > self._away_s + self._config.lease_s:
+            self.end(f"the coordinator was away for {self._config.lease_s:g} s")
+        if self._post.full:
+            self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
+
+    def _reap_strays(self) -> None:
+        """Orphans become ours, and nobody else waits for them. Whoever is seen ended twice is no child of a deed."""
+        ours = {*self._ward.pids.values(), self._server.process.pid}
+        me = str(os.getpid())
+        ended = {pid for pid, fields in processes.everybody() if fields[:2] == ["Z", me] and pid not in ours}
+        for pid in ended & self._strays:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        self._strays = ended
+
+    # ---- the coordinator
+
+    def _say_hello(self) -> None:
+        link = self._dialler.link()
+        if link is None:
+            return
+        self._link = link
+        config = self._config
+        hello = protocol.Hello(
+            node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
+            boot=boot_id(), address=config.address, devices=config.devices, processes=dict(self._ward.pids),
+            versions=dict(config.versions),
+        )  # fmt: skip
+        link.put(hello, got=self._post.received)
+
+    def _obey(self) -> None:
+        if self._link is None:
+            return
+        try:
+            for parcel in self._link.take():
+                if isinstance(parcel.frame, protocol.Welcome):
+                    self._be_welcomed(parcel.frame)
+                elif not self._welcome and not isinstance(parcel.frame, protocol.Fence):
+                    raise Refused(f"{parcel.frame.type} before a welcome")
+                if self._link is None:
+                    return
+                if self._post.accept(parcel):
+                    self._do(parcel.frame)
+        except (Refused, OSError) as error:
+            self._lose(str(error))
+
+    def _be_welcomed(self, welcome: protocol.Welcome) -> None:
+        if welcome.epoch < self._epoch:
+            why = f"its epoch is {welcome.epoch}, and one of {self._epoch} was obeyed before"
+            self._lose(why, OLD_COORDINATOR_S)
+            return
+        self._epoch = welcome.epoch
+        if welcome.fresh:
+            self._post.renumber()
+        self._welcome = True
+        self._post.reconnected()
+        self._beat_s = 0.0
+
+    def _do(self, frame: Any) -> None:
+        match frame:
+            case protocol.Start():
+                self._ward.start(frame)
+            case protocol.Tell():
+                self._ward.tell(frame)
+            case protocol.Signal():
+                self._ward.signal(frame.process, frame.signum)
+            case protocol.Ping():
+                self._answer(frame)
+            case protocol.Act():
+                threading.Thread(target=self._act, args=(frame,), name=frame.what, daemon=True).start()
+            case protocol.Clear():
+                self._clear()
+            case protocol.Fence():
+                self._say("given up by the coordinator: everything here is killed, and begins anew")
+                self._ward.clear()
+                self._lose("")
+                self._begin()
+            case protocol.Bye():
+                self.end("the run is over")
+
+    def _answer(self, ping: protocol.Ping) -> None:
+        received_ns = time.monotonic_ns()
+        if self._link is not None:
+            pong = protocol.Pong(
+                sent_ns=ping.sent_ns, received_ns=received_ns, answered_ns=time.monotonic_ns()
+            )
+            self._link.put(pong, got=self._post.received)
+
+    def _clear(self) -> None:
+        left = self._ward.clear()
+        self._reset()
+        self._post.add(protocol.Cleared(left=left))
+
+    def _lose(self, why: str, after_s: float = 0.0) -> None:
+        """The connection is of no use any more."""
+        if self._link is None:
+            return
+        self._link.close()
+        self._link = None
+        if self._welcome:
+            self._away_s = time.monotonic()
+        self._welcome = False
+        if why:
+            self._say(f"the connection to the coordinator ended: {why}")
+        self._dialler.dial(after_s=after_s)
+
+    # ---- deeds
+
+    def _act(self, act: protocol.Act) -> None:
+        deeds = self._config.deeds
+        try:
+            if act.what not in deeds:
+                raise ValueError(f"no such deed here: {act.what!r}; there are: {', '.join(sorted(deeds))}")
+            self._done.put(protocol.Did(number=act.number, result=dict(deeds[act.what](act.params))))
+        except Exception as error:
+            self._done.put(protocol.Did(number=act.number, error=f"{type(error).__name__}: {error}"))
+        self._ring()
+
+    def _tell_what_was_done(self) -> None:
+        while not self._done.empty():
+            self._post.add(self._done.get_nowait())
+        if self._warned:
+            self._warned = False
+            self._post.add(protocol.Warned())
+            self._ward.warn()
+
+    # ---- small
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # it is awake
+            os.write(self._waker, b"!")
+
+    def _say(self, text: str) -> None:
+        print(f"agent of node {self._config.node}: {text}", file=sys.stderr, flush=True)
+
+    def _close(self) -> None:
+        self._ward.clear()
+        if self._link is not None:
+            self._link.close()
+        self._dialler.close()
+        self._server.close()
+        for fd in (self._wake, self._waker):
+            os.close(fd)

@@ -1,0 +1,140 @@
+"""What a coordinator knows of one node and of the processes there. No sockets are touched here but through ``Link``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recovery.marks import PHASES, Mark
+from recovery.nodes.clock import ClockWatch, Offset
+from recovery.nodes.link import Link, Post
+from recovery.nodes.protocol import Hello, MarkWords
+
+MAX_KEPT = 20_000  # messages that wait for one agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeInfo:
+    """One node. ``connected``: its agent is, now; ``lost``: why it was given up, "" while it was not; ``offset_ns``,
+    ``bound_ns``: its monotonic clock minus ours, and how far that can be off (None: not measured yet); the rest as its
+    agent said."""
+
+    node: int
+    host: str
+    boot: str
+    address: str
+    devices: tuple[str, ...]
+    incarnation: str
+    versions: dict[str, str]
+    connected: bool
+    lost: str
+    offset_ns: int | None
+    bound_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeJoined:
+    """An agent is there for a node: the first, or another one than before."""
+
+    node: int
+    info: NodeInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLost:
+    """A node was given up; the exits of its processes follow."""
+
+    node: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeWarned:
+    """A node was told that it will be ended soon, and has told its ranks."""
+
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockMeasured:
+    """Offset of a node's monotonic clock, as in ``NodeInfo``."""
+
+    node: int
+    offset_ns: int
+    bound_ns: int
+
+
+NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured
+
+NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1)
+
+
+@dataclass(kw_only=True)
+class Remote:
+    """One process of a node. ``state``: the kernel's letter; ``pid`` 0: it is being started; ``error``: why it was not;
+    ``told``: said to be dying."""
+
+    name: str
+    node: int
+    pid: int = 0
+    error: str = ""
+    mark: Mark = NEVER
+    state: str = "R"
+    gone: bool = False
+    told: bool = False
+
+
+@dataclass(kw_only=True)
+class Berth:
+    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``left_ns``: since
+    when it is not connected (0: it is); ``traffic``: bytes sent and received over earlier connections."""
+
+    node: int
+    hello: Hello
+    link: Link | None = None
+    post: Post = field(default_factory=lambda: Post(limit=MAX_KEPT))
+    clock: ClockWatch = field(default_factory=ClockWatch)
+    silent_ns: int = 0
+    left_ns: int = 0
+    told: bool = False
+    lost: str = ""
+    ping_due_ns: int = 0
+    pings: int = 0
+    cleared: dict[int, str] | None = None
+    traffic: tuple[int, int] = (0, 0)
+
+    def info(self, now_ns: int) -> NodeInfo:
+        """For everybody else."""
+        hello, offset = self.hello, self.clock.offset(now_ns)
+        return NodeInfo(
+            node=self.node, host=hello.host, boot=hello.boot, address=hello.address, devices=hello.devices,
+            incarnation=hello.incarnation, versions=dict(hello.versions), connected=self.link is not None,
+            lost=self.lost, offset_ns=offset.offset_ns if offset else None,
+            bound_ns=offset.bound_ns if offset else None,
+        )  # fmt: skip
+
+    def ours_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int:
+        """A time of the node on our clock; ``boot``: of our machine, with which it may share one."""
+        offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
+        return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
+
+    def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
+        """A progress mark, its time on our clock. Raises IndexError for a phase that there is not."""
+        generation, step, phase, collective, time_ns, committed, last_seq = words
+        return Mark(
+            generation=generation, step=step, phase=PHASES[phase], collective=collective,
+            time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq,
+        )  # fmt: skip
+
+    def bytes_total(self) -> tuple[int, int]:
+        """Sent to the agent and received from it, since it joined."""
+        sent, received = self.traffic
+        if self.link is None:
+            return sent, received
+        return sent + self.link.sent_bytes, received + self.link.received_bytes
+
+    def hang_up(self) -> None:
+        """Close its connection."""
+        if self.link is not None:
+            self.traffic = self.bytes_total()
+            self.link.close()
+            self.link = None

@@ -1,0 +1,75 @@
+"""How far a node's monotonic clock is from ours, and how sure that is: from questions and answers with four times.
+
+    offset = ((t1 - t0) + (t2 - t3)) / 2          the node's clock minus ours
+    bound  = ((t3 - t0) - (t2 - t1)) / 2          the way there and back may be that uneven, and no more
+
+The best of the last answers counts: that with the smallest bound, which grows as it ages, because clocks drift.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+DRIFT = 200e-6  # more than two undisciplined clocks of any server drift apart, as a part of the time passed
+WINDOW = 32
+REPEAT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """``offset_ns``: the node's clock minus ours; ``bound_ns``: how far it can be off."""
+
+    offset_ns: int
+    bound_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    offset_ns: float
+    bound_ns: float
+    at_ns: int
+
+
+class ClockWatch:
+    """Of one node. All times in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=WINDOW)
+        self._told: Offset | None = None
+        self._told_ns = 0
+
+    def answered(self, *, sent_ns: int, received_ns: int, answered_ns: int, back_ns: int) -> None:
+        """A question went out and came back (our clock) and was received and answered (the node's). An answer that
+        came before its question, or was given before it was received, counts for nothing."""
+        there_and_back = (back_ns - sent_ns) - (answered_ns - received_ns)
+        if answered_ns < received_ns or there_and_back < 0:
+            return
+        offset = ((received_ns - sent_ns) + (answered_ns - back_ns)) / 2
+        self._samples.append(_Sample(offset_ns=offset, bound_ns=there_and_back / 2, at_ns=back_ns))
+
+    def offset(self, now_ns: int) -> Offset | None:
+        """As far as is known; None before the first answer."""
+        if not self._samples:
+            return None
+        best = min(self._samples, key=lambda s: s.bound_ns + (now_ns - s.at_ns) * DRIFT)
+        grown = best.bound_ns + max(0, now_ns - best.at_ns) * DRIFT
+        return Offset(offset_ns=round(best.offset_ns), bound_ns=int(grown) + 1)
+
+    def news(self, now_ns: int) -> Offset | None:
+        """What is worth a line in the log: the first, one that contradicts what was told, and one every REPEAT_S."""
+        now = self.offset(now_ns)
+        if now is None:
+            return None
+        told = self._told
+        moved = told is not None and abs(now.offset_ns - told.offset_ns) > told.bound_ns
+        if told is not None and not moved and now_ns - self._told_ns < REPEAT_S * 1e9:
+            return None
+        self._told, self._told_ns = now, now_ns
+        return now
+
+
+def boot_id() -> str:
+    """Of this boot of this machine: processes that share it share a monotonic clock."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

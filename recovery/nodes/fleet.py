@@ -1,0 +1,253 @@
+"""The coordinator's side of all nodes: to it what ``recovery.local.Children`` is to the processes of one machine.
+
+``recovery.nodes.harbour`` has the connections below. Measured with 8 ranks a node at 25 steps a second: see
+``docs/clusters.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal as signals
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from recovery.local import Dying, Exited, Said
+from recovery.marks import Mark
+from recovery.nodes import protocol
+from recovery.nodes.berth import (
+    Berth,
+    ClockMeasured,
+    NodeInfo,
+    NodeJoined,
+    NodeLost,
+    NodeNews,
+    NodeWarned,
+    Remote,
+)
+from recovery.nodes.files import land
+from recovery.nodes.handshake import Refused
+from recovery.nodes.harbour import FIRST_PINGS, LOOK_S, FleetLimits, FleetReport, Harbour, NodeGone
+from recovery.wire import Message
+
+__all__ = [
+    "ClockMeasured", "Fleet", "FleetLimits", "FleetReport", "NodeGone", "NodeInfo", "NodeJoined", "NodeLost",
+    "NodeNews", "NodeWarned",
+]  # fmt: skip
+
+BYE_LIMIT_S = 10.0
+
+
+class Fleet(Harbour):
+    """Processes by name, wherever they are. For all else see ``Harbour``."""
+
+    def __init__(
+        self, *, token: bytes, host: str, clock_ns: Callable[[], int] = time.monotonic_ns,
+        limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            token=token, host=host, clock_ns=clock_ns, limits=limits, refused=refused, epoch=epoch
+        )
+        self._directory: Path | None = None
+        self._processes: dict[str, Remote] = {}
+        self._acts = itertools.count(1)
+        self._did: dict[int, protocol.Did] = {}
+
+    def close(self) -> dict[int, str]:
+        """End every agent; what could not be removed, as ``Children.close``: pids are of their nodes."""
+        left = self.begin("", None)
+        for berth in self._berths.values():
+            berth.post.add(protocol.Bye())
+        until_s = time.monotonic() + BYE_LIMIT_S
+        # They hang up. Were we to do so with something of theirs unread, they would not hear of it.
+        while any(b.link is not None for b in self._berths.values()) and time.monotonic() < until_s:
+            self._turn(LOOK_S)
+        self.away()
+        return left
+
+    # ---- processes
+
+    def begin(self, arm: str, directory: Path | None) -> dict[int, str]:
+        """End all processes of all nodes; files of those to come land below ``directory``. What could not be ended: pid
+        (of its node) -> name. ``arm``: of what is to begin, for people."""
+        there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
+        for berth in there:
+            berth.cleared = None
+            berth.post.add(protocol.Clear())
+        until_s = time.monotonic() + self._limits.clear_s
+        while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
+            self._turn(LOOK_S)
+        left = {pid: name for berth in there for pid, name in (berth.cleared or {}).items()}
+        late = {b.node for b in there if b.cleared is None and not b.lost}
+        left |= {p.pid: p.name for p in self._processes.values() if p.node in late and not p.gone}
+        self._processes.clear()
+        self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
+        self._directory = directory
+        return left
+
+    def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
+        """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its event log, relative
+        to the directory of ``begin``, "" for none. Raises NodeGone, InfrastructureError."""
+        process = self._processes[name] = Remote(name=name, node=node)
+        text = json.dumps(config, separators=(",", ":"))
+        berth = self._reachable(node)
+        berth.post.add(
+            protocol.Start(process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log)
+        )
+        try:
+            self._until(
+                berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}"
+            )
+        except InfrastructureError:
+            process.gone = True
+            berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
+            raise
+        if process.error:
+            process.gone = True
+            raise InfrastructureError(
+                f"node {node} cannot start {name}: {process.error}", hint="see the node's agent"
+            )
+        return process.pid
+
+    def alive(self, name: str) -> bool:
+        """Whether its exit has not been reported yet."""
+        return not self._processes[name].gone
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when the process is gone. It arrives once the node can be reached."""
+        return self._post(name, protocol.Tell(process=name, message=message))  # type: ignore[arg-type]
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal a process through its agent's pidfd; one already gone is no error."""
+        self._post(name, protocol.Signal(process=name, signum=signum))
+
+    def mark(self, name: str) -> Mark:
+        """The progress mark as last heard of, on our clock; readable after the process's death too."""
+        return self._processes[name].mark
+
+    def os_state(self, name: str) -> str:
+        """The kernel's word on the process as last heard of, X when gone."""
+        process = self._processes[name]
+        return "X" if process.gone else process.state
+
+    def act(self, node: int, what: str, params: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """Do something to the node itself, by one of its agent's deeds. Raises NodeGone, InfrastructureError."""
+        number = next(self._acts)
+        berth = self._reachable(node)
+        berth.post.add(protocol.Act(number=number, what=what, params=dict(params)))
+        self._until(berth, lambda: number in self._did, limit_s, what)
+        did = self._did.pop(number)
+        if did.error:
+            raise InfrastructureError(f"node {node}: {what}: {did.error}")
+        return did.result
+
+    def wait(self, timeout_s: float) -> list[FleetReport]:
+        """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
+        before its exit. Raises InfrastructureError when what it wrote cannot be kept."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            left_s = until_s - time.monotonic()
+            self._turn(0.0 if self._news else max(0.0, left_s))
+            if self._news or left_s <= 0:
+                news, self._news = self._news, []
+                return news
+
+    # ---- what they say
+
+    def _handle(self, berth: Berth, frame: Any) -> None:
+        process = self._processes.get(frame.process) if hasattr(frame, "process") else None
+        if process is not None and (process.gone or process.node != berth.node):
+            return
+        match frame:
+            case protocol.Started():
+                if process is not None:
+                    process.pid, process.error = frame.pid, frame.error
+            case protocol.Heard():
+                if process is not None:
+                    self._news.append(Said(process=process.name, message=frame.message))
+            case protocol.Sinking():
+                if process is not None:
+                    self._warn_of(process)
+            case protocol.Ended():
+                if process is not None:
+                    now_ns = self._clock_ns()
+                    process.mark = self._mark(berth, frame.mark)
+                    time_ns = berth.ours_ns(frame.time_ns, now_ns, self._boot)
+                    self._end(process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns)
+            case protocol.Beat():
+                self._beat(berth, frame)
+            case protocol.Lines():
+                self._land(berth, frame)
+            case _:
+                self._handle_node(berth, frame)
+
+    def _handle_node(self, berth: Berth, frame: Any) -> None:
+        match frame:
+            case protocol.Pong():
+                now_ns = self._clock_ns()
+                berth.clock.answered(
+                    sent_ns=frame.sent_ns, received_ns=frame.received_ns, answered_ns=frame.answered_ns,
+                    back_ns=now_ns,
+                )  # fmt: skip
+                offset = berth.clock.news(now_ns) if berth.pings >= FIRST_PINGS else None
+                if offset is not None:
+                    self._news.append(
+                        ClockMeasured(node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns)
+                    )
+            case protocol.Did():
+                self._did[frame.number] = frame
+            case protocol.Cleared():
+                berth.cleared = frame.left
+            case protocol.Warned():
+                self._news.append(NodeWarned(node=berth.node))
+
+    def _beat(self, berth: Berth, beat: protocol.Beat) -> None:
+        for name, words in beat.marks.items():
+            process = self._processes.get(name)
+            if process is not None and process.node == berth.node and not process.gone:
+                process.mark = self._mark(berth, words)
+                process.state = beat.states.get(name, process.state)
+
+    def _mark(self, berth: Berth, words: Any) -> Mark:
+        try:
+            return berth.mark(words, self._clock_ns(), self._boot)
+        except IndexError as error:
+            raise Refused(f"a mark of an unknown phase: {words}") from error
+
+    def _land(self, berth: Berth, lines: protocol.Lines) -> None:
+        owner = self._processes.get(Path(lines.file).stem)
+        if self._directory is None or owner is None or owner.node != berth.node:
+            return  # of an arm that is over
+        try:
+            land(self._directory, lines)
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot keep what {owner.name} wrote ({lines.file}): {error.strerror}",
+                hint="free disk space",
+            ) from error
+
+    def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
+        process.gone, process.told = True, True
+        self._news.append(
+            Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
+        )  # fmt: skip
+
+    def _warn_of(self, process: Remote) -> None:
+        if not process.told:
+            process.told = True
+            self._news.append(Dying(process=process.name))
+
+    def _living(self, node: int) -> Sequence[Remote]:
+        return [p for p in self._processes.values() if p.node == node and p.pid and not p.gone]
+
+    def _post(self, name: str, frame: protocol.Frame) -> bool:
+        process = self._processes[name]
+        berth = self._berths[process.node]
+        if process.gone or berth.lost:
+            return False
+        berth.post.add(frame)
+        self._flush(berth)
+        return True

@@ -1,0 +1,370 @@
+"""A coordinator's connections to the agents of its nodes: who is there, who is missed, who is lost, who is turned away.
+
+Nothing blocks but the wait itself. A connection that ends is given ``redial_s`` to come back, unless the platform says
+that the node is gone; one that is silent is only unreachable, and what hangs is found by its marks; after
+``unreachable_s`` the node is given up. An agent that was given up is fenced when it comes back.
+"""
+
+from __future__ import annotations
+
+import select
+import signal as signals
+import sys
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from recovery.local import Dying, Exited, Said
+from recovery.nodes import protocol
+from recovery.nodes.berth import Berth, NodeInfo, NodeJoined, NodeLost, NodeNews, Remote
+from recovery.nodes.clock import boot_id
+from recovery.nodes.door import Door
+from recovery.nodes.handshake import Refused
+from recovery.nodes.link import Link, Parcel
+
+PING_EVERY_S = 1.0
+FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
+ASLEEP_S = 1.0  # between two turns: then nobody is held silent for it
+LOOK_S = 0.01  # while a connection is missed
+MAX_REFUSALS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetLimits:
+    """Seconds. ``hint_s``: after which a connection that ended is taken for a sign that its processes died;
+    ``redial_s``: after which the node is lost; ``return_s``: the same, after the coordinator itself was away;
+    ``silence_s``: after which the platform is asked; ``unreachable_s``: after which a silent node is given up;
+    ``start_s``: for a process to be started; ``clear_s``: for all of a node's to be ended."""
+
+    hint_s: float = 0.05
+    redial_s: float = 0.25
+    return_s: float = 5.0
+    silence_s: float = 1.5
+    unreachable_s: float = 30.0
+    start_s: float = 30.0
+    clear_s: float = 30.0
+
+
+class NodeGone(InfrastructureError):
+    """The node is lost, or does not answer now."""
+
+    def __init__(self, node: int, why: str) -> None:
+        super().__init__(f"node {node}: {why}", hint="use another node")
+        self.node = node
+        self.why = why
+
+
+FleetReport = Said | Dying | Exited | NodeNews
+
+
+class Harbour:
+    """Listens at ``host`` for agents that know ``token``. ``refused``: told who was turned away and why; ``epoch``:
+    higher than that of any coordinator before. ``gone``: asked about nodes that are missed. Raises
+    InfrastructureError."""
+
+    def __init__(
+        self, *, token: bytes, host: str, clock_ns: Callable[[], int] = time.monotonic_ns,
+        limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
+    ) -> None:  # fmt: skip
+        self._token = token
+        self._clock_ns = clock_ns
+        self._limits = limits
+        self._epoch = epoch
+        self._log = refused or _say
+        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+        self._boot = boot_id()
+        self._berths: dict[int, Berth] = {}
+        self._gone: Callable[[int], str | None] = _unknown
+        self._news: list[FleetReport] = []
+        self._turned_ns = clock_ns()
+        self._returned_ns = 0
+        self._door: Door | None = None
+        self.address: tuple[str, int] = (host, 0)
+        self._open()
+
+    # ---- nodes
+
+    def await_nodes(
+        self, nodes: Collection[int], *, limit_s: float, gone: Callable[[int], str | None]
+    ) -> None:
+        """Wait until an agent is there for each. ``gone``: why a node is known not to be there; it is asked from now
+        on, whenever one is missed. Raises InfrastructureError, which names who did not come and why."""
+        self._gone = gone
+        until_s = time.monotonic() + limit_s
+        while missing := [node for node in sorted(nodes) if not self._is_there(node)]:
+            lost = {node: why for node in missing if (why := gone(node))}
+            if lost or time.monotonic() >= until_s:
+                what = "; ".join(f"node {n}: {lost.get(n) or 'its agent has not dialled'}" for n in missing)
+                refused = f" (turned away: {'; '.join(list(self.refusals)[-3:])})" if self.refusals else ""
+                waited_s = limit_s - max(0.0, until_s - time.monotonic())
+                raise InfrastructureError(
+                    f"not all nodes are there after {waited_s:.1f} s: {what}{refused}",
+                    hint=f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the nodes' agents say",
+                )
+            self._turn(LOOK_S)
+
+    def nodes(self) -> Mapping[int, NodeInfo]:
+        """Every node that an agent ever came for."""
+        now_ns = self._clock_ns()
+        return {node: berth.info(now_ns) for node, berth in sorted(self._berths.items())}
+
+    def traffic(self) -> Mapping[int, tuple[int, int]]:
+        """Bytes sent to each node's agent and received from it."""
+        return {node: berth.bytes_total() for node, berth in self._berths.items()}
+
+    def give_up(self, node: int, why: str) -> None:
+        """Count a node as lost: its processes have ended, and whatever still runs there is killed when it is heard of
+        again."""
+        berth = self._berths[node]
+        if berth.lost:
+            return
+        berth.lost = why
+        self._fence(berth)
+        self._news.append(NodeLost(node=node, why=why))
+        for process in self._living(node):
+            self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
+
+    def away(self) -> None:
+        """The coordinator is lost: nobody listens, and all connections end."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        for berth in self._berths.values():
+            berth.hang_up()
+
+    def back(self) -> None:
+        """Another coordinator is there, at the same address. Raises InfrastructureError."""
+        self._epoch += 1
+        self._open()
+        self._returned_ns = now_ns = self._clock_ns()
+        for berth in self._berths.values():
+            berth.left_ns = berth.silent_ns = now_ns
+
+    # ---- the loop
+
+    def _turn(self, timeout_s: float) -> None:
+        self._flush_all()
+        poll = select.poll()
+        by_fd = {b.link.fileno(): b for b in self._berths.values() if b.link is not None}
+        for fd, berth in by_fd.items():
+            busy = berth.link is not None and berth.link.waiting
+            poll.register(fd, select.POLLIN | (select.POLLOUT if busy else 0))
+        if self._door is not None:
+            poll.register(self._door.fileno(), select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(min(timeout_s, self._due_s()) * 1000)]
+        for fd in ready:
+            if fd in by_fd:
+                self._read(by_fd[fd])
+        if self._door is not None and self._door.fileno() in ready:
+            for link, parcel in self._door.enter():
+                self._admit(link, parcel)
+        now_ns = self._clock_ns()
+        if now_ns - self._turned_ns > ASLEEP_S * 1e9:  # it was us
+            for berth in self._berths.values():
+                berth.silent_ns = now_ns
+        self._turned_ns = now_ns
+        for berth in list(self._berths.values()):
+            self._look_after(berth, now_ns)
+        self._flush_all()
+
+    def _due_s(self) -> float:
+        """How long nothing is to be done unless something comes."""
+        now_ns = self._clock_ns()
+        due_s = PING_EVERY_S
+        for berth in self._berths.values():
+            if berth.link is not None:
+                due_s = min(due_s, (berth.ping_due_ns - now_ns) / 1e9)
+            elif not berth.lost and self._door is not None:
+                due_s = min(due_s, LOOK_S)
+        return max(0.0, due_s)
+
+    def _read(self, berth: Berth) -> None:
+        try:
+            parcels = berth.link.take() if berth.link is not None else []
+            for parcel in parcels:
+                berth.silent_ns = self._clock_ns()
+                if berth.post.accept(parcel):
+                    self._handle(berth, parcel.frame)
+        except Refused as error:
+            self._refuse(f"node {berth.node} at {berth.hello.address}: {error}")
+            self._miss(berth)
+        except ConnectionError:
+            self._miss(berth)
+
+    def _miss(self, berth: Berth) -> None:
+        """Its connection has ended."""
+        berth.hang_up()
+        berth.left_ns = self._clock_ns()
+
+    def _look_after(self, berth: Berth, now_ns: int) -> None:
+        if berth.lost or self._door is None:
+            return
+        limits = self._limits
+        if berth.link is None:
+            away_s = (now_ns - berth.left_ns) / 1e9
+            patience_s = limits.return_s if berth.left_ns == self._returned_ns else limits.redial_s
+            if why := self._gone(berth.node):
+                self.give_up(berth.node, why)
+            elif away_s > patience_s:
+                self.give_up(berth.node, f"its agent has not come back for {patience_s:g} s")
+            elif away_s > limits.hint_s and patience_s == limits.redial_s:
+                self._warn(berth)
+            return
+        if now_ns >= berth.ping_due_ns:
+            berth.pings += 1
+            every_s = FIRST_PING_EVERY_S if berth.pings < FIRST_PINGS else PING_EVERY_S
+            berth.ping_due_ns = now_ns + int(every_s * 1e9)
+            berth.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=berth.post.received)
+        silent_s = (now_ns - berth.silent_ns) / 1e9
+        if silent_s > limits.silence_s and (why := self._gone(berth.node)):
+            self.give_up(berth.node, why)
+        elif silent_s > limits.unreachable_s:
+            self.give_up(berth.node, f"it was silent for {silent_s:.1f} s")
+        elif berth.post.full:
+            self.give_up(berth.node, "it takes no messages")
+
+    def _warn(self, berth: Berth) -> None:
+        """Most likely the agent was killed, and all its processes with it."""
+        for process in self._living(berth.node):
+            berth.told = True
+            self._warn_of(process)
+
+    # ---- agents
+
+    def _open(self) -> None:
+        try:
+            self._door = Door(self.address, self._token, refused=self._refuse)
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
+                hint="name an address of this machine that the nodes reach",
+            ) from error
+        self.address = self._door.address
+
+    def _admit(self, link: Link, parcel: Parcel) -> None:
+        hello: protocol.Hello = parcel.frame
+        berth = self._berths.get(hello.node)
+        known = berth is not None and berth.hello.incarnation == hello.incarnation
+        if hello.epoch > self._epoch:
+            self._turn_away(
+                link, hello, f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}"
+            )
+        elif berth is not None and not known and not berth.lost and berth.link is not None:
+            self._turn_away(link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}")
+        elif known and berth is not None:
+            if not berth.lost and berth.told:
+                self.give_up(berth.node, "its connection was lost, and its processes counted as dead")
+            self._again(berth, link, parcel)
+        elif hello.processes:  # of a coordinator before this one, which nobody here knows anything of
+            link.put(protocol.Fence())
+            _last_words(link)
+        else:
+            if berth is not None and not berth.lost:
+                self.give_up(berth.node, "another agent has taken its place")
+            self._join(link, hello)
+
+    def _again(self, berth: Berth, link: Link, parcel: Parcel) -> None:
+        """An agent that we know has dialled again."""
+        if berth.lost:
+            link.put(protocol.Fence())
+            _last_words(link)
+            return
+        berth.hang_up()
+        berth.post.accept(parcel)
+        berth.link, berth.left_ns, berth.silent_ns = link, 0, self._clock_ns()
+        link.put(protocol.Welcome(epoch=self._epoch), got=berth.post.received)
+        berth.post.reconnected()
+
+    def _join(self, link: Link, hello: protocol.Hello) -> None:
+        now_ns = self._clock_ns()
+        berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
+        self._berths[hello.node] = berth
+        link.put(protocol.Welcome(epoch=self._epoch, fresh=True))
+        self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns)))
+
+    def _fence(self, berth: Berth) -> None:
+        if berth.link is not None:
+            berth.link.put(protocol.Fence())
+            _last_words(berth.link)
+            berth.hang_up()
+
+    def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
+        self._refuse(f"an agent for node {hello.node} at {hello.address}: {why}")
+        link.close()
+
+    def _refuse(self, why: str) -> None:
+        self.refusals.append(why)
+        self._log(why)
+
+    # ---- small
+
+    def _is_there(self, node: int) -> bool:
+        berth = self._berths.get(node)
+        return berth is not None and berth.link is not None and not berth.lost
+
+    def _reachable(self, node: int) -> Berth:
+        berth = self._berths.get(node)
+        if berth is None:
+            raise NodeGone(node, "its agent has never dialled")
+        if berth.lost:
+            raise NodeGone(node, berth.lost)
+        return berth
+
+    def _until(self, berth: Berth, done: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Turn until something is done. Raises NodeGone when the node is lost or silent meanwhile."""
+        until_s = time.monotonic() + limit_s
+        while not done():
+            silent_s = (self._clock_ns() - berth.silent_ns) / 1e9
+            if berth.lost:
+                raise NodeGone(berth.node, berth.lost)
+            if silent_s > self._limits.silence_s or time.monotonic() > until_s:
+                raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
+            self._turn(LOOK_S)
+
+    def _flush_all(self) -> None:
+        for berth in self._berths.values():
+            self._flush(berth)
+
+    def _flush(self, berth: Berth) -> None:
+        if berth.link is None:
+            return
+        berth.post.pump(berth.link)
+        try:
+            berth.link.flush()
+        except OSError:
+            self._miss(berth)
+
+    @abstractmethod
+    def _handle(self, berth: Berth, frame: Any) -> None:
+        """A message came."""
+
+    @abstractmethod
+    def _living(self, node: int) -> Sequence[Remote]:
+        """Processes of a node that were started and have not ended."""
+
+    @abstractmethod
+    def _warn_of(self, process: Remote) -> None:
+        """It will have ended in a moment."""
+
+    @abstractmethod
+    def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
+        """It has ended."""
+
+
+def _last_words(link: Link) -> None:
+    with suppress(OSError):
+        link.flush()
+    link.close()
+
+
+def _unknown(node: int) -> str | None:
+    return None
+
+
+def _say(text: str) -> None:
+    print(f"fleet: turned away: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,54 @@
+"""What starts and watches the processes of one machine: in the supervisor's own process, or in a node's agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from recovery.forkserver import MAX_REQUEST, ForkServer, start_cold
+from recovery.local import Children
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What processes of a node become. ``entry``: ``module:function`` of warm ones (``recovery.forkserver.Entry``);
+    ``cold``: the module that a cold one runs; ``modules``: imported before anything is forked; ``environment``: of all
+    of them."""
+
+    entry: str
+    cold: str
+    modules: Sequence[str]
+    environment: Mapping[str, str]
+
+    def server(self) -> ForkServer:
+        """Begin to import. The caller must be a child subreaper. Raises InfrastructureError."""
+        return ForkServer(self.entry, self.modules, self.environment)
+
+
+class Node(Children):
+    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it."""
+
+    def __init__(self, server: ForkServer, recipe: Recipe) -> None:
+        super().__init__()
+        self._server = server
+        self._recipe = recipe
+
+    def start(self, name: str, config: bytes, *, mode: str, log: Path | None = None) -> int:
+        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``: its event log.
+
+        Raises InfrastructureError.
+        """
+        if len(config) > MAX_REQUEST:
+            raise InfrastructureError(
+                f"the configuration of {name} has {len(config)} bytes, over {MAX_REQUEST}",
+                hint="pass large parameters by a file",
+            )
+
+        def begin(fds: list[int]) -> int:
+            if mode == "warm":
+                return self._server.fork(config, fds)
+            return start_cold(self._recipe.cold, config, fds, self._recipe.environment)
+
+        return self.spawn(name, begin, log=log)

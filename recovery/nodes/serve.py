@@ -1,0 +1,113 @@
+"""``python -m recovery.nodes.serve``: an agent as a process of its own; ``chaos agent`` is the same with its defaults.
+
+SIGTERM tells the coordinator and the ranks that the node will be ended soon, and ends nothing; SIGINT ends the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from chaos.errors import ChaosError, ScenarioError
+from recovery.local import rank_environment
+from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
+from recovery.nodes.node import Recipe
+
+MIN_TOKEN = 16
+
+
+def read_token(path: Path) -> bytes:
+    """The run's token from a file that only its owner may read. Raises ScenarioError."""
+    try:
+        text, mode = path.read_text().strip(), path.stat().st_mode
+    except OSError as error:
+        raise ScenarioError(f"cannot read the token in {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise ScenarioError(f"others may read the token in {path}", hint=f"chmod 600 {path}")
+    try:
+        token = bytes.fromhex(text)
+    except ValueError as error:
+        raise ScenarioError(f"the token in {path} is not hexadecimal") from error
+    if len(token) < MIN_TOKEN:
+        raise ScenarioError(
+            f"the token in {path} has {len(token)} bytes, under {MIN_TOKEN}", hint="openssl rand -hex 32"
+        )
+    return token
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """``HOST:PORT``. Raises ScenarioError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ScenarioError(f"not HOST:PORT: {text!r}")
+    return host, int(port)
+
+
+def devices() -> tuple[str, ...]:
+    """Devices that torch can see here, by NVML and the environment; torch itself is not imported."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(f"cuda:{i}" for i, _ in enumerate(w for w in visible.split(",") if w and w != "-1"))
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(f"cuda:{index}" for index in range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def serve(config: AgentConfig) -> int:
+    """Be an agent until it is told to end; returns the exit code. Raises InfrastructureError."""
+    config.scratch.mkdir(parents=True, exist_ok=True)
+    agent = Agent(config)
+    signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
+    signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
+    print(f"agent of node {config.node}: ends: {agent.run()}", file=sys.stderr, flush=True)
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """Of the software that ranks of one job have to share."""
+    return {"python": sys.version.split()[0], "torch": metadata.version("torch")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse and serve; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="recovery.nodes.serve", description=__doc__)
+    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+    parser.add_argument("--node", required=True, type=int)
+    parser.add_argument("--address", required=True, help="of this node, as other nodes reach it")
+    parser.add_argument("--token-file", required=True, type=Path)
+    parser.add_argument("--scratch", required=True, type=Path)
+    parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
+    parser.add_argument("--entry", required=True, metavar="MODULE:FUNCTION", help="of warm processes")
+    parser.add_argument("--cold", required=True, metavar="MODULE", help="that a cold process runs")
+    parser.add_argument("--module", action="append", default=[], help="to import before forking")
+    args = parser.parse_args(argv)
+    try:
+        return serve(
+            AgentConfig(
+                coordinator=address_of(args.coordinator), node=args.node, address=args.address,
+                token=read_token(args.token_file), scratch=args.scratch.resolve(), lease_s=args.lease,
+                devices=devices(), versions=versions(),
+                recipe=Recipe(
+                    entry=args.entry, cold=args.cold, modules=args.module, environment=rank_environment()
+                ),
+            )
+        )  # fmt: skip
+    except ChaosError as error:
+        print(str(error), file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The processes of one node as its agent tells of them: what happens to them becomes messages for the coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from recovery.forkserver import ForkServer
+from recovery.local import Dying, Exited, Report, Said
+from recovery.marks import PHASES, Mark
+from recovery.nodes import protocol
+from recovery.nodes.files import Tail
+from recovery.nodes.link import Post
+from recovery.nodes.node import Node, Recipe
+from recovery.nodes.protocol import MarkWords
+
+
+class Ward:
+    """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by ``Lines.file``."""
+
+    def __init__(self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path) -> None:
+        self._node = Node(server, recipe)
+        self._post = post
+        self._scratch = scratch
+        self._tails: dict[str, list[Tail]] = {}
+        self._ranks: set[str] = set()
+        self._spoken: set[str] = set()
+        self._deaf: set[str] = set()
+        self.pids: dict[str, int] = {}
+
+    def fileno(self) -> int:
+        """Readable when ``hear`` would hear something."""
+        return self._node.fileno()
+
+    def reports(self) -> list[Report]:
+        """What happened since the last look."""
+        return self._node.wait(0)
+
+    def tell_of(self, report: Report) -> None:
+        """Make a message of it; of an exit, after everything that the process wrote."""
+        if isinstance(report, Said):
+            self._spoken.add(report.process)
+            self._post.add(protocol.Heard(process=report.process, message=report.message))
+        elif isinstance(report, Dying):
+            self._post.add(protocol.Sinking(process=report.process))
+        elif isinstance(report, Exited):
+            self._send_files(report.process, last=True)
+            self.pids.pop(report.process, None)
+            self._post.add(
+                protocol.Ended(
+                    process=report.process, exit_code=report.exit_code, signal=report.signal, time_ns=report.time_ns,
+                    mark=_words(self._node.mark(report.process)),
+                )
+            )  # fmt: skip
+
+    def forward(self) -> None:
+        """Tell what files hold that was not told yet."""
+        for name in self.pids:
+            self._send_files(name)
+
+    def marks(self) -> Mapping[str, MarkWords]:
+        """Of all that live."""
+        return {name: _words(self._node.mark(name)) for name in self.pids}
+
+    def states(self) -> Mapping[str, str]:
+        """The kernel's word on all that live."""
+        return {name: self._node.os_state(name) for name in self.pids}
+
+    def start(self, start: protocol.Start) -> None:
+        """Start a process, and say whether it worked."""
+        try:
+            config = json.loads(start.config)
+            config["parent"] = os.getpid()
+            log = self._place(start.log) if start.log else None
+            files = [Tail(log, start.log, whole_lines=True)] if log else []
+            output = config.get("log")
+            if output and Path(output).is_relative_to(self._scratch):
+                name = str(Path(output).relative_to(self._scratch))
+                files.append(Tail(self._place(name), name, whole_lines=False))
+            data = json.dumps(config, separators=(",", ":")).encode()
+            pid = self._node.start(start.process, data, mode=start.mode, log=log)
+        except (InfrastructureError, OSError, ValueError, TypeError) as error:
+            self._post.add(protocol.Started(process=start.process, pid=0, error=str(error)))
+            return
+        self._tails[start.process], self.pids[start.process] = files, pid
+        if log is not None:
+            self._ranks.add(start.process)
+        self._post.add(protocol.Started(process=start.process, pid=pid))
+
+    def tell(self, tell: protocol.Tell) -> None:
+        """Pass a message on. One that reads nothing would hold everybody up again with each message."""
+        hears = tell.process in self.pids and tell.process not in self._deaf
+        if hears and not self._node.send(tell.process, tell.message):
+            self._deaf.add(tell.process)
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal one; one already gone is no error."""
+        if process in self.pids:
+            self._node.signal(process, signum)
+
+    def warn(self) -> None:
+        """SIGTERM to all ranks that can take it as a notice; others would just end."""
+        for name in self._ranks & self._spoken & self.pids.keys():
+            self._node.signal(name, signal.SIGTERM)
+
+    def clear(self) -> dict[int, str]:
+        """Kill and reap everything; what could not be removed. Messages of what they wrote follow; this is of no use
+        any more."""
+        left = self._node.close()
+        self.forward_rest()
+        return left
+
+    def forward_rest(self) -> None:
+        """Tell all that files hold; nobody writes to them any more."""
+        for name in self.pids:
+            self._send_files(name, last=True)
+
+    def _send_files(self, name: str, *, last: bool = False) -> None:
+        for tail in self._tails[name]:
+            for piece in tail.new(last=last):
+                self._post.add(piece)
+
+    def _place(self, name: str) -> Path:
+        """Where a file of this name is; its directory exists then."""
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"a file outside of the scratch directory: {name!r}")
+        path = self._scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _words(mark: Mark) -> MarkWords:
+    return (
+        mark.generation, mark.step, PHASES.index(mark.phase), mark.collective, mark.time_ns, mark.committed,
+        mark.last_seq,
+    )  # fmt: skip

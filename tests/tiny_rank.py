@@ -1,0 +1,67 @@
+"""A process for tests of nodes: obeys orders as a rank does, logs events, marks progress; no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+from chaos.events import EventWriter, Kind
+from recovery.entry import Birth, live
+from recovery.marks import COLLECTIVE, MarkPage
+from recovery.wire import Channel, Extra, Ready, Stop
+
+
+class TinyConfig(Birth):
+    """What a tiny rank is told."""
+
+
+def obey(channel: Channel, page: MarkPage, writer: EventWriter, order: dict[str, Any]) -> None:
+    """Do what a test wants."""
+    count = int(order.get("count", 1))
+    match order["do"]:
+        case "say":
+            for number in range(count):
+                channel.send(Extra(topic="said", payload={"number": number}))
+        case "step":
+            page.begin(1, count)
+            page.enter(COLLECTIVE)
+            page.commit(count)
+            channel.send(Extra(topic="stepped", payload={"step": count}))
+        case "log":
+            for number in range(count):
+                page.wrote(writer.write(Kind.BATCH_TAKEN, rank=0, epoch=0, samples=[number]).seq)
+            channel.send(Extra(topic="logged", payload={}))
+        case "print":
+            print("x" * 99, *range(count), sep="\n", flush=True)
+            os.write(1, b"\xff\xfe\n")
+        case "exit":
+            os._exit(count)
+
+
+def train(channel: Channel, page: MarkPage, writer: EventWriter) -> None:
+    """Until told to stop."""
+    channel.send(Ready(versions={"tiny": "1"}))
+    while (messages := channel.receive()) is not None:
+        for message in messages:
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Extra):
+                obey(channel, page, writer, message.payload)
+    os._exit(70)
+
+
+def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
+    """A fork becomes a tiny rank."""
+    live(TinyConfig.model_validate_json(config), control_fd, mark_fd, train)
+
+
+def main() -> NoReturn:
+    """Cold."""
+    control_fd, mark_fd, config_fd = (int(value) for value in sys.argv[1:4])
+    with os.fdopen(config_fd, "rb") as stream:
+        start(stream.read(), control_fd, mark_fd)
+
+
+if __name__ == "__main__":
+    main()

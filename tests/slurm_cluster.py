@@ -107,13 +107,18 @@ class SlurmCluster:
         process.kill()
         process.wait(timeout=END_LIMIT_S)
 
+    def stop_controller(self) -> None:
+        """End slurmctld in an orderly way: killed, it may forget a job that was just submitted."""
+        process = self._daemons.pop("slurmctld")
+        process.terminate()
+        process.wait(timeout=END_LIMIT_S)
+
     def lose(self, node: str) -> None:
         """Lose a whole node: its daemon and all that runs there, at one moment."""
-        mine = self._of_node(node)
+        mine = [(pid, processes.start_time(pid)) for pid in self._of_node(node)]
         self.kill(node)
-        for pid in mine:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, started in mine:
+            processes.end(pid, started, limit_s=END_LIMIT_S)
 
     def run(self, *command: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """Output of a Slurm command."""

@@ -135,12 +135,13 @@ class SlurmPlatform:
     def close(self) -> Sequence[str]:
         """Agents have been told to end: wait a little, then cancel what is left."""
         self._watch.close()
-        deadline = time.monotonic() + BYE_LIMIT_S
         steps = [*self._steps.values(), *self._old]
-        settled = [step.end(max(0.0, deadline - time.monotonic())) for step in steps]
-        if all(settled) or not self._recorded:
+        deadline = time.monotonic() + BYE_LIMIT_S
+        if all([step.ends(max(0.0, deadline - time.monotonic())) for step in steps]):
             return ()
         outcome = CancelSteps.of(self._found.job, self._prefix).undo()
+        for step in steps:
+            step.kill()
         return () if outcome.ok else (outcome.text,)
 
     def kill(self, node: int) -> Mapping[str, Any]:

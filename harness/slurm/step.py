@@ -12,6 +12,7 @@ from chaos.errors import InfrastructureError
 from harness.slurm.commands import last_line
 
 END_LIMIT_S = 5.0
+SRUN_LIMIT_S = 0.2
 TAIL = 4096
 KEPT = frozenset(
     {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_WORKING_CLUSTER", "SLURM_CLUSTERS", "SLURM_DEBUG"}
@@ -61,20 +62,25 @@ class Step:
         """srun's exit code, which is the agent's, or 128 and the signal that ended it; None: it runs."""
         return self._srun.poll()
 
-    def end(self, limit_s: float = END_LIMIT_S) -> bool:
-        """Wait for srun's end, then kill it; whether it ended by itself: then nothing of the step is left."""
+    def ends(self, limit_s: float) -> bool:
+        """Wait for srun's end; whether it ended: then nothing of the step is left."""
         try:
             self._srun.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            self._srun.kill()
-            self._srun.wait(timeout=END_LIMIT_S)
             return False
         return self._srun.returncode >= 0
 
+    def kill(self) -> None:
+        """End srun, which holds a step that nobody can end, such as on a lost node."""
+        if not self.ends(SRUN_LIMIT_S):
+            self._srun.kill()
+            self._srun.wait(timeout=END_LIMIT_S)
+
     def words(self) -> str:
         """How it ended, for people."""
-        code = self.ended()
-        said = last_line(self._tail())
+        code, said = self.ended(), last_line(self._tail())
+        if self.unreachable():
+            return f"Slurm has lost {self.host}: {said}"
         how = (
             f"by {signal.Signals(code - 128).name}" if code and 128 < code < 160 else f"with exit code {code}"
         )
@@ -83,7 +89,7 @@ class Step:
     def unreachable(self) -> bool:
         """Whether it ended because the node could not be reached, rather than by what ran there."""
         tail = self._tail()
-        return bool(self.ended()) and any(word in tail for word in UNREACHABLE)
+        return self.ended() is not None and any(word in tail for word in UNREACHABLE)
 
     def _tail(self) -> str:
         try:

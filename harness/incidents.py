@@ -19,6 +19,7 @@ from chaos.events import Event, Kind
 from harness.episodes import Episode
 from harness.lineage import NS, Generation, History, StepRun
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
+from harness.whereabouts import homes, nodes_hit
 
 Outcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
 CORRUPTIONS = ("tensor-", "data-corrupt", "poison-sample", "replica-desync")
@@ -78,7 +79,8 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         recovery_time=_recovery_time(episode, concerned, outcome, history.cut_short), outcome=outcome,
         phases=phases, steps_lost=lost, restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
-        decision=_decision(history, failure), clock_bound_s=history.log.clock_bound_s,
+        decision=_decision(history, failure),
+        nodes=nodes_hit(episode, homes(history.log)), clock_bound_s=history.log.clock_bound_s,
     )  # fmt: skip
 
 

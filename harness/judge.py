@@ -31,6 +31,7 @@ from harness.lineage import History, history_of
 from harness.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
 from harness.rundir import RunDirectory, arm_id, read_resolved
+from harness.whereabouts import nodes_of
 from recovery.strategy import Strategy
 
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
@@ -219,6 +220,7 @@ def _arm_result(arm: _Arm) -> ArmResult:
         goodput=goodput_of(history, split), badput=dict(split.badput), useful_s=split.useful_s,
         residual_s=split.residual_s, step_time_median=arm.measures.step_time,
         provisioned_ranks=history.info.ranks + history.info.spares, invariants=dict(arm.findings),
+        nodes=nodes_of(arm.evidence.log),
     )  # fmt: skip
 
 
@@ -262,7 +264,9 @@ def _fidelity(resolved: ResolvedRun) -> list[str]:
         for cell in resolved.cells
         for fault in cell.scenario.faults
         if fault.kind in kinds
-        and kinds[fault.kind](**fault.params).acts(cuda=cell.scenario.workload.device == "cuda")
+        and kinds[fault.kind](**fault.params).acts(
+            cuda=cell.scenario.workload.device == "cuda", real=launchers[cell.scenario.launcher.kind].real
+        )
         is Fidelity.EMULATED
     }
     return emulating + [

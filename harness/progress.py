@@ -57,6 +57,10 @@ def describe(event: Event) -> str | None:
         case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
             count = len(data["members"])
             return f"↻ {_AGAIN[data['cause']]}: {count} rank{'s' if count != 1 else ''}"
+        case Kind.NODE_LOST:
+            return f"! node {data['node']} is lost: {data['why']}"
+        case Kind.NODE_JOINED if event.generation > 0:
+            return f"↻ node {data['node']} is there ({data['host']})"
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None

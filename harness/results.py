@@ -111,6 +111,7 @@ class Incident(Model):
     restored_step: int | None
     first_new_step: int | None
     decision: str
+    nodes: list[int] = Field(default=[], description="that it acted on, or on whose processes it did")
     clock_bound_s: float = Field(
         default=0.0, description="how far recovery_time may be from the truth, for the clocks of the nodes"
     )
@@ -175,6 +176,20 @@ class SlaResult(Model):
         return _to_json(value)
 
 
+class NodeResult(Model):
+    """A node of an arm. ``processes``: that were started on it, in order; ``lost``: when and why, each time."""
+
+    node: int
+    host: str
+    address: str = Field(description="where its ranks listen; empty where nodes are names only")
+    devices: list[str]
+    processes: list[str]
+    lost: list[str]
+    clock_bound_s: float = Field(
+        description="how far the times of its ranks may be from the truth; 0: one clock"
+    )
+
+
 class ArmResult(Model):
     """One run of training: faulted or control. ``events``: its log directory relative to the run directory."""
 
@@ -198,6 +213,7 @@ class ArmResult(Model):
     step_time_median: float | None
     provisioned_ranks: int
     invariants: dict[str, Finding]
+    nodes: list[NodeResult] = []
 
 
 class CellResult(Model):

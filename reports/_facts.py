@@ -106,6 +106,48 @@ def failing_slas(results: Results) -> list[SlaResult]:
     return [s for s in results.slas if s.verdict == "fail" and s.severity == "fail"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node over all arms. ``processes``: of the first arm that had it; ``lost``: arm and why; ``clock_bound_s``: the
+    worst.
+    """
+
+    number: int
+    host: str
+    address: str
+    devices: str
+    processes: str
+    lost: tuple[str, ...]
+    clock_bound_s: float
+
+
+def nodes(results: Results) -> list[Node]:
+    """Every machine that was a node of an arm, by number; a node that two machines were in turn has two rows."""
+    found: dict[tuple[int, str, str], Node] = {}
+    for arm in results.arms:
+        for one in arm.nodes:
+            key = (one.node, one.host, one.address)
+            known = found.get(key)
+            lost = tuple(f"{arm.id} {why}" for why in one.lost)
+            found[key] = Node(
+                number=one.node, host=one.host, address=one.address, devices=", ".join(one.devices),
+                processes=known.processes if known else ", ".join(one.processes),
+                lost=(*(known.lost if known else ()), *lost),
+                clock_bound_s=max(one.clock_bound_s, known.clock_bound_s if known else 0.0),
+            )  # fmt: skip
+    return [found[key] for key in sorted(found)]
+
+
+def where(results: Results, incident: Incident) -> str:
+    """``node 1 (gpu07)``, of an incident; empty where there are no nodes, or too many to name."""
+    hosts = {
+        one.node: one.host for arm in results.arms for one in arm.nodes
+        if (arm.cell, arm.repeat, arm.arm) == (incident.cell, incident.repeat, "faulted")
+    }  # fmt: skip
+    known = [number for number in incident.nodes if number in hosts]
+    return ", ".join(f"node {number} ({hosts[number]})" for number in known) if len(known) <= 4 else ""
+
+
 def place(results: Results, sla: SlaResult) -> str:
     """``scenario.yaml:14``: where the clause is written."""
     name = Path(results.source).name

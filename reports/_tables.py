@@ -9,7 +9,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from harness.results import PHASE_NAMES, CellResult, Finding, Incident, Results
-from reports._facts import VERDICT_MARKS, Strategy, incidents_of, phase_medians, strategies
+from reports._facts import VERDICT_MARKS, Strategy, incidents_of, nodes, phase_medians, strategies, where
 from reports._format import (
     MISSING,
     align,
@@ -154,10 +154,12 @@ def faults(results: Results) -> Table:
         Column(name="decision", kind="wide"),
     )  # fmt: skip
     names = labels(results)
-    return table(columns, [_fault_row(names.get(i.cell, i.cell), i) for i in results.faults])
+    return table(
+        columns, [_fault_row(names.get(i.cell, i.cell), i, where(results, i)) for i in results.faults]
+    )
 
 
-def _fault_row(cell: str, i: Incident) -> list[str]:
+def _fault_row(cell: str, i: Incident, there: str) -> list[str]:
     again = f" #{i.occurrence}" if i.occurrence > 0 else ""
     blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
     step = MISSING if i.step is None else f"step {i.step}"
@@ -165,7 +167,7 @@ def _fault_row(cell: str, i: Incident) -> list[str]:
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
     return [
         _two(cell, f"repeat {i.repeat}"),
-        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), pairs(i.target),
+        _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), _two(pairs(i.target), there),
         struck, _two(landed, pairs(i.evidence)),
         _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
         number(i.recovery_time, "lower", FINEST_S),
@@ -228,6 +230,22 @@ def wall_table(frame: pd.DataFrame, names: dict[str, str]) -> Table:
     ]
     total = ["wall clock", *(number(float(v), finest=WALL_FINEST_S) for v in frame.sum(axis=1))]
     return table(columns, [*rows, total])
+
+
+def machines(results: Results) -> Table:
+    """Every node of the run: which machine it was, who ran there, how it was lost."""
+    columns = (
+        Column(name="node"), Column(name="host"), Column(name="address"), Column(name="devices"),
+        Column(name="processes", kind="wide"), _number("clock", "±s"), Column(name="lost", kind="wide"),
+    )  # fmt: skip
+    rows = [
+        [
+            str(n.number), n.host, n.address, n.devices, n.processes,
+            number(n.clock_bound_s) if n.clock_bound_s else MISSING, "; ".join(n.lost),
+        ]
+        for n in nodes(results)
+    ]  # fmt: skip
+    return table(columns, rows)
 
 
 def arms(results: Results) -> Table:

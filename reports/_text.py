@@ -10,6 +10,7 @@ from reports._facts import (
     failing_slas,
     incidents_of,
     latest_or_own,
+    nodes,
     phase_medians,
     place,
     shown_path,
@@ -29,6 +30,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *_failures(results),
         *_doubts(results),
         *_table(results),
+        *_lost_nodes(results),
         *(f"not real  {line}" for line in results.fidelity),
         _next(results, run),
     ]
@@ -115,6 +117,11 @@ def _row(entry: Strategy) -> tuple[str, ...]:
         median_of(entry.goodput) + ("*" if entry.note else ""),
         entry.cell.exactness,
     )
+
+
+def _lost_nodes(results: Results) -> list[str]:
+    """A line for each node that an incident took, or that went of itself."""
+    return [f"  node {n.number} ({n.host}) was lost in {why}" for n in nodes(results) for why in n.lost]
 
 
 def _next(results: Results, run: RunDirectory) -> str:

@@ -58,6 +58,7 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
         "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names) if len(wall) else None,
         "series": _series(pairs, labels),
         "undrawn": _undrawn(results, pairs, labels),
+        "nodes": _tables.machines(results),
         "arms": _tables.arms(results),
         "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
         "analyze": analyze_command(run),

@@ -14,6 +14,7 @@ from reports._facts import (
     analyze_command,
     failing_slas,
     incidents_of,
+    nodes,
     phase_medians,
     place,
     strategies,
@@ -61,6 +62,7 @@ def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
     if results.skipped:
         yield from _section("Skipped")
         yield from _table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+    yield from _nodes(results)
     if results.fidelity:
         yield from _section("Not real")
         yield from (f"- {_escape(line)}" for line in results.fidelity)
@@ -143,6 +145,17 @@ def _findings(results: Results) -> Iterator[str]:
     if missed:
         yield from _section("Faults that did not land or heal")
         yield from _table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
+
+
+def _nodes(results: Results) -> Iterator[str]:
+    rows = [
+        (str(n.number), n.host, n.address, n.processes, f"{n.clock_bound_s * 1e3:.3g}" if n.clock_bound_s else MISSING,
+         "; ".join(n.lost))
+        for n in nodes(results)
+    ]  # fmt: skip
+    if rows:
+        yield from _section("Nodes")
+        yield from _table(("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl")
 
 
 def _section(title: str) -> tuple[str, str, str]:

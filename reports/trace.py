@@ -51,7 +51,7 @@ def render(run: RunDirectory, results: Results) -> Path:
             log = _log(run, arm)
             lanes = _lanes(log, arm, results, left)
             left -= sum(len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases"))
-            for record in _records(pid, arm, lanes, _faults(results, arm, log)):
+            for record in _records(pid, arm, lanes, _faults(results, arm, log), _news(log)):
                 out.write(separator + json.dumps(record, separators=(",", ":")))
                 separator = ",\n"
         out.write("\n]}\n")
@@ -192,12 +192,19 @@ def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Inc
 
 
 def _records(
-    pid: int, arm: ArmResult, lanes: dict[Lane, list[Span]], faults: list[tuple[Incident, float]]
+    pid: int,
+    arm: ArmResult,
+    lanes: dict[Lane, list[Span]],
+    faults: list[tuple[Incident, float]],
+    news: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
+    home = {name: f" (node {one.node}, {one.host})" for one in arm.nodes for name in one.processes}
     yield _named(pid, 0, "process_name", name=arm.id)
+    if bounds := {f"node {one.node}": one.clock_bound_s for one in arm.nodes if one.clock_bound_s}:
+        yield _named(pid, 0, "process_labels", labels=f"clocks right to ±{max(bounds.values()) * 1e3:.3g} ms")
     yield _named(pid, 0, "process_sort_index", sort_index=pid)
     for tid, ((actor, lane), spans) in enumerate(lanes.items(), start=1):
-        yield _named(pid, tid, "thread_name", name=f"{actor} {lane}")
+        yield _named(pid, tid, "thread_name", name=f"{actor}{home.get(actor, '')} {lane}")
         yield _named(pid, tid, "thread_sort_index", sort_index=tid)
         for span in spans:
             start, end = round(span.start, 3), round(span.end, 3)
@@ -205,6 +212,7 @@ def _records(
                 "ph": "X", "name": span.name, "cat": lane, "pid": pid, "tid": tid, "ts": start,
                 "dur": round(end - start, 3), "args": span.args,
             }  # fmt: skip
+    yield from ({"pid": pid, "tid": 0, **record} for record in news)
     for incident, end in faults:
         common = {
             "name": f"{incident.kind} {incident.fault}", "cat": "fault", "pid": pid, "tid": 0,
@@ -213,6 +221,19 @@ def _records(
         args = {"target": incident.target, "outcome": incident.outcome, "evidence": incident.evidence}
         yield {"ph": "b", "ts": round(incident.injected_s * 1e6, 3), **common, "args": _json(args)}
         yield {"ph": "e", "ts": round(end * 1e6, 3), **common}
+
+
+def _news(log: Log | None) -> list[dict[str, Any]]:
+    """Nodes that joined or were lost, as marks over the whole arm."""
+    zero = start_ns(log) if log else 0
+    return [
+        {
+            "ph": "i", "s": "p", "cat": "node", "ts": round(_us(event.time_ns, zero), 3),
+            "args": _json(dict(event.data)),
+            "name": f"node {event.data['node']} {'joined' if event.kind is Kind.NODE_JOINED else 'lost'}",
+        }
+        for event in (log.of(Kind.NODE_JOINED, Kind.NODE_LOST) if log else ())
+    ]  # fmt: skip
 
 
 def _named(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:

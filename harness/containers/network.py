@@ -78,7 +78,7 @@ def make_network(
 
 def free_subnets(taken: Collection[str], *, seed: str, nodes: int) -> list[str]:
     """The first few ranges with room for ``nodes`` that touch none that is ``taken``; ``seed`` says where to begin."""
-    bits = max(8, (nodes + _BEFORE_NODES + 1).bit_length())
+    bits = max(8, (nodes + _BEFORE_NODES).bit_length())
     ranges = [str(net) for pool in _POOL for net in pool.subnets(new_prefix=32 - bits)]
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % len(ranges)
     used = [ipaddress.ip_network(text, strict=False) for text in taken]

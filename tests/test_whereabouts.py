@@ -15,7 +15,7 @@ from nodelogs import Clock, on_nodes
 from chaos.events import ORCHESTRATOR, Event, Kind
 from harness.measure import measure
 from harness.progress import describe
-from harness.results import Incident, NodeResult, Results
+from harness.results import ArmResult, Incident, NodeResult, Results
 from harness.rundir import RunDirectory
 from harness.whereabouts import nodes_of
 from reports import _text, html, markdown, trace
@@ -58,9 +58,9 @@ def test_an_incident_knows_its_node() -> None:
     (incident,) = measure(lost().log(), None).incidents
     assert incident.nodes == [1]
     script = lost()
-    script.edit(Kind.FAULT_INJECTED, {"target": {"node": 0, "processes": ["w0", "w1", "w2"]}})
+    script.edit(Kind.FAULT_INJECTED, {"target": {"node": 2, "processes": ["w0", "w2"]}})
     (incident,) = measure(script.log(), None).incidents
-    assert incident.nodes == [0, 1]
+    assert incident.nodes == [0, 1, 2]
 
 
 @pytest.fixture
@@ -68,15 +68,18 @@ def stored(tmp_path: Path) -> tuple[RunDirectory, Results, Incident]:
     """A run whose faulted arms had two nodes, one of them lost in the first."""
     run, results = sample_results.build(tmp_path / "run")
 
-    def node(number: int, *lost: str) -> NodeResult:
+    def node(number: int, arm: ArmResult, *lost: str) -> NodeResult:
+        host = "gpu" if arm.arm == "faulted" else "other"
         return NodeResult(
-            node=number, host=f"gpu0{number}", address=f"10.9.0.{number + 2}", devices=["cuda:0"],
+            node=number, host=f"{host}0{number}", address=f"10.9.0.{number + 2}", devices=["cuda:0"],
             processes=[f"w{2 * number}", f"w{2 * number + 1}"], lost=list(lost), clock_bound_s=0.0004,
         )  # fmt: skip
 
     first = results.faults[0]
     changed = [
-        arm.model_copy(update={"nodes": [node(0), node(1, "after 3.50 s: gone") if n == 0 else node(1)]})
+        arm.model_copy(
+            update={"nodes": [node(0, arm), node(1, arm, *(["after 3.50 s: gone"] if n == 0 else []))]}
+        )
         for n, arm in enumerate(results.arms)
     ]
     faults = [incident.model_copy(update={"nodes": [1]}) for incident in results.faults]

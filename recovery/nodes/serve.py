@@ -9,13 +9,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from chaos.errors import ChaosError, ScenarioError
+from chaos.errors import ChaosError, InfrastructureError, ScenarioError
 from recovery.local import rank_environment
-from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
+from recovery.nodes.agent import LEASE_S, Agent, AgentConfig, Deed
 from recovery.nodes.node import Recipe
 
 MIN_TOKEN = 16
@@ -65,13 +65,29 @@ def devices() -> tuple[str, ...]:
         pynvml.nvmlShutdown()
 
 
-def serve(config: AgentConfig) -> int:
-    """Be an agent until it is told to end; returns the exit code. Raises InfrastructureError."""
-    config.scratch.mkdir(parents=True, exist_ok=True)
+def serve(
+    *, coordinator: str, node: int, address: str, token_file: Path, scratch: Path, lease_s: float, recipe: Recipe,
+    deeds: Mapping[str, Deed] | None = None,
+) -> int:  # fmt: skip
+    """Be an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
+
+    Raises ScenarioError, InfrastructureError.
+    """
+    config = AgentConfig(
+        coordinator=address_of(coordinator), node=node, address=address, token=read_token(token_file),
+        scratch=scratch.resolve(), lease_s=lease_s, devices=devices(), versions=versions(), recipe=recipe,
+        deeds=deeds or {},
+    )  # fmt: skip
+    try:
+        config.scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot make {config.scratch}: {error.strerror}", hint="name another --scratch"
+        ) from error
     agent = Agent(config)
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
-    print(f"agent of node {config.node}: ends: {agent.run()}", file=sys.stderr, flush=True)
+    print(f"agent of node {node} ends: {agent.run()}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -93,16 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cold", required=True, metavar="MODULE", help="that a cold process runs")
     parser.add_argument("--module", action="append", default=[], help="to import before forking")
     args = parser.parse_args(argv)
+    recipe = Recipe(entry=args.entry, cold=args.cold, modules=args.module, environment=rank_environment())
     try:
         return serve(
-            AgentConfig(
-                coordinator=address_of(args.coordinator), node=args.node, address=args.address,
-                token=read_token(args.token_file), scratch=args.scratch.resolve(), lease_s=args.lease,
-                devices=devices(), versions=versions(),
-                recipe=Recipe(
-                    entry=args.entry, cold=args.cold, modules=args.module, environment=rank_environment()
-                ),
-            )
+            coordinator=args.coordinator, node=args.node, address=args.address, token_file=args.token_file,
+            scratch=args.scratch, lease_s=args.lease, recipe=recipe,
         )  # fmt: skip
     except ChaosError as error:
         print(str(error), file=sys.stderr, flush=True)

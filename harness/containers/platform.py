@@ -114,6 +114,11 @@ class DockerPlatform:
         return self._network
 
     @property
+    def container_image(self) -> str:
+        """The id of what nodes start from."""
+        return self._image.id
+
+    @property
     def net_admin(self) -> bool:
         """Whether nodes may change their own network."""
         return bool(self._wanted.needs & NET_ADMIN_FOR)

@@ -15,7 +15,9 @@ from chaos.topology import Topology
 Privilege = Literal["none", "net_admin", "root"]
 PRIVILEGES: tuple[Privilege, ...] = ("none", "net_admin", "root")
 """From the least to the most."""
-_NEEDED: Mapping[Need, Privilege] = MappingProxyType({Need.MOUNT: "root", Need.CGROUP: "root"})
+_NEEDED: Mapping[Need, Privilege] = MappingProxyType(
+    {Need.MOUNT: "root", Need.CGROUP: "root", Need.MEMORY: "root", Need.QUOTA: "root"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from chaos.catalogue import Catalogue
     from chaos.listing import Entry
     from chaos.loading.load import LoadedScenario
-    from chaos.scenario import Cell
     from harness.results import Results
     from harness.rundir import RunDirectory
 
@@ -32,26 +31,19 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 4 harness or infrastructure broke, 5 unsafe (something is left behind), 6 halted by a stop condition,
 7 nothing ran (capability missing), 130 interrupted, 143 terminated."""
 
-_SCENARIO = click.argument("scenario", type=click.Path(path_type=Path))
-_RUN = click.argument("run", type=click.Path(path_type=Path))
+_PATH: click.Path = click.Path(path_type=Path)
+_SCENARIO = click.argument("scenario", type=_PATH)
+_RUN = click.argument("run", type=_PATH)
 _SET = click.option(
     "--set", "sets", multiple=True, metavar="A.B=VALUE", help="Change a value of the scenario; repeatable."
 )
 _RUNS = click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories lie.",
+    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
 )
 _FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Output format.",
-)
+)  # fmt: skip
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
 _SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Instead of the scenario's seed.")
 _REPEAT = click.option("--repeat", type=int, help="Instead of the scenario's repeat.")
@@ -85,6 +77,7 @@ def run(
     scenario: Path, runs: Path, form: str, quiet: bool, verbose: bool, no_color: bool, **choices: Any
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
+    from chaos.loading.cells import chosen
     from harness.rundir import RunDirectory
     from harness.runner import run_scenario
     from reports import render_all
@@ -93,7 +86,7 @@ def run(
         os.environ["NO_COLOR"] = "1"
     loaded = _load(scenario, choices)
     _warn(loaded, quiet)
-    cells = _chosen(loaded, choices["only"])
+    cells = chosen(loaded, choices["only"])
     _heal_before(runs)
     results = run_scenario(
         loaded, runs=runs, seed=choices["seed"], live=form == "text" and not quiet, argv=sys.argv[1:],
@@ -106,7 +99,7 @@ def run(
 
 
 @cli.command()
-@click.argument("scenarios", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("scenarios", nargs=-1, required=True, type=_PATH)
 @_SET
 @_QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
@@ -137,10 +130,11 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 def plan(scenario: Path, form: str, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches nothing."""
     from chaos import planview
+    from chaos.loading.cells import chosen
 
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
-    cells = _chosen(loaded, choices["only"])
+    cells = chosen(loaded, choices["only"])
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells)
     if form == "json":
         click.echo(json.dumps(planview.as_json(planned), indent=2))
@@ -194,7 +188,7 @@ def report(run: Path, quiet: bool) -> int:
 
 
 @cli.command()
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("run", required=False, type=_PATH)
 @click.option("--all", "every", is_flag=True, help="Every run below --runs, as without a RUN.")
 @_RUNS
 @_FORMAT
@@ -231,6 +225,21 @@ def ps(runs: Path, form: str) -> int:
     rows = [one.model_dump(mode="json") for one in found]
     click.echo(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
     return errors.EXIT_PASS
+
+
+@cli.command()
+@click.option("--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens.")
+@click.option("--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run.")
+@click.option("--address", required=True, help="Of this node, as other nodes reach it.")
+@click.option("--token-file", required=True, type=_PATH, help="The run's token, hexadecimal, mode 0600.")
+@click.option("--scratch", required=True, type=_PATH, help="For event logs and outputs until they are sent.")
+@click.option("--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness.")
+def agent(**options: Any) -> int:
+    """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
+    from harness.recipe import recipe
+    from recovery.nodes.serve import serve
+
+    return serve(recipe=recipe(), **options)
 
 
 @cli.command()
@@ -310,17 +319,6 @@ def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = Non
     return load(path, catalogue or build_catalogue(), overrides=overrides, env=os.environ)
 
 
-def _chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells named by ``--cell``; all without it."""
-    from chaos.loading.diagnostics import unknown
-
-    known = [cell.id for cell in loaded.cells]
-    for name in only:
-        if name not in known:
-            raise errors.ScenarioError(f"--cell: {unknown('cell', name, known)}")
-    return tuple(cell for cell in loaded.cells if not only or cell.id in only)
-
-
 def _heal_before(runs: Path) -> None:
     """Undo what dead runs have left, before another one starts; says only what it did or could not do."""
     from harness.heal import heal_all
@@ -385,11 +383,9 @@ def _entries(kind: str) -> list[Entry]:
         ]
     catalogue = build_catalogue()
     if kind == "faults":
-        offers = {
-            name: None if each.emulates else each.offers for name, each in _launchers(catalogue).items()
-        }
+        able = {name: None if each.emulates else each for name, each in _launchers(catalogue).items()}
         return [
-            listing.fault_entry(name, cast("Any", model), offers) for name, model in catalogue.faults.items()
+            listing.fault_entry(name, cast("Any", model), able) for name, model in catalogue.faults.items()
         ]
     models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
     return [listing.model_entry(name, model) for name, model in models.items()]

@@ -20,7 +20,7 @@ class Where(StrEnum):
     NODE = "node"  # the supervisor, on all processes of a node
     RANK = "rank"  # an agent inside the rank, at a step and phase boundary
     CHECKPOINT = "checkpoint"  # the supervisor, on files of the run's own checkpoints
-    LINK = "link"  # the proxy that the ranks' connections go through
+    LINK = "link"  # the connections between ranks: a proxy that they go through, or the kernel between nodes
     STORAGE = "storage"  # the file system that holds the checkpoints
     STORE = "store"  # the process that holds the key-value store
     COORDINATOR = "coordinator"  # the process that supervises the job
@@ -38,11 +38,16 @@ class Need(StrEnum):
     """What a launcher must be able to do for some faults."""
 
     MOUNT = "mount"  # checkpoints on a file system of their own, limited in size
-    CGROUP = "cgroup"  # limits on memory and processor time
-    LINK_PROXY = "link-proxy"  # the ranks' connections go through a proxy
+    CGROUP = "cgroup"  # a rank can limit its own processor time
+    MEMORY = (
+        "memory"  # a limit on the memory of a process, or of its node, that the kernel enforces by killing
+    )
+    QUOTA = "quota"  # a limit on the processor time of a node's processes
+    LINKS = "links"  # connections between ranks can be shaped: by a proxy, or by the kernel between nodes
     STORE_PROCESS = "store-process"  # the key-value store is a process of its own
     COORDINATOR_PROCESS = "coordinator-process"  # the supervisor can be lost while the ranks live on
     NODES = "nodes"  # ranks are grouped into nodes that can be lost as a whole
+    MACHINES = "machines"  # a node is something of its own, that can be cut off from its coordinator too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +106,11 @@ class Fault(BaseModel):
         """What it needs with its parameters; default: ``needs``."""
         return self.needs
 
-    def acts(self, *, cuda: bool) -> Fidelity:
-        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``: on CUDA devices."""
+    def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
+        """Whether its mechanism is real with its parameters, where ranks are processes; ``cuda``: on CUDA devices;
+        ``real``: what of its needs the launcher meets with the thing itself (``Launcher.real``)."""
+        if self.wants() & real:
+            return Fidelity.REAL
         return self.on_cuda if cuda and self.on_cuda is not None else self.fidelity
 
     @abstractmethod

@@ -12,7 +12,8 @@ from chaos.fault import Landed, Occurrence
 
 def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:
     """What an uninvolved client measured on the link under the fault: ``measured_round_trip_s`` and
-    ``measured_mbit_per_s``, None where nothing came through; None as a whole: it has not measured yet."""
+    ``measured_mbit_per_s``, None where nothing came through, and ``by`` what the link is shaped; None as a whole: it
+    has not measured yet."""
     for event in events:
         mine = event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault
         seen = event.data["evidence"] if mine and event.data["occurrence"] == occurrence.number else {}
@@ -20,6 +21,7 @@ def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any]
             return {
                 "measured_round_trip_s": seen["round_trip_s"],
                 "measured_mbit_per_s": seen["mbit_per_s"],
+                "by": seen.get("by", ""),
             }
     return None
 

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
 from chaos.errors import ScenarioError
-from chaos.fault import Fault, Need
+from chaos.fault import Fault, Fidelity, Need
 from chaos.loading.source import read_document
 
 
@@ -59,17 +59,23 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
     return Entry(name=name, summary=first_sentence(model) if model.__doc__ else "", parameters=parameters)
 
 
-def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, frozenset[Need] | None]) -> Entry:
-    """A fault kind, with its fidelity under each launcher.
+class Abilities(Protocol):
+    """Of a launcher: see ``harness.launcher.Launcher``."""
 
-    ``launchers``: what each offers; None: it simulates everything.
-    """
+    offers: ClassVar[frozenset[Need]]
+    real: ClassVar[frozenset[Need]]
+
+
+def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, type[Abilities] | None]) -> Entry:
+    """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that simulates everything."""
     columns = {"acts on": kind.where.value}
-    for launcher, offers in launchers.items():
-        if offers is None:
+    for launcher, able in launchers.items():
+        if able is None:
             columns[launcher] = "simulated"
-        elif kind.needs - offers:
+        elif kind.needs - able.offers:
             columns[launcher] = "-"
+        elif kind.needs & able.real:
+            columns[launcher] = Fidelity.REAL.value
         else:
             columns[launcher] = kind.fidelity.value
             if kind.on_cuda not in (None, kind.fidelity):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 
 class ProcessTarget(Protocol):
@@ -46,6 +46,21 @@ class NodeTarget(Protocol):
     @property
     def processes(self) -> Sequence[ProcessTarget]:
         """Everything that lives there now."""
+
+    def kill(self) -> Mapping[str, Any]:
+        """End the nodes, or all that lives there where they are only names; says how."""
+
+    def pause(self) -> Mapping[str, Any]:
+        """Let nothing there run; says how."""
+
+    def resume(self) -> None:
+        """Undo ``pause``; safe to repeat, and when they are gone."""
+
+    def ration(self, cores: float) -> None:
+        """Let each node have so much processor time. Raises OSError or RuntimeError."""
+
+    def unration(self) -> None:
+        """Undo ``ration``; safe to repeat, and when they are gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +143,6 @@ class RankTarget(Protocol):
     body: Body
     signs: Signs
 
-    def set_link(
-        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
-    ) -> None:
-        """Limit the communication path of this rank (None: unlimited): all its collectives by a token bucket, or
-        each of its links to others by the proxy. Raises RuntimeError without a proxy."""
-
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """Stretch this rank's compute phases to ``factor`` times their length (1: not at all); says how it is done."""
 
@@ -191,8 +200,14 @@ class LinkTarget(Protocol):
 
     links: Sequence[tuple[int, int]]
 
-    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> None:
-        """Shape the links from now on, and those back too if ``both_ways``."""
+    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> str:
+        """Shape the links from now on, and those back too if ``both_ways``; by what means. Raises RuntimeError."""
+
+    def pace(self, bytes_per_s: float | None, latency_s: float) -> None:
+        """Limit the collectives of the ranks at the sources of the links, by a token bucket in each (None: no more)."""
+
+    def cut_control(self, cut: bool) -> None:
+        """Cut the nodes of these ranks off from their coordinator too, or no more. Raises RuntimeError."""
 
 
 class StorageTarget(Protocol):

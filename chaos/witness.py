@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from chaos.events import Event, Kind
 from chaos.fault import Landed, Occurrence
+
+ENDED = ("exited", "dead", "removed")
+"""States of a machine that has ended."""
 
 
 def exit_of(occurrence: Occurrence, events: Sequence[Event], process: str | None = None) -> Event | None:
@@ -53,6 +57,31 @@ def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> 
     return Landed(
         witness="kernel: wait status", evidence={"signal": signum, "processes": list(occurrence.processes)}
     )
+
+
+def machines_ended(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:
+    """All machines hit ended by their platform's account, and so did the processes on them; where there are no
+    machines, every process hit ended by the signal, and nobody else had asked for it."""
+    effects = effects_of(occurrence, events)
+    if not any("machines" in effect for effect in effects):
+        return all_exited(occurrence, events, signum)
+    gone = {event.data["process"] for event in events if event.kind is Kind.PROCESS_EXITED}
+    states = next((effect["nodes"] for effect in effects if "nodes" in effect), None)
+    if states is None or not set(occurrence.processes) <= gone:
+        return None
+    if any(seen.get("state") not in ENDED for seen in states.values()):
+        return None
+    evidence = {"nodes": states, "processes": list(occurrence.processes)}
+    return Landed(witness="platform: state of the machine", evidence=evidence)
+
+
+def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[str, Any]]:
+    """What was seen of an occurrence so far."""
+    return [
+        event.data["evidence"] for event in events
+        if event.kind is Kind.FAULT_EFFECT
+        and (event.data["fault"], event.data["occurrence"]) == (occurrence.fault, occurrence.number)
+    ]  # fmt: skip
 
 
 def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:

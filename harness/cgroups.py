@@ -74,6 +74,12 @@ class CgroupControl:
             "cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota), "cpu.max": f"{quota} {PERIOD_US}",
         })  # fmt: skip
 
+    def limit_cores(self, processes: Sequence[str], cores: float) -> None:
+        """Share so much processor time out among them. Raises OSError."""
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                self.limit_cpu(process, cores / len(processes))
+
     def throttled(self, process: str) -> int:
         """In how many periods the kernel kept it waiting."""
         with contextlib.suppress(OSError):

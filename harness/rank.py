@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from chaos import plugins
 from chaos.events import EventWriter
-from harness.links.route import Router
+from harness.links.route import Address, Router
 from harness.stores import StoreConfig, be_store
 from harness.workload import Workload
 from recovery.agent import Agent
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class RankConfig(Birth):
     """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
-    ``link_proxy``: the door (port) of the link proxy, if connections to peers go through one;
+    ``link_proxy``: the door of the link proxy, if connections to peers go through one;
     ``group``: name of the arm's control groups, if its faults need some."""
 
     role: Literal["worker", "spare"]
@@ -41,7 +41,7 @@ class RankConfig(Birth):
     device: str
     threads: int
     job: dict[str, Any]
-    link_proxy: int | None = None
+    link_proxy: Address | None = None
     group: str | None = None
 
 
@@ -88,7 +88,6 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
     router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
     job.dial = router
     faults = FaultAgent(job, config.group)
-    faults.router = router
     job.probe = faults
     job.agent.on_extra = faults.on_command
 

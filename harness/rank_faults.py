@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +22,7 @@ from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Fault, Where
 from chaos.schedule import NEXT_STEP
-from chaos.targets import DiskTrouble, LinkShape
-from harness.links.route import Router
+from chaos.targets import DiskTrouble
 from harness.shims.body import BodyShim
 from harness.shims.disk import DiskShim
 from harness.shims.signs import SignsShim
@@ -71,8 +70,6 @@ class FaultAgent:
         self._answer = threading.Event()
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.active = False
-        self.router: Router | None = None  # to the link proxy
-        self._shaped: set[str] = set()
         self._holds = False  # at a point, until the supervisor answers
         self.rank = -1
         self.step = 0
@@ -113,6 +110,10 @@ class FaultAgent:
                 self._miss()
         elif topic == "hog":
             self.body.hog(payload["at_most_mib"])
+        elif topic == "pace":
+            rate = payload["bytes_per_s"]
+            bucket = _TokenBucket(rate, payload["latency_s"], self._sleep) if rate else None
+            self._job.reducer.pace = bucket.take if bucket else None
         elif topic == "disk":
             self.disk.break_next_save(payload)
             self._job.checkpoints.disk = self.disk
@@ -173,19 +174,6 @@ class FaultAgent:
                 self._heal(lasting)
 
     # ---- RankTarget
-
-    def set_link(
-        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
-    ) -> None:
-        """See chaos.targets.RankTarget."""
-        if method == "proxy":
-            if self.router is None:
-                raise RuntimeError("no link of this rank leads through a proxy")
-            self._shaped |= set(self._job.peers)  # also those that have left since: they may come back
-            self.router.shape(sorted(self._shaped), LinkShape(bytes_per_s=bytes_per_s, delay_s=latency_s))
-            return
-        bucket = _TokenBucket(bytes_per_s, latency_s, self._sleep) if bytes_per_s else None
-        self._job.reducer.pace = bucket.take if bucket else None
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.targets.RankTarget."""

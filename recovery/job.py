@@ -70,7 +70,6 @@ class Job(JobFacts):
         self.over = False
         self._in_step = False
         self.rank = -1
-        self.peers: tuple[str, ...] = ()  # the other processes of the generation
         self.world = 0
         self.layout = Layout(world=1)
         self.generation = 0
@@ -307,7 +306,6 @@ class Job(JobFacts):
         self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
         self.layout = Layout(world=self.world, shards=order.shards)
         self._take_part()
-        self.peers = tuple(name for name in order.members if name != self.config.process)
         self.writer.generation = order.generation
         self.examine = order.examine
         self.marks.begin(order.generation, self.state.step)

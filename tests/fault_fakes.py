@@ -150,9 +150,30 @@ class FakeNode:
     def __init__(self) -> None:
         self.nodes = (1,)
         self.processes = (FakeProcess(), FakeProcess())
+        self.cores: float | None = None
+
+    def kill(self) -> dict[str, Any]:
+        return self._signal(signal.SIGKILL)
+
+    def pause(self) -> dict[str, Any]:
+        return self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def ration(self, cores: float) -> None:
+        self.cores = cores
+
+    def unration(self) -> None:
+        self.cores = None
 
     def look(self) -> tuple[Any, ...]:
-        return tuple(process.look() for process in self.processes)
+        return (self.cores, *(process.look() for process in self.processes))
+
+    def _signal(self, signum: int) -> dict[str, Any]:
+        for process in self.processes:
+            process.signal(signum)
+        return {"signal": signum}
 
 
 class FakeBody:
@@ -209,7 +230,6 @@ class FakeRank:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.model(torch.ones(1, 3)).sum().backward()
         self.rank, self.step, self.seed = 1, 20, 5
-        self.link: tuple[float | None, float] = (None, 0)
         self.slowdown = 1.0
         self.loss: Callable[[Any], Any] | None = None
         self.body = FakeBody()
@@ -220,9 +240,6 @@ class FakeRank:
         self.rng, self.samples, self.data_delay_s = 7, [1, 2, 3], 0.0
         self.poison: int | None = None
         self.pending: list[Callable[[], None]] = []
-
-    def set_link(self, bytes_per_s: float | None, latency_s: float, *, method: str = "bucket") -> None:
-        self.link = (bytes_per_s, latency_s)
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         self.slowdown = factor
@@ -284,7 +301,6 @@ class FakeRank:
             *grads,
             *self.body.done,
             *self.signs.look(),
-            self.link,
             self.slowdown,
             str(loss),
             self.disk,
@@ -324,14 +340,24 @@ class FakeLinks:
     def __init__(self) -> None:
         self.links = ((1, 0), (1, 2))
         self.shapes: dict[tuple[int, int], LinkShape] = {}
+        self.paced: tuple[float | None, float] = (None, 0)
+        self.cut = False
 
-    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> None:
+    def shape(self, shape: LinkShape, *, both_ways: bool = False) -> str:
         back = [(dst, src) for src, dst in self.links] if both_ways else []
         for link in [*self.links, *back]:
             self.shapes[link] = shape
+        return "a fake"
+
+    def pace(self, bytes_per_s: float | None, latency_s: float) -> None:
+        self.paced = (bytes_per_s, latency_s)
+
+    def cut_control(self, cut: bool) -> None:
+        self.cut = cut
 
     def look(self) -> tuple[Any, ...]:
-        return tuple(sorted((link, str(s)) for link, s in self.shapes.items() if s != LinkShape()))
+        shaped = sorted((link, str(s)) for link, s in self.shapes.items() if s != LinkShape())
+        return (self.paced, self.cut, *shaped)
 
 
 class FakeCheckpoint:

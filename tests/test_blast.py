@@ -48,7 +48,7 @@ def test_what_is_allowed_leaves_enough(healthy: int, hit: int, least: int) -> No
 
 
 def test_privileges() -> None:
-    assert privilege({Need.NODES, Need.MOUNT}) == "root" and privilege({Need.LINK_PROXY}) == "none"
+    assert privilege({Need.NODES, Need.MOUNT}) == "root" and privilege({Need.LINKS}) == "none"
     assert may_need(BlastRadius(), {Need.MOUNT})
     assert not may_need(BlastRadius(privileges="net_admin"), {Need.MOUNT})
     assert may_need(BlastRadius(privileges="none"), {Need.NODES})

@@ -15,7 +15,9 @@ from chaos.targets import LinkShape, LinkTarget
 
 
 class LinkDelay(Fault):
-    """Bytes on the links come later: a longer way, a full buffer. By the link proxy; emulated above TCP.
+    """Bytes on the links come later: a longer way, a full buffer. Real where the
+    kernel carries the links between nodes (docker: netem, or where it has none a queue of packets in the receiver's
+    namespace), else emulated above TCP by the link proxy.
 
     ``delay_ms``, give or take ``jitter_ms`` (order is kept). Landed: the job's own timing of its collectives grew
     by at least half of the delay; the probe's measured round trip stands beside it.
@@ -23,7 +25,7 @@ class LinkDelay(Fault):
 
     where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 
@@ -32,8 +34,8 @@ class LinkDelay(Fault):
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Delay the links."""
-        target.shape(LinkShape(delay_s=self.delay_ms / 1000, jitter_s=self.jitter_ms / 1000))
-        return {"requested_delay_ms": self.delay_ms, "requested_jitter_ms": self.jitter_ms}
+        by = target.shape(LinkShape(delay_s=self.delay_ms / 1000, jitter_s=self.jitter_ms / 1000))
+        return {"requested_delay_ms": self.delay_ms, "requested_jitter_ms": self.jitter_ms, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
         """As before."""

@@ -14,15 +14,16 @@ from chaos.targets import LinkShape, LinkTarget
 
 
 class LinkFlap(Fault):
-    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose plug. Emulated.
+    """The links pass nothing for ``down_s`` seconds, everything for ``up_s``, and so on: a loose plug. Real where the
+    kernel carries the links between nodes (docker: packets are dropped in turn), else emulated by the link proxy.
 
-    By the link proxy, both ways, beginning down; connections live on. Landed: a collective of the job took half of
+    Both ways, beginning down; connections live on. Landed: a collective of the job took half of
     ``down_s`` longer than usual before, or the job gave the group up for a stuck collective.
     """
 
     where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True
 
     down_s: float = Field(gt=0, le=600)
@@ -30,8 +31,8 @@ class LinkFlap(Fault):
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Begin with the first time down."""
-        target.shape(LinkShape(down_s=self.down_s, up_s=self.up_s), both_ways=True)
-        return {"requested_down_s": self.down_s, "requested_up_s": self.up_s}
+        by = target.shape(LinkShape(down_s=self.down_s, up_s=self.up_s), both_ways=True)
+        return {"requested_down_s": self.down_s, "requested_up_s": self.up_s, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
         """Up for good."""

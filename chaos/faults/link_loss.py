@@ -17,16 +17,17 @@ LATE_S = 0.15  # most of a retransmission timeout of 0.2 s
 
 
 class LinkLoss(Fault):
-    """Segments are lost, so that they come a retransmission later: a bad cable, a full switch. Emulated.
+    """Segments are lost, so that they come a retransmission later: a bad cable, a full switch. Real
+    where the kernel carries the links between nodes (docker: it drops packets of a segment each); else emulated.
 
-    By the link proxy: a segment chosen to be lost, and all bytes behind it, wait one retransmission timeout (200 ms,
-    Linux's least). No byte is ever dropped: TCP would not drop it either. ``percent``: share of segments of 1448
-    bytes. Landed: in some of the job's steps a collective took a timeout longer than it usually did before.
+    Emulated by the link proxy: a segment chosen to be lost, and all bytes behind it, wait one retransmission timeout
+    (200 ms, Linux's least). No byte is lost, as none is to who uses TCP. ``percent``: share of segments of 1448 bytes.
+    Landed: in some of the job's steps a collective took a timeout longer than it usually did before.
     """
 
     where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 
@@ -34,8 +35,8 @@ class LinkLoss(Fault):
 
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Lose segments."""
-        target.shape(LinkShape(loss=self.percent / 100))
-        return {"requested_loss_percent": self.percent}
+        by = target.shape(LinkShape(loss=self.percent / 100))
+        return {"requested_loss_percent": self.percent, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
         """As before."""

@@ -1,4 +1,4 @@
-"""A rank's link becomes slow."""
+"""A rank's links become slow."""
 
 from __future__ import annotations
 
@@ -9,41 +9,51 @@ from pydantic import Field
 
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.targets import RankTarget
+from chaos.linkevidence import probed
+from chaos.targets import LinkShape, LinkTarget
 
 TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
 
 
 class LinkThrottle(Fault):
-    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated.
+    """What a rank sends passes slowly: a congested switch, a downgraded NIC. Emulated by ``bucket``; by ``links`` real
+    where the kernel carries the links between nodes (docker), emulated by the link proxy elsewhere.
 
     ``mbit_per_s``: rate. ``method``: ``bucket``, a token bucket in the rank's communication path, for any backend,
-    ``latency_ms`` added to each collective; ``proxy``, the link proxy on each link to another rank, ``latency_ms``
-    added to each chunk. Landed: the job's own
-    timing of its collectives shows a bandwidth near or below the requested one, and lower than before.
+    ``latency_ms`` added to each collective; ``links``, each of its links to ranks elsewhere, with ``latency_ms`` of
+    delay. Landed: the job's own timing of its collectives shows a bandwidth near or below the requested one, and lower
+    than before; with ``links`` an uninvolved client, which measures the first link, has to find that too.
     """
 
-    where: ClassVar[Where] = Where.RANK
+    where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 
     mbit_per_s: float = Field(gt=0)
     latency_ms: float = Field(default=0, ge=0)
-    method: Literal["bucket", "proxy"] = "bucket"
+    method: Literal["bucket", "links"] = "bucket"
 
     def wants(self) -> frozenset[Need]:
-        """The proxy, for its method."""
-        return frozenset({Need.LINK_PROXY}) if self.method == "proxy" else frozenset()
+        """Links, for their method."""
+        return frozenset({Need.LINKS}) if self.method == "links" else frozenset()
 
-    def act(self, target: RankTarget) -> Mapping[str, Any]:
-        """Install the bucket."""
-        target.set_link(self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000, method=self.method)
-        return {"requested_mbit_per_s": self.mbit_per_s, "method": self.method}
+    def act(self, target: LinkTarget) -> Mapping[str, Any]:
+        """Install the bucket, or shape the links."""
+        rate, latency_s = self.mbit_per_s * 1e6 / 8, self.latency_ms / 1000
+        by = "token bucket in the rank"
+        if self.method == "bucket":
+            target.pace(rate, latency_s)
+        else:
+            by = target.shape(LinkShape(bytes_per_s=rate, delay_s=latency_s))
+        return {"requested_mbit_per_s": self.mbit_per_s, "method": self.method, "by": by}
 
-    def heal(self, target: RankTarget) -> None:
+    def heal(self, target: LinkTarget) -> None:
         """Remove it."""
-        target.set_link(None, 0, method=self.method)
+        if self.method == "bucket":
+            target.pace(None, 0)
+        else:
+            target.shape(LinkShape())
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Bytes and seconds of the target's collectives in its first three steps under it, and before."""
@@ -54,14 +64,22 @@ class LinkThrottle(Fault):
         if len(during) < 3 or not before:
             return None
         measured, usual = _mbit_per_s(during), _mbit_per_s(before)
-        if measured > self.mbit_per_s * (1 + TOLERANCE) or measured >= usual:
+        most = self.mbit_per_s * (1 + TOLERANCE)
+        if measured > most or measured >= usual:
             return None
-        evidence = {
-            "requested_mbit_per_s": self.mbit_per_s,
-            "measured_mbit_per_s": round(measured, 2),
+        evidence: dict[str, Any] = {
+            "requested_mbit_per_s": self.mbit_per_s, "job_mbit_per_s": round(measured, 2),
             "before_mbit_per_s": round(usual, 2),
-        }
-        return Landed(witness="job: timing of collectives", evidence=evidence)
+        }  # fmt: skip
+        if self.method == "bucket":
+            evidence["measured_mbit_per_s"] = evidence["job_mbit_per_s"]
+            return Landed(witness="job: timing of collectives", evidence=evidence)
+        client = probed(occurrence, events)
+        if client is None or client["measured_mbit_per_s"] is None or client["measured_mbit_per_s"] > most:
+            return None
+        return Landed(
+            witness="an uninvolved client on the link, and the job", evidence=evidence | dict(client)
+        )
 
 
 def _mbit_per_s(commits: Sequence[Event]) -> float:

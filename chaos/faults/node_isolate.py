@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from chaos.events import Event
 from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
@@ -14,26 +14,38 @@ LEAST_S = 0.2
 
 
 class NodeIsolate(Fault):
-    """Nothing passes between the ranks of one node and all others: its switch port is dead. Emulated.
+    """Nothing passes between the ranks of one node and all others: its switch port is dead. Real where the kernel
+    carries the links between nodes (docker); elsewhere emulated by the link proxy.
 
-    As partition, by the link proxy; choose the node with ``target: {node: n, select: all}``. The node's ranks talk
-    on among themselves, and the supervisor hears them. Landed: a collective of the job stood still for 0.2 s, or
-    the job gave the group up for a stuck collective; whether a probe came through stands beside it.
+    Choose the node with ``target: {node: n, select: all}``. The node's ranks talk on among themselves. The supervisor
+    hears them, as over a network of its own for control; ``control: cut`` takes that away too (needs nodes that are
+    machines). Landed: a collective of the job stood still for 0.2 s, or the job gave the group up for a stuck
+    collective; whether a probe came through stands beside it.
     """
 
     where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINK_PROXY})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True
     separates: ClassVar[bool] = True
 
+    control: Literal["kept", "cut"] = "kept"
+
+    def wants(self) -> frozenset[Need]:
+        """A machine, to cut it off from its coordinator."""
+        return self.needs | ({Need.MACHINES} if self.control == "cut" else frozenset())
+
     def act(self, target: LinkTarget) -> Mapping[str, Any]:
         """Cut."""
-        target.shape(LinkShape(blocked=True), both_ways=True)
-        return {"cut_links": [list(link) for link in target.links]}
+        by = target.shape(LinkShape(blocked=True), both_ways=True)
+        if self.control == "cut":
+            target.cut_control(True)
+        return {"cut_links": [list(link) for link in target.links], "control": self.control, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
         """Whole again."""
+        if self.control == "cut":
+            target.cut_control(False)
         target.shape(LinkShape(), both_ways=True)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

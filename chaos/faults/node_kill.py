@@ -9,26 +9,25 @@ from typing import Any, ClassVar
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import NodeTarget
-from chaos.witness import all_exited
+from chaos.witness import machines_ended
 
 
 class NodeKill(Fault):
-    """SIGKILL to all processes of a node within about a millisecond: power loss, a kernel panic. The deaths are real;
-    where nodes are only names (the local launcher) the machine itself stays.
+    """The node ends at once with everything on it, as by power loss or a kernel panic. Real: its machine is killed
+    where it has one (a container); where nodes are only names (the local launcher), all its processes are.
 
-    One incident, however many processes. Replacements may come to the node again: it is thought of as replaced.
-    Landed: the kernel reports that each of its processes ended by that signal, which no supervisor had sent before.
+    One incident, however many processes. Where machines can begin anew, so does this one: it is thought of as replaced.
+    Landed: the platform says that the machine ended; without one, the kernel reports that each of its processes ended
+    by SIGKILL, which no supervisor had sent before.
     """
 
     where: ClassVar[Where] = Where.NODE
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES})
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
-        """Kill them."""
-        for process in target.processes:
-            process.signal(signal.SIGKILL)
-        return {"signal": "SIGKILL", "processes": len(target.processes)}
+        """Kill it."""
+        return target.kill()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit statuses of all."""
-        return all_exited(occurrence, events, signal.SIGKILL)
+        """The platform's word on the machines, and the ends of all processes."""
+        return machines_ended(occurrence, events, signal.SIGKILL)

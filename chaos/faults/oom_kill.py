@@ -8,22 +8,23 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events import Event, Kind
+from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import ProcessTarget
-from chaos.witness import exit_of
+from chaos.witness import effects_of, exit_of
 
 
 class OomKill(Fault):
-    """The process is put into a control group of its own with a memory limit ``spare_mib`` above what it uses, and a
-    thread of it allocates until the kernel kills it: a leak in a data loader. Real, as root with control groups.
+    """A memory limit is set ``spare_mib`` above what is used, and a thread of the process allocates until the kernel
+    kills it: a leak in a data loader. Real, as root with control groups, or in a container.
 
-    Nobody else is in the group, so nobody else can be killed. Healed by removing the group. Landed: the kernel counts
-    an out-of-memory kill in the group, and reports the process ended by SIGKILL.
+    The limit is of a control group of the process's own, in which nobody else can be killed; where its node is a
+    container, it is the container's, and the kernel kills whoever has most there. Healed by taking the limit away.
+    Landed: the kernel counts an out-of-memory kill there, and reports the process ended by SIGKILL.
     """
 
     where: ClassVar[Where] = Where.PROCESS
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.CGROUP})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MEMORY})
 
     spare_mib: int = Field(default=32, ge=8, le=4096, description="MiB it may still allocate")
 
@@ -39,13 +40,7 @@ class OomKill(Fault):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The kernel's count, and the reaped exit status."""
         ended = exit_of(occurrence, events)
-        counts = [
-            event.data["evidence"].get("oom_kills", 0)
-            for event in events
-            if event.kind is Kind.FAULT_EFFECT
-            and (event.data["fault"], event.data["occurrence"]) == (occurrence.fault, occurrence.number)
-        ]
-        kills = max(counts, default=0)
+        kills = max((effect.get("oom_kills", 0) for effect in effects_of(occurrence, events)), default=0)
         if ended is None or ended.data["signal"] != signal.SIGKILL or not kills:
             return None
         evidence = {"signal": ended.data["signal"], "oom_kills": kills}

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import NodeTarget
-from chaos.witness import all_exited
+from chaos.witness import machines_ended
 
 
 class RackKill(Fault):
-    """SIGKILL to all processes of all nodes of a rack at once: a lost power feed or switch, the correlated failure
-    that spares in the same rack do not help against. The deaths are real, as those of node-kill.
+    """All nodes of a rack end at once: a lost power feed or switch, the correlated failure that spares in the same
+    rack do not help against. Real, as node-kill.
 
-    ``launcher.nodes_per_rack`` says which nodes share a rack. One incident. Landed: the kernel reports that each of
-    its processes ended by that signal, which no supervisor had sent before.
+    ``launcher.nodes_per_rack`` says which nodes share a rack. One incident. Landed: as node-kill, by the platform's
+    word on its machines or the kernel's on the processes.
     """
 
     where: ClassVar[Where] = Where.NODE
@@ -26,10 +26,8 @@ class RackKill(Fault):
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
         """Kill them."""
-        for process in target.processes:
-            process.signal(signal.SIGKILL)
-        return {"signal": "SIGKILL", "processes": len(target.processes)}
+        return target.kill()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The reaped exit statuses of all."""
-        return all_exited(occurrence, events, signal.SIGKILL)
+        """The platform's word on the machines, and the ends of all processes."""
+        return machines_ended(occurrence, events, signal.SIGKILL)

@@ -35,7 +35,7 @@ class Straggler(Fault):
         """A control group for a quota."""
         return frozenset({Need.CGROUP}) if self.mode == "cgroup-quota" else frozenset()
 
-    def acts(self, *, cuda: bool) -> Fidelity:
+    def acts(self, *, cuda: bool, real: frozenset[Need] = frozenset()) -> Fidelity:
         """Only sleeping is an imitation."""
         return Fidelity.EMULATED if self.mode == "duty-cycle" else Fidelity.REAL
 

@@ -21,23 +21,22 @@ from harness.ledger import Ledger
 from harness.links.client import LinkProxy
 from harness.memory import in_memory, keepers_for
 from harness.needs import needs_of
-from harness.rank_setup import places, rank_config
+from harness.rank_setup import Desk, places, rank_config
+from harness.recipe import recipe
 from harness.rundir import RunDirectory
 from harness.storage import lacks_mount, mount_for
 from harness.stores import StoreKeeper
 from harness.undo import KillProcess, KillSession
 from harness.undoing import Undo
-from recovery.forkserver import ForkServer, start_cold
-from recovery.local import Children, rank_environment, start_store
+from recovery.local import start_store
 from recovery.marks import Mark
+from recovery.memory.housing import Here
+from recovery.nodes.node import Node
 from recovery.wire import Message
 
 HARDWARE_EVERY_S = 1.0
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
-WARM_MODULES = (
-    "numpy.random", "torch", "torch._dynamo", "torch.distributed.checkpoint", "harness.rank_faults", "harness.training",
-    "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
-)  # fmt: skip
+IN_GROUPS = frozenset({Need.CGROUP, Need.MEMORY, Need.QUOTA})
 
 
 class Local(Launcher):
@@ -47,12 +46,12 @@ class Local(Launcher):
     """
 
     offers: ClassVar[frozenset[Need]] = frozenset(
-        {Need.LINK_PROXY, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.MOUNT, Need.NODES, Need.CGROUP}
+        {Need.LINKS, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.MOUNT, Need.NODES} | IN_GROUPS
     )
 
     def lacks(self, need: Need) -> str | None:
         """Privileges."""
-        if need is Need.CGROUP:
+        if need in IN_GROUPS:
             return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
@@ -92,7 +91,8 @@ class LocalSession:
 
     def __init__(self) -> None:
         processes.become_subreaper()
-        self.zygote = ForkServer("harness.rank:start", WARM_MODULES, _environment())
+        self.recipe = recipe()
+        self.zygote = self.recipe.server()
         self._noted = False
 
     def cluster(self, setup: ArmSetup) -> LocalCluster:
@@ -114,9 +114,9 @@ class LocalCluster:
     def __init__(self, session: LocalSession, setup: ArmSetup) -> None:
         self._session = session
         self._setup = setup
-        self._children = Children()
-        self.places = places(setup)[0]
-        self._nvml = nvml_events() if self.places[0].startswith("cuda") else None
+        self._node = Node(session.zygote, session.recipe)
+        self._places, self._backend = places(setup)
+        self._nvml = nvml_events() if self._places[0].startswith("cuda") else None
         self._hardware_due_s = 0.0
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
@@ -128,16 +128,38 @@ class LocalCluster:
             self.store_port = self.store.port
         self.storage = mount_for(setup)
         self._pids: dict[str, int] = {}
-        wanted = Need.CGROUP in needs_of(setup.cell)
+        wanted = bool(needs_of(setup.cell) & IN_GROUPS)
         name = f"{setup.run.root.name}-{setup.id}-{os.getpid()}"
         self._group = name if wanted else None
         self.groups = CgroupControl(name, self._pids.__getitem__) if wanted else None
-        self.links = LinkProxy() if Need.LINK_PROXY in needs_of(setup.cell) else None
-        self.keepers = keepers_for(setup, session.zygote.fork)
+        self.links = LinkProxy() if Need.LINKS in needs_of(setup.cell) else None
+        self.keepers = keepers_for(setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id)))
+
+    @property
+    def machines(self) -> None:
+        """Nodes are only names here."""
 
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment."""
         return {"pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns()}
+
+    def places_on(self, node: int) -> Sequence[str]:
+        """This machine's, whichever the node."""
+        return self._places
+
+    def usable(self) -> range:
+        """All."""
+        return range(self._setup.cell.scenario.topology.nodes)
+
+    def news(self) -> tuple[()]:
+        """Nodes neither come nor go."""
+        return ()
+
+    def away(self) -> None:
+        """Nothing is on another machine."""
+
+    def back(self) -> None:
+        """Nothing is on another machine."""
 
     def now_ns(self) -> int:
         """Monotonic nanoseconds."""
@@ -145,22 +167,16 @@ class LocalCluster:
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
-        config = rank_config(self._setup, name=name, role=role, device=device)
-        if self.keepers is not None:
-            config = config.model_copy(
-                update={"job": {**config.job, "memory": in_memory(self._setup, self.keepers, node)}}
-            )
-        if self.links is not None:
-            config = config.model_copy(update={"link_proxy": self.links.door})
-        config = config.model_copy(update={"group": self._group})
+        run, arm = self._setup.run, self._setup.id
+        desk = Desk(
+            events=run.events(arm), logs=run.logs(arm), device=device, backend=self._backend,
+            memory=in_memory(self._setup, self.keepers, node), group=self._group,
+            door=self.links.door if self.links is not None else None,
+        )  # fmt: skip
+        config = rank_config(self._setup, desk, name=name, role=role)
         data = config.model_dump_json().encode()
 
-        def start(fds: list[int]) -> int:
-            if mode == "warm":
-                return self._session.zygote.fork(data, fds)
-            return start_cold("harness.rank", data, fds, _environment())
-
-        pid = self._children.spawn(name, start, log=config.events / f"{name}.jsonl")
+        pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")
         self._pids[name] = pid
         return pid
 
@@ -179,30 +195,30 @@ class LocalCluster:
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""
-        return self._children.send(name, message)
+        return self._node.send(name, message)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal through the pidfd."""
-        self._children.signal(name, signum)
+        self._node.signal(name, signum)
 
     def mark(self, name: str) -> Mark:
         """The progress mark."""
-        return self._children.mark(name)
+        return self._node.mark(name)
 
     def os_state(self, name: str) -> str:
         """From /proc."""
-        return self._children.os_state(name)
+        return self._node.os_state(name)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits; a process's last messages come before its exit."""
         if self.store is not None:
             self.store.look()
             self.store_port = self.store.port
-        return self._children.wait(timeout_s)
+        return self._node.wait(timeout_s)
 
     def close(self) -> Leftovers:
         """Kill and reap everything, close the store, free shared memory, and look for what is left."""
-        alive = self._children.close()
+        alive = self._node.close()
         if self.storage is not None:
             self.storage.close()
         if self.links is not None:
@@ -220,8 +236,3 @@ class LocalCluster:
         memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
         ports = [self.store_port] if processes.listens(self.store_port) else []
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
-
-
-def _environment() -> dict[str, str]:
-    """Of rank processes: one thread each, whatever the user's shell says."""
-    return {**rank_environment(), "OMP_NUM_THREADS": "1"}

@@ -11,6 +11,7 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from chaos.targets import LinkShape
 from harness.links.messages import CloseForward, Done, Forward, Link, Probe, Probed, Routed, SetShape, line
+from recovery.jobconfig import LOOPBACK
 from recovery.processes import readable
 
 START_LIMIT_S = 30.0
@@ -19,15 +20,16 @@ REAP_LIMIT_S = 5.0
 
 
 class LinkProxy:
-    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it."""
+    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it. ``host``: where it listens;
+    ``door``: where ranks ask for routes."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         import os
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.links.proxy", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "harness.links.proxy", str(theirs.fileno()), str(os.getpid()), host],
                 pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError as error:
@@ -39,14 +41,19 @@ class LinkProxy:
         self._probes: dict[int, Mapping[str, float | None]] = {}
         self._count = 0
         ours.settimeout(START_LIMIT_S)
-        self.door = Routed.model_validate_json(self._line()).port
+        self.door = (host, Routed.model_validate_json(self._line()).port)
         ours.settimeout(ANSWER_LIMIT_S)
 
-    def shape(self, links: Sequence[Link], shape: LinkShape) -> None:
+    def refuses(self, link: Link) -> str | None:
+        """All connections between ranks lead through it."""
+        return None
+
+    def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """Shape directed links, by names of processes; in force when this returns. Raises InfrastructureError."""
         self._say(line(SetShape(links=list(links), shape=shape)))
         while not self._take(self._line()):
             pass
+        return "link proxy"
 
     def forward(self, link: Link, host: str, port: int) -> int:
         """A port that leads to ``host:port`` along ``link``, for whoever connects. Raises InfrastructureError."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 
-from chaos.targets import LinkShape
-from harness.links.messages import Route, Routed, SetShape, line
+from harness.links.messages import Route, Routed, line
 
-HOST = "127.0.0.1"
 LIMIT_S = 5.0
 Address = tuple[str, int]
 
@@ -16,22 +13,18 @@ Address = tuple[str, int]
 class Router:
     """Leads the connections of process ``name`` through the proxy whose door is at ``door``."""
 
-    def __init__(self, name: str, door: int) -> None:
+    def __init__(self, name: str, door: Address) -> None:
         self._name = name
         self._door = door
 
     def __call__(self, peer: str, address: Address) -> Address:
         """Where to connect instead of to ``address``, where process ``peer`` listens. Raises RuntimeError."""
         request = Route(link=(self._name, peer), host=address[0], port=address[1])
-        return HOST, Routed.model_validate_json(self._ask(line(request))).port
-
-    def shape(self, peers: Sequence[str], shape: LinkShape) -> None:
-        """Shape the links from here to these processes."""
-        self._ask(line(SetShape(links=[(self._name, peer) for peer in peers], shape=shape)))
+        return self._door[0], Routed.model_validate_json(self._ask(line(request))).port
 
     def _ask(self, request: bytes) -> bytes:
         try:
-            with socket.create_connection((HOST, self._door), timeout=LIMIT_S) as sock:
+            with socket.create_connection(self._door, timeout=LIMIT_S) as sock:
                 sock.sendall(request)
                 with sock.makefile("rb") as answers:
                     answer = answers.readline()

@@ -53,15 +53,38 @@ class SimCluster:
         spec = setup.cell.scenario
         strategy = plugins.load("recovery.strategies", Strategy)[spec.recovery.strategy]
         spares = strategy(**spec.recovery.params).spares_wanted
-        self.places = devices.slots(spec.workload.ranks + spares)
-        self.groups = SimGroups(self._clock, lambda name: self._ranks[name].process)
+        self._places = devices.slots(spec.workload.ranks + spares)
+        self._nodes = range(spec.topology.nodes)
         self._config = replace(_rank_config(setup, timings), disk=self.storage.disk)
         self._behaviour = behaviour
         self._seed = f"{setup.seed}/{setup.arm}"
         self._ranks: dict[str, SimRank] = {}
+        self.groups = SimGroups(self._clock, self._ranks)
         self._groups: dict[int, Group] = {}
         self._reports: list[Report] = []
         self._last_report_ns: dict[str, int] = {}
+
+    @property
+    def machines(self) -> None:
+        """Simulated nodes are only names."""
+
+    def places_on(self, node: int) -> Sequence[str]:
+        """The arm's, whichever the node."""
+        return self._places
+
+    def usable(self) -> range:
+        """All nodes."""
+        return self._nodes
+
+    def news(self) -> tuple[()]:
+        """Nodes neither come nor go."""
+        return ()
+
+    def away(self) -> None:
+        """Nothing here is anybody's to lose but the coordinator's knowledge."""
+
+    def back(self) -> None:
+        """See ``away``."""
 
     def identity(self) -> dict[str, Any]:
         """The same in every run."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chaos import plugins
 from chaos.events import Kind
@@ -73,6 +73,7 @@ class SimFaultAgent:
         self._go: dict[str, Any] | None = None
         self._holding: int | None = None
         self._slowdown = 1.0
+        self.rationed = 1.0  # as many times as long for want of processor time
         self._rate = 0.0
         self._latency_s = 0.0
         self._free_at_ns = 0.0
@@ -111,6 +112,9 @@ class SimFaultAgent:
             self._job.send(Extra(topic="missed", payload=about))
         elif topic == "disk":
             self.disk.break_next_save(payload)
+        elif topic == "pace":
+            self._rate, self._latency_s = payload["bytes_per_s"] or 0.0, payload["latency_s"]
+            self._free_at_ns = 0.0
 
     def aborted(self) -> None:
         """The generation was aborted: a rank that holds notices within a look."""
@@ -155,8 +159,9 @@ class SimFaultAgent:
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
         """Stretch compute phases while slowed down."""
-        if self._slowdown > 1 and phase in ("forward", "backward"):
-            yield from self._sleep((self._slowdown - 1) * spent_ns)
+        factor = self._slowdown * self.rationed
+        if factor > 1 and phase in ("forward", "backward"):
+            yield from self._sleep((factor - 1) * spent_ns)
 
     def paced(self, size: int) -> Sleeping:
         """Wait until ``size`` more bytes may pass over the link."""
@@ -177,13 +182,6 @@ class SimFaultAgent:
                 )
 
     # ---- RankTarget
-
-    def set_link(
-        self, bytes_per_s: float | None, latency_s: float, *, method: Literal["bucket", "proxy"] = "bucket"
-    ) -> None:
-        """See chaos.targets.RankTarget."""
-        self._rate, self._latency_s = bytes_per_s or 0.0, latency_s
-        self._free_at_ns = 0.0
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.targets.RankTarget."""

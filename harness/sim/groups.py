@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from harness.sim.clock import Clock
-from harness.sim.process import Process
 from harness.sim.settings import MS
 from harness.undoing import Undo
+
+if TYPE_CHECKING:
+    from harness.sim.rank import SimRank
 
 ALLOCATION_MS_PER_MIB = 0.5
 
 
 class SimGroups:
-    """``process_of``: the simulated process of a name."""
+    """``ranks``: the simulated ranks by name."""
 
-    def __init__(self, clock: Clock, process_of: Callable[[str], Process]) -> None:
+    def __init__(self, clock: Clock, ranks: Mapping[str, SimRank]) -> None:
         self._clock = clock
-        self._process_of = process_of
+        self._ranks = ranks
         self._limits: dict[str, int] = {}
         self._kills: Counter[str] = Counter()
 
@@ -37,12 +40,22 @@ class SimGroups:
         """The simulated kernel's count."""
         return self._kills[process]
 
+    def limit_cores(self, processes: Sequence[str], cores: float) -> None:
+        """Each would use one."""
+        for process in processes:
+            self._ranks[process].faults.rationed = max(1.0, len(processes) / cores)
+
+    def throttled(self, process: str) -> int:
+        """At once, if at all."""
+        return int(self._ranks[process].faults.rationed > 1)
+
     def release(self, process: str) -> None:
         """No limit any more."""
         self._limits.pop(process, None)
+        self._ranks[process].faults.rationed = 1.0
 
     def _kill(self, process: str) -> None:
-        one = self._process_of(process)
+        one = self._ranks[process].process
         if process in self._limits and one.running and not one.stopped:
             self._kills[process] += 1
             one.signal(signal.SIGKILL)

@@ -26,13 +26,18 @@ class SimLinks:
         self._rules: dict[Link, Pacer] = {}
         self._probes: list[Mapping[str, Any]] = []
 
-    def shape(self, links: Sequence[Link], shape: LinkShape) -> None:
+    def refuses(self, link: Link) -> str | None:
+        """It knows them all."""
+        return None
+
+    def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """From now on."""
         for link in links:
             if shape == OPEN:
                 self._rules.pop(link, None)
             else:
                 self._rules[link] = Pacer(shape, self._now_s)
+        return "simulated"
 
     def probe(self, link: Link) -> int:
         """Known at once."""

@@ -147,8 +147,8 @@ class Attempt:
         job = self._job
         job.check()
         clock = job.process.clock
+        yield from job.faults.stretched(self._phase, clock.now_ns - self._since_ns)
         if job.faults.active:
-            yield from job.faults.stretched(self._phase, clock.now_ns - self._since_ns)
             job.faults.body.check()
         now = clock.now_ns
         self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
@@ -185,8 +185,7 @@ class Attempt:
         job.mark.collective(job.collectives)
         # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.mechanisms.reduce counts it.
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
-        if job.faults.active:
-            yield from job.faults.paced(self._wire_bytes)
+        yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
         part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted or self._due())
         takes_ns = job.config.timings.phase_ns("collective")

@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault import Fault
+from chaos.fault import Fault, Need
 from chaos.schedule import PlannedFault
 from chaos.targets import ProcessTarget
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.sites.process import ProcessHandle, stopped
 
+RUNS = ("running", "unknown", None)
+
 
 @dataclass(frozen=True)
 class NodeHandle:
     """Nodes that go together; see chaos.targets.NodeTarget."""
 
+    scene: Scene
     nodes: Sequence[int]
-    processes: Sequence[ProcessTarget]
+    names: Sequence[str]
+
+    @property
+    def processes(self) -> Sequence[ProcessTarget]:
+        """What lived there when it was made."""
+        return [ProcessHandle(self.scene, name) for name in self.names]
+
+    def kill(self) -> Mapping[str, Any]:
+        """The machines where there are some, else their processes."""
+        if self.scene.machines is not None:
+            return {"machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}}
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
+        return {"signal": "SIGKILL", "processes": len(self.names)}
+
+    def pause(self) -> Mapping[str, Any]:
+        """The machines where there are some, else their processes."""
+        if self.scene.machines is not None:
+            for node in self.nodes:
+                self.scene.machines.pause(node)
+            return {"paused": list(self.nodes)}
+        for process in self.processes:
+            process.signal(signal.SIGSTOP)
+        return {"signal": "SIGSTOP", "processes": len(self.names)}
+
+    def resume(self) -> None:
+        """Undo ``pause``."""
+        for node in self.nodes if self.scene.machines is not None else ():
+            assert self.scene.machines is not None
+            self.scene.machines.resume(node)
+        for process in self.processes if self.scene.machines is None else ():
+            process.signal(signal.SIGCONT)
+
+    def ration(self, cores: float) -> None:
+        """By the control groups of the arm."""
+        if self.scene.groups is None:
+            raise RuntimeError("there are no control groups here")
+        for node in self.nodes:
+            here = set(self.scene.on_node(node))
+            self.scene.groups.limit_cores([name for name in self.names if name in here], cores)
+
+    def unration(self) -> None:
+        """No limit any more."""
+        for name in self.names if self.scene.groups is not None else ():
+            assert self.scene.groups is not None
+            self.scene.groups.release(name)
 
 
 class NodeSite:
@@ -32,28 +81,43 @@ class NodeSite:
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
         """Everybody who is on the nodes now: ranks, spares, and those that only start."""
         if not getattr(type(fault), "whole_racks", False):
-            return [self._aim([node]) for node in planned.nodes]
+            return [self._aim(fault, [node]) for node in planned.nodes]
         racks: dict[int, list[int]] = {}
         for node in planned.nodes:
             racks.setdefault(self._scene.setup.cell.scenario.topology.rack_of(node), []).append(node)
-        return [self._aim(nodes, rack=rack) for rack, nodes in racks.items()]
+        return [self._aim(fault, nodes, rack=rack) for rack, nodes in racks.items()]
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Whether somebody is on each node."""
         return all(self._scene.on_node(node) for node in planned.nodes)
 
-    def _aim(self, nodes: Sequence[int], rack: int | None = None) -> Aim | Miss:
+    def _aim(self, fault: Fault, nodes: Sequence[int], rack: int | None = None) -> Aim | Miss:
         names = [name for node in nodes for name in self._scene.on_node(node)]
         who: dict[str, Any] = {"nodes": list(nodes), "processes": names}
         if rack is not None:
             who["rack"] = rack
         if not names:
             return Miss(who=who, reason=f"nobody is on node {', '.join(map(str, nodes))}")
-        handle = NodeHandle(nodes, [ProcessHandle(self._scene, name) for name in names])
-        return Aim(target=handle, who=who, processes=tuple(names), look=partial(_stopped, self._scene, names))
+        handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
+        if Need.QUOTA in fault.wants():
+            groups = self._scene.groups
+            undo = [record for name in names for record in groups.undo(name)] if groups is not None else []
+            look = partial(_waiting, self._scene, names)
+            return Aim(target=handle, who=who, processes=tuple(names), look=look, undo=undo)
+        look = partial(_changed, self._scene, nodes, names)
+        return Aim(target=handle, who=who, processes=tuple(names), look=look)
 
 
-def _stopped(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """The kernel's word that the processes are stopped, if all are."""
+def _changed(scene: Scene, nodes: Sequence[int], names: Sequence[str]) -> Mapping[str, Any] | None:
+    """The platform's word that no machine runs any more; without machines, the kernel's on the processes."""
+    if scene.machines is not None:
+        states = {str(node): dict(scene.machines.seen(node)) for node in nodes}
+        return None if any(seen.get("state") in RUNS for seen in states.values()) else {"nodes": states}
     seen = [stopped(scene, name) for name in names]
     return {"os_state": "T", "processes": list(names)} if all(seen) else None
+
+
+def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
+    """In how many periods the kernel kept them waiting for a processor."""
+    kept = sum(scene.groups.throttled(name) for name in names) if scene.groups is not None else 0
+    return {"throttled": kept} if kept else None

@@ -78,7 +78,7 @@ def stored(tmp_path: Path) -> tuple[RunDirectory, Results, Incident]:
     first = results.faults[0]
     changed = [
         arm.model_copy(
-            update={"nodes": [node(0, arm), node(1, arm, *(["after 3.50 s: gone"] if n == 0 else []))]}
+            update={"nodes": [node(0, arm), node(1, arm, *(["after 3.50 s: gone"] if n == 1 else []))]}
         )
         for n, arm in enumerate(results.arms)
     ]
@@ -88,7 +88,7 @@ def stored(tmp_path: Path) -> tuple[RunDirectory, Results, Incident]:
 
 def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) -> None:
     run, results, _ = stored
-    arm = results.arms[0].id
+    arm = results.arms[1].id
     page = html.render(run, results).read_text()
     nodes = page.split('<section id="nodes">', 1)[1].split("</section>", 1)[0]
     assert nodes.count("gpu01") == 1 and "10.9.0.3" in nodes and "w2, w3" in nodes
@@ -99,7 +99,7 @@ def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) 
     assert "| 1 | gpu01 | 10.9.0.3 | w2, w3 | 0.4 |" in summary
     assert f"  node 1 (gpu01) was lost in {arm} after 3.50 s: gone" in _text.summary(results, run).split("\n")
     records = json.loads(trace.render(run, results).read_text())["traceEvents"]
-    threads = [r["args"]["name"] for r in records if r["name"] == "thread_name" and r["pid"] == 1]
+    threads = [r["args"]["name"] for r in records if r["name"] == "thread_name" and r["pid"] == 2]
     assert "w3 (node 1, gpu01) steps" in threads
     assert {"clocks right to ±0.4 ms"} == {
         r["args"]["labels"] for r in records if r["name"] == "process_labels"

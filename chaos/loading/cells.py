@@ -1,0 +1,19 @@
+"""Which cells of a scenario's matrix the user wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chaos.errors import ScenarioError
+from chaos.loading.diagnostics import unknown
+from chaos.loading.load import LoadedScenario
+from chaos.scenario import Cell
+
+
+def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells named by ``--cell``; all without it. Raises ScenarioError for one that there is not."""
+    known = [cell.id for cell in loaded.cells]
+    for name in only:
+        if name not in known:
+            raise ScenarioError(f"--cell: {unknown('cell', name, known)}")
+    return tuple(cell for cell in loaded.cells if not only or cell.id in only)

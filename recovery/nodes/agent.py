@@ -42,9 +42,9 @@ Deed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What an agent is told. ``coordinator``: its address; ``address``: of this node; ``scratch``: directory for event
-    logs and outputs; ``lease_s``: how long it goes on without a coordinator; ``devices``: as torch names them;
-    ``deeds``: by name, what can be done to the node."""
+    """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one from which it
+    reaches the coordinator; ``scratch``: directory for event logs and outputs; ``lease_s``: how long it goes on without
+    a coordinator; ``devices``: as torch names them; ``deeds``: by name, what can be done to the node."""
 
     coordinator: tuple[str, int]
     node: int
@@ -204,8 +204,8 @@ class Agent:
         config = self._config
         hello = protocol.Hello(
             node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
-            boot=boot_id(), address=config.address, devices=config.devices, processes=dict(self._ward.pids),
-            versions=dict(config.versions),
+            boot=boot_id(), address=config.address or link.address, devices=config.devices,
+            processes=dict(self._ward.pids), versions=dict(config.versions),
         )  # fmt: skip
         link.put(hello, got=self._post.received)
 

@@ -56,6 +56,11 @@ class Link:
         return self._sock.fileno()
 
     @property
+    def address(self) -> str:
+        """Of this end, numeric."""
+        return str(self._sock.getsockname()[0])
+
+    @property
     def waiting(self) -> int:
         """Bytes that the other side has not taken yet."""
         return len(self._out)

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="recovery.nodes.serve", description=__doc__)
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--node", required=True, type=int)
-    parser.add_argument("--address", required=True, help="of this node, as other nodes reach it")
+    parser.add_argument("--address", default="", help="of this node, as other nodes reach it; found out")
     parser.add_argument("--token-file", required=True, type=Path)
     parser.add_argument("--scratch", required=True, type=Path)
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")

@@ -120,14 +120,19 @@ def memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def describe() -> dict[str, Any]:
-    """The machine and the versions that matter, for ``system.json``."""
-    versions = {}
+def versions() -> dict[str, str]:
+    """Of the software that matters."""
+    found = {}
     for name in ("trainchaos", "torch", "numpy", "pydantic", "xxhash"):
         try:
-            versions[name] = metadata.version(name)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+            found[name] = "not installed"
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """The machine and the versions that matter, for ``system.json``."""
     return {
         "host": platform.node(),
         "kernel": f"{platform.system()} {platform.release()}",
@@ -136,5 +141,5 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "memory_gib": round(memory_gib(), 1),
         "cuda_devices": cuda_devices(),
-        "versions": versions,
+        "versions": versions(),
     }

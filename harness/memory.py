@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from harness.launcher import ArmSetup
 from recovery.jobconfig import InMemory
@@ -23,11 +22,13 @@ def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | No
     )  # fmt: skip
 
 
-def in_memory(setup: ArmSetup, keepers: Keepers, node: int) -> dict[str, Any]:
-    """For the rank of a node, a ``recovery.jobconfig.InMemory``."""
+def in_memory(setup: ArmSetup, keepers: Keepers | None, node: int) -> InMemory | None:
+    """For the rank of a node; None: the cell has no checkpoints in memory."""
+    if keepers is None:
+        return None
     spec = setup.cell.scenario.workload.checkpoint.in_memory
     assert spec is not None
-    return InMemory(socket=keepers.socket_of(node), job=_job(setup), every=spec.every).model_dump(mode="json")
+    return InMemory(socket=keepers.socket_of(node), job=_job(setup), every=spec.every)
 
 
 def _job(setup: ArmSetup) -> str:

@@ -148,11 +148,11 @@ def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[st
     return freed, left
 
 
-def listens(port: int) -> bool:
-    """Whether somebody accepts connections on a local port."""
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether somebody accepts connections on a port of this machine."""
     with socket.socket() as sock:
         sock.settimeout(1.0)
-        return sock.connect_ex(("127.0.0.1", port)) == 0
+        return sock.connect_ex((host, port)) == 0
 
 
 def _held_files() -> set[str]:

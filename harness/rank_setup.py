@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from chaos import plugins
 from harness import devices
 from harness.launcher import ArmSetup
+from harness.links.route import Address
 from harness.rank import RankConfig
+from recovery.jobconfig import InMemory, Net
 from recovery.strategy import Strategy
 
 
@@ -18,21 +22,38 @@ def _device_count() -> int:
 
 
 def places(setup: ArmSetup) -> tuple[list[str], str]:
-    """Devices to deal out to the arm's processes, and the backend they can talk through."""
+    """This machine's devices, to deal out to the arm's processes, and the backend they can talk through."""
     spec = setup.cell.scenario.workload
-    return devices.placement(spec, _device_count(), _strategy(setup).spares_wanted)
+    return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
 
 
-def _strategy(setup: ArmSetup) -> Strategy:
+def strategy_of(setup: ArmSetup) -> Strategy:
+    """Of the arm's cell."""
     spec = setup.cell.scenario.recovery
     return plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
 
 
-def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankConfig:
-    """Configuration of one process. ``device``: one of ``places``."""
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """What a process finds where it is. ``events``, ``logs``: directories for its event log and for what it prints;
+    ``device``: one of its node's; ``memory``: checkpoints there, if the cell has them; ``door``: of the link proxy, if
+    there is one; ``group``: name of control groups, if faults need some."""
+
+    events: Path
+    logs: Path
+    device: str
+    backend: str
+    net: Net = field(default_factory=Net)
+    memory: InMemory | None = None
+    door: Address | None = None
+    group: str | None = None
+
+
+def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankConfig:
+    """Configuration of one process; ``parent`` is this one."""
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy, (_, backend) = _strategy(setup), places(setup)
+    strategy = strategy_of(setup)
     job = {
         "process": name,
         "world": spec.ranks,
@@ -43,8 +64,10 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankCo
         "samples": setup.data.samples,
         "seed": setup.seed,
         "batch": strategy.batch_policy,
-        "backend": backend,
-        "checkpoint_dir": str(setup.checkpoints),
+        "backend": desk.backend,
+        "net": desk.net.model_dump(),
+        "memory": desk.memory.model_dump(mode="json") if desk.memory is not None else None,
+        "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
         "checkpoint_keep": spec.checkpoint.keep,
         "verify_every": spec.verify_every,
@@ -57,7 +80,7 @@ def rank_config(setup: ArmSetup, *, name: str, role: str, device: str) -> RankCo
         },
     }
     return RankConfig(
-        name=name, role=role, parent=os.getpid(), events=setup.run.events(setup.id),
-        log=setup.run.logs(setup.id) / f"{name}.log", workload=spec.kind, workload_params=spec.params,
-        data=setup.data.path, device=devices.torch_name(device), threads=1, job=job,
+        name=name, role=role, parent=os.getpid(), events=desk.events, log=desk.logs / f"{name}.log",
+        workload=spec.kind, workload_params=spec.params, data=setup.data.path.absolute(),
+        device=devices.torch_name(desk.device), threads=1, job=job, link_proxy=desk.door, group=desk.group,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from chaos.errors import InfrastructureError
 from chaos.targets import LinkShape
 from harness.links.client import LinkProxy
+from recovery.jobconfig import LOOPBACK
 from recovery.local import Children, Exited, Said, ask_store, start_store
 from recovery.processes import die_with, redirect_output
 from recovery.wire import Channel, Extra
@@ -22,22 +23,22 @@ from recovery.wire import Channel, Extra
 START_LIMIT_S = 10.0
 REQUEST_LIMIT_S = 10.0
 MAX_STORES = 100
-HOST = "127.0.0.1"
 _IN, _OUT = ("clients", "store"), ("store", "clients")
 
 Fork = Callable[[bytes, Sequence[int]], int]
 
 
 class StoreConfig(BaseModel):
-    """What the process of a store, or of an uninvolved client that measures it at ``port``, is told at birth.
+    """What the process of a store, or of an uninvolved client that measures one, is told at birth.
 
-    ``parent``: pid that must be its parent.
+    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: where the client finds it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     be: Literal["store", "store-client"] = "store"
     parent: int
+    host: str = LOOPBACK
     port: int = 0
 
 
@@ -47,11 +48,11 @@ def be_store(config: StoreConfig, channel: Channel) -> NoReturn:
     redirect_output(Path(os.devnull))  # torch is loud about a store that is killed
     code = 1
     if config.be == "store-client":
-        round_trip_s = ask_store(config.port, timeout_s=REQUEST_LIMIT_S)
+        round_trip_s = ask_store(config.port, host=config.host, timeout_s=REQUEST_LIMIT_S)
         channel.send(Extra(topic="asked", payload={"round_trip_s": round_trip_s}))
         os._exit(0)
     with contextlib.suppress(InfrastructureError):
-        _store, port = start_store()
+        _store, port = start_store(config.host)
         channel.send(Extra(topic="store", payload={"port": port}))
         while channel.receive() is not None:
             pass
@@ -60,16 +61,17 @@ def be_store(config: StoreConfig, channel: Channel) -> NoReturn:
 
 
 class StoreKeeper:
-    """Keeps one store alive; ``port`` is where ranks find it. Implements ``harness.launcher.StoreControl``.
+    """Keeps one store alive; ranks find it at ``host`` and ``port``. Implements ``harness.launcher.StoreControl``.
 
     The store is supervised through its pidfd; one that ended is followed by another, on another port, before
     ``look`` returns. Raises InfrastructureError.
     """
 
-    def __init__(self, fork: Fork) -> None:
+    def __init__(self, fork: Fork, host: str = LOOPBACK) -> None:
         self._fork = fork
+        self._host = host
         self._children = Children()
-        self._proxy = LinkProxy()
+        self._proxy = LinkProxy(host)
         self._count = 0
         self._numbers = itertools.count(1)
         self._ended: Mapping[str, Any] | None = None
@@ -107,7 +109,7 @@ class StoreKeeper:
         """Of a client in a process of its own, which is started by the first call; None as long as it has no answer."""
         if not self._asked:
             self._asked = True
-            self._spawn(StoreConfig(be="store-client", parent=os.getpid(), port=self.port))
+            self._spawn(StoreConfig(be="store-client", parent=os.getpid(), host=self._host, port=self.port))
         return self._round_trip_s
 
     def close(self) -> dict[int, str]:
@@ -127,12 +129,12 @@ class StoreKeeper:
         self._count += 1
         if self._count > MAX_STORES:
             raise InfrastructureError(f"{MAX_STORES} stores in a row ended")
-        self._spawn(StoreConfig(parent=os.getpid()))
+        self._spawn(StoreConfig(parent=os.getpid(), host=self._host))
         deadline_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline_s:
             for report in self._children.wait(0.1):
                 if isinstance(report, Said) and report.process == self._name:
-                    self.port = self._proxy.forward(_IN, HOST, report.message.payload["port"])
+                    self.port = self._proxy.forward(_IN, self._host, report.message.payload["port"])
                     return
                 if isinstance(report, Exited) and report.process == self._name:
                     raise InfrastructureError(f"the store could not start: {report.how}")

@@ -20,8 +20,8 @@ REAP_LIMIT_S = 5.0
 
 
 class LinkProxy:
-    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it. ``host``: where it listens;
-    ``door``: where ranks ask for routes."""
+    """Starts the proxy; it ends with ``close``, and with this process whatever happens to it. ``host``: the address it
+    listens at; ``door``: where ranks ask for routes."""
 
     def __init__(self, host: str = LOOPBACK) -> None:
         import os

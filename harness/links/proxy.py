@@ -33,7 +33,6 @@ from harness.links.probe import probe
 from harness.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
 from recovery.processes import die_with
 
-HOST = "127.0.0.1"
 IDLE_S = 1.0
 RETRY_S = 0.02  # between looks at whether a blocked link lets a connection be made
 
@@ -59,9 +58,11 @@ class _Connection:
 
 
 class Proxy:
-    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for routes."""
+    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for routes. ``host``:
+    the address at which they find it."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, host: str) -> None:
+        self._host = host
         self._selector = selectors.DefaultSelector()
         self._rules: dict[Link, _Rule] = {}
         self._connections: list[_Connection] = []
@@ -88,7 +89,7 @@ class Proxy:
     # ---- requests
 
     def _listen(self, accepted: Callable[[socket.socket], None], *, once: bool = False) -> int:
-        server = socket.create_server((HOST, 0), backlog=64)
+        server = socket.create_server((self._host, 0), backlog=64)
         server.setblocking(False)
 
         def ready() -> None:
@@ -179,13 +180,15 @@ class Proxy:
 
     def _probe_port(self, link: Link) -> tuple[socket.socket, int]:
         """A server of the probe's own, and the port that leads to it through the shaped link."""
-        server = socket.create_server((HOST, 0))
+        server = socket.create_server((self._host, 0))
         port = self._listen(partial(self._accepted, link, server.getsockname()[:2]), once=True)
         return server, port
 
     def _probe(self, request: Probe, server: socket.socket, port: int) -> None:
         rule = self._rules.get(request.link) or _Rule(OPEN, 0.0)
-        self._answer(self._control, line(probe(request.number, server, (HOST, port), rule.shape.bytes_per_s)))
+        self._answer(
+            self._control, line(probe(request.number, server, (self._host, port), rule.shape.bytes_per_s))
+        )
 
     # ---- bytes
 
@@ -252,10 +255,10 @@ class Proxy:
 
 
 def main() -> None:
-    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's pid."""
+    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's pid, the address."""
     die_with(int(sys.argv[2]))
     control = socket.socket(fileno=int(sys.argv[1]))
-    served = Proxy(control)
+    served = Proxy(control, sys.argv[3])
     control.setblocking(True)
     control.sendall(line(Routed(port=served.door)))
     control.setblocking(False)

@@ -156,7 +156,9 @@ class Keepers:
 
     def _await(self, nodes: Sequence[int]) -> None:
         deadline_s = time.monotonic() + START_LIMIT_S
-        while any(self._keeper[node] not in self._ports for node in nodes):
+        while lacking := [node for node in nodes if self._keeper.get(node) not in self._ports]:
+            if lost := [node for node in lacking if node not in self._keeper]:
+                raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
             for report in self._housing.wait(0.1):
                 if isinstance(report, Said):
                     self._ports[report.process] = int(report.message.payload["port"])

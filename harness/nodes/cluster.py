@@ -1,0 +1,265 @@
+"""The processes of one arm on nodes with agents of their own; implements ``harness.launcher.Cluster``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chaos.errors import InfrastructureError
+from chaos.events import Kind
+from chaos.fault import Need
+from harness import devices, processes
+from harness.health import Reading
+from harness.launcher import ArmSetup, Leftovers, LinkControl, MachineControl, NodeNews, Report
+from harness.links.client import LinkProxy
+from harness.memory import in_memory, keepers_for
+from harness.needs import needs_of
+from harness.nodes.housing import OnNodes
+from harness.rank_setup import Desk, rank_config, strategy_of
+from harness.storage import mount_for
+from harness.stores import StoreKeeper
+from harness.undoing import Undo
+from recovery.jobconfig import Net
+from recovery.local import start_store
+from recovery.marks import Mark
+from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
+from recovery.nodes.fleet import FleetReport, NodeGone
+from recovery.wire import Message
+
+if TYPE_CHECKING:
+    from harness.nodes.session import NodesSession
+
+
+class NodesCluster:
+    """``session``: whose nodes they are; all of them are there. Raises InfrastructureError."""
+
+    def __init__(self, session: NodesSession, setup: ArmSetup) -> None:
+        self._session = session
+        self._setup = setup
+        self._fleet = session.fleet
+        self._platform = session.platform
+        self._nodes = range(setup.cell.scenario.topology.nodes)
+        self._housing = OnNodes(self)
+        self._reports: list[Report] = []
+        self._news: list[NodeNews] = []
+        self._since_ns = time.time_ns()
+        self._fleet.begin(setup.id, setup.run.root.resolve())
+        self._sort(self._fleet.wait(0))
+        self._news = [news for node in self._nodes for news in _known(self._fleet.nodes()[node])]
+        self._places, self._backend = _places(setup, self._fleet.nodes())
+        needs = needs_of(setup.cell)
+        host = self._platform.host
+        self.store = None
+        self._store: Any = None
+        if session.zygote is not None and Need.STORE_PROCESS in needs:
+            self.store = StoreKeeper(session.zygote.fork, host)
+            self.store_port = self.store.port
+        else:
+            self._store, self.store_port = start_store(host)
+        self.storage = mount_for(setup)
+        self.groups = None
+        self._proxy = LinkProxy(host) if Need.LINKS in needs and self._platform.links is None else None
+        self.keepers = keepers_for(setup, lambda: self._housing)
+
+    # ---- nodes
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """The platform's."""
+        return self._platform.machines
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The platform's, or the proxy."""
+        return self._proxy
+
+    def places_on(self, node: int) -> Sequence[str]:
+        """What its agent said that it has."""
+        return self._places[node]
+
+    def usable(self) -> list[int]:
+        """Nodes whose agents are there."""
+        known = self._fleet.nodes()
+        return [node for node in self._nodes if known[node].connected and not known[node].lost]
+
+    def news(self) -> list[NodeNews]:
+        """See harness.launcher.Cluster."""
+        news, self._news = self._news, []
+        return news
+
+    def away(self) -> None:
+        """Connections to all agents end for real; they go on alone."""
+        self._fleet.away()
+
+    def back(self) -> None:
+        """They dial again."""
+        self._fleet.back()
+
+    # ---- processes
+
+    def identity(self) -> dict[str, Any]:
+        """This process, this host, this moment, and this machine's clock."""
+        return {
+            "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": processes.boot_id(),
+        }  # fmt: skip
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds, here."""
+        return time.monotonic_ns()
+
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
+        """Have the node's agent start a rank; its pid there."""
+        home = self._session.scratch(node)
+        desk = Desk(
+            events=home / "events" / self._setup.id, logs=home / "logs" / self._setup.id, device=device,
+            backend=self._backend, memory=in_memory(self._setup, self.keepers, node),
+            net=Net(store_host=self._platform.host, address=self.address(node)),
+            door=self._proxy.door if self._proxy is not None else None,
+        )  # fmt: skip
+        config = rank_config(self._setup, desk, name=name, role="spare" if role == "spare" else "worker")
+        log = f"events/{self._setup.id}/{name}.jsonl"
+        return self.start(name, node, config.model_dump(mode="json"), mode=mode, log=log)
+
+    def start(
+        self, name: str, node: int, config: Mapping[str, Any], *, mode: str = "warm", log: str = ""
+    ) -> int:
+        """Start any process. Raises ConnectionError when its node is lost, InfrastructureError."""
+        try:
+            return self._fleet.spawn(name, node, config, mode=mode, log=log)
+        except NodeGone as error:
+            raise ConnectionError(str(error)) from error
+
+    def output(self, node: int, name: str) -> str:
+        """Where a process of a node writes what it prints, to be forwarded to the run's logs."""
+        return str(self._session.scratch(node) / "logs" / self._setup.id / f"{name}.log")
+
+    def address(self, node: int) -> str:
+        """Where a process of a node listens."""
+        return self._fleet.nodes()[node].address
+
+    def undo(self, name: str, pid: int) -> Undo | None:
+        """Processes of a node end with its agent, and that one with the node, of which the platform keeps record."""
+        return None
+
+    def hardware(self) -> Sequence[Reading]:
+        """The monitors of other machines are not read yet."""
+        return ()
+
+    def alive(self, name: str) -> bool:
+        """Whether its exit has not been reported yet."""
+        return self._fleet.alive(name)
+
+    def send(self, name: str, message: Message) -> bool:
+        """By its agent."""
+        return self._fleet.send(name, message)
+
+    def signal(self, name: str, signum: int) -> None:
+        """By its agent, through its pidfd."""
+        self._fleet.signal(name, signum)
+
+    def mark(self, name: str) -> Mark:
+        """As last heard."""
+        return self._fleet.mark(name)
+
+    def os_state(self, name: str) -> str:
+        """As last heard."""
+        return self._fleet.os_state(name)
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Of ranks and spares; a process's last messages come before its exit."""
+        if self.store is not None:
+            self.store.look()
+            self.store_port = self.store.port
+        self.hear(0.0 if self._reports else timeout_s)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def hear(self, timeout_s: float) -> None:
+        """Wait for something to happen on any node, and hand it to whom it concerns."""
+        self._sort(self._fleet.wait(timeout_s))
+        self._session.renewal.look()
+
+    def close(self) -> Leftovers:
+        """End everything on all nodes, and what is here."""
+        for node in self._nodes:
+            self._news += _clock(self._fleet.nodes()[node])
+        alive = self._fleet.begin("", None)
+        if self.storage is not None:
+            self.storage.close()
+        if self._proxy is not None:
+            self._proxy.close()
+        if self.store is not None:
+            alive |= self.store.close()
+        self._store = None
+        memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
+        ports = [self.store_port] if processes.listens(self.store_port, self._platform.host) else []
+        left = [{"pid": pid, "process": name} for pid, name in alive.items()]
+        return Leftovers(processes=left, ports=ports, shared_memory=memory)
+
+    # ---- what the fleet says
+
+    def _sort(self, found: Sequence[FleetReport]) -> None:
+        for report in found:
+            match report:
+                case NodeJoined():
+                    self._session.renewal.back(report.node)
+                    self._news.append(_joined(report.info))
+                case NodeLost():
+                    self._session.renewal.lost(report.node)
+                    self._news.append(
+                        NodeNews(kind=Kind.NODE_LOST, data={"node": report.node, "why": report.why})
+                    )
+                case ClockMeasured():
+                    self._news.append(_measured(report.node, report.offset_ns, report.bound_ns))
+                case NodeWarned():
+                    pass  # its ranks say so themselves
+                case _ if self._housing.owns(report.process):
+                    self._housing.reports.append(report)
+                case _:
+                    self._reports.append(report)
+
+
+def _known(info: NodeInfo) -> list[NodeNews]:
+    return [_joined(info), *_clock(info)]
+
+
+def _clock(info: NodeInfo) -> list[NodeNews]:
+    if info.offset_ns is None or info.bound_ns is None:
+        return []
+    return [_measured(info.node, info.offset_ns, info.bound_ns)]
+
+
+def _joined(info: NodeInfo) -> NodeNews:
+    data = {
+        "node": info.node, "host": info.host, "boot": info.boot, "address": info.address, "devices": list(info.devices),
+    }  # fmt: skip
+    return NodeNews(kind=Kind.NODE_JOINED, data=data)
+
+
+def _measured(node: int, offset_ns: int, bound_ns: int) -> NodeNews:
+    data = {"node": node, "offset_ns": offset_ns, "bound_ns": bound_ns}
+    return NodeNews(kind=Kind.CLOCK_MEASURED, data=data)
+
+
+def _places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
+    """Devices of each node, and the backend that all processes can talk through: NCCL where each of those the job
+    starts with has a GPU of its own. On CPU a node has an emulated slot for each process it starts with."""
+    place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
+    spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]
+    found: dict[int, list[str]] = {}
+    single = True
+    for node in range(place.nodes):
+        wanted = max(1, len(place.ranks_on(node)) + spares.count(node))
+        there = [name for name in known[node].devices if name.startswith("cuda")]
+        if workload.device == "cuda" and not there:
+            raise InfrastructureError(
+                f"node {node} ({known[node].host}) has no CUDA device that torch can see",
+                hint="give every node a GPU, or use workload.device: cpu",
+            )
+        single = single and workload.device == "cuda" and len(there) >= wanted
+        names = there if workload.device == "cuda" else devices.slots(wanted)
+        found[node] = [devices.on_node(name, node) for name in names]
+    return found, "nccl" if single else "gloo"

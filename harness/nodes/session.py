@@ -1,0 +1,134 @@
+"""The nodes of one run, kept from arm to arm: a platform and the fleet of its nodes' agents."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from chaos.fault import Need
+from chaos.scenario import Cell
+from harness.launcher import ArmSetup
+from harness.ledger import Ledger
+from harness.needs import needs_of
+from harness.nodes.cluster import NodesCluster
+from harness.nodes.platform import Platform, Wanted
+from harness.nodes.renewal import Renewal
+from harness.recipe import recipe
+from harness.rundir import RunDirectory
+from harness.undo import RemoveTree
+from recovery.forkserver import ForkServer
+from recovery.local import rank_environment
+from recovery.nodes.fleet import Fleet
+from recovery.nodes.serve import versions
+
+READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first
+
+Make = Callable[[Wanted], Platform]
+
+
+@contextmanager
+def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Iterator[NodesSession]:
+    """What a launcher of nodes opens. ``make``: its platform. Raises InfrastructureError."""
+    needs = frozenset(need for cell in cells for need in needs_of(cell))
+    ledger = Ledger(run.ledger)
+    home = RemoveTree(path=run.root.resolve() / "agents", inside=run.root.resolve())
+    record = ledger.will(home)
+    most = max(cell.scenario.topology.nodes for cell in cells)
+    platform = make(Wanted(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
+    try:
+        session = NodesSession(platform, home.path, nodes=most, keeps_store=Need.STORE_PROCESS in needs)
+        try:
+            yield session
+        finally:
+            session.close()
+    finally:
+        platform.close()
+        outcome = home.undo()
+        (ledger.undone if outcome.ok else ledger.failed)(record, outcome.text)
+
+
+class NodesSession:
+    """Implements ``harness.launcher.Session``. ``home``: directory for what agents need, the same on all nodes;
+    ``keeps_store``: the key-value store is a process of its own here. Raises InfrastructureError."""
+
+    def __init__(self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool) -> None:
+        self.platform = platform
+        self._home = home
+        token = secrets.token_bytes(32)
+        self._token_file = _write_token(home, token)
+        self.fleet = Fleet(token=token, host=platform.host)
+        self.zygote = ForkServer(recipe().entry, ("torch",), rank_environment()) if keeps_store else None
+        self.renewal = Renewal(platform, self._begin, nodes=nodes)
+        for node in range(nodes):
+            self.renewal.start(node)
+
+    def cluster(self, setup: ArmSetup) -> NodesCluster:
+        """Make ready for one arm: every node of its cell is there, those lost in an arm before too.
+
+        Raises InfrastructureError, which names those that are not and says why."""
+        if self.zygote is not None:
+            self.zygote.await_ready()
+        self._await_nodes(range(setup.cell.scenario.topology.nodes))
+        return NodesCluster(self, setup)
+
+    def scratch(self, node: int) -> Path:
+        """Where the agent of a node has its files; what is forwarded lies below it as below the run's directory."""
+        return self._home / f"n{node}"
+
+    def close(self) -> None:
+        """End the agents."""
+        self.renewal.close()
+        self.fleet.close()
+        if self.zygote is not None:
+            self.zygote.close()
+
+    def _begin(self, node: int) -> None:
+        host, port = self.fleet.address
+        like = recipe()
+        address = self.platform.address(node)
+        command = [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", f"{host}:{port}", "--node", str(node),
+            "--address", address, "--token-file", str(self._token_file), "--scratch", str(self.scratch(node)),
+            "--entry", like.entry, "--cold", like.cold, *(word for name in like.modules for word in ("--module", name)),
+        ]  # fmt: skip
+        self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
+
+    def _await_nodes(self, nodes: range) -> None:
+        until_s = time.monotonic() + READY_LIMIT_S
+        self.renewal.look(at_once=True)
+        for node in nodes:
+            self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()))
+        self.fleet.await_nodes(nodes, limit_s=max(0.0, until_s - time.monotonic()), gone=self.platform.gone)
+        for node in nodes:
+            self.renewal.back(node)
+            self._refuse_other_software(node)
+
+    def _refuse_other_software(self, node: int) -> None:
+        theirs, ours = self.fleet.nodes()[node].versions, versions()
+        other = {name: theirs.get(name, "none") for name in ours if theirs.get(name) != ours[name]}
+        if other:
+            said = ", ".join(f"{name} {version} and not {ours[name]}" for name, version in other.items())
+            raise InfrastructureError(
+                f"node {node} has {said}", hint="install the same versions on all nodes and here"
+            )
+
+
+def _write_token(home: Path, token: bytes) -> Path:
+    """For the agents alone. Raises InfrastructureError."""
+    path = home / "token"
+    try:
+        home.mkdir(mode=0o700)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, token.hex().encode() + b"\n")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+    return path

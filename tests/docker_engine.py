@@ -38,9 +38,10 @@ class PrivateEngine:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        (self.place / "pid").unlink(
-            missing_ok=True
-        )  # one that was killed leaves it, and the next will not start
+        # One that was killed leaves these, and the next does not start beside them.
+        below = self.place / "exec" / "containerd"
+        for stale in (self.place / "pid", below / "containerd.pid", *below.glob("*.sock*")):
+            stale.unlink(missing_ok=True)
         command = [
             "dockerd", "--host", self.url, "--data-root", str(self.place / "data"), "--exec-root",
             str(self.place / "exec"), "--pidfile", str(self.place / "pid"), "--bridge", "none",

@@ -22,7 +22,7 @@ from docker_engine import engine, image_of, labelled, private_engine, python
 from chaos.cli import invoke
 from chaos.errors import InfrastructureError
 from chaos.fault import Need
-from harness import heal
+from harness import heal, processes
 from harness.containers.engine import connect
 from harness.containers.platform import DockerPlatform, Settings
 from harness.containers.undo import RemoveContainers
@@ -44,7 +44,7 @@ link.recv(1)
 HARNESS = """
 import sys, time
 from pathlib import Path
-from harness import heal
+from harness import heal, processes
 from harness.containers.engine import connect
 from harness.containers.platform import DockerPlatform, Settings
 from harness.nodes.platform import Wanted
@@ -248,6 +248,7 @@ def test_an_engine_that_is_killed_and_comes_back(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("DOCKER_HOST", own.url)
         nodes = Nodes(tmp_path / "run")
         nodes.start(0)
+        init = nodes.platform.init_pid(0)
         own.kill()
         assert nodes.platform.gone(0) is None, "its containers live on"
         with pytest.raises(InfrastructureError, match="Docker engine"):
@@ -257,6 +258,7 @@ def test_an_engine_that_is_killed_and_comes_back(tmp_path: Path, monkeypatch: py
         own.restart()
         for entry in read_open(tmp_path / "run" / "ledger.jsonl"):
             assert entry.undo is not None and entry.undo.undo().ok
+        until(lambda: processes.state(init) == "X")
         client = connect()
         assert labelled(client, nodes.marker) == []
         client.close()

@@ -127,7 +127,8 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_LAUNCHER
 @_CELL
 @_FORMAT
-def plan(scenario: Path, form: str, **choices: Any) -> int:
+@click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm, instead.")
+def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches nothing."""
     from chaos import planview
     from chaos.loading.cells import chosen
@@ -136,7 +137,11 @@ def plan(scenario: Path, form: str, **choices: Any) -> int:
     loaded = _load(scenario, choices, catalogue)
     cells = chosen(loaded, choices["only"])
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells)
-    if form == "json":
+    if sbatch:
+        from harness.slurm.script import script_of
+
+        click.echo(script_of(planned, scenario, choices), nl=False)
+    elif form == "json":
         click.echo(json.dumps(planview.as_json(planned), indent=2))
     else:
         click.echo(planview.as_text(planned))

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from harness import processes
 from harness.containers.undo import RemoveContainers, RemoveNetworks
+from harness.slurm.undo import CancelSteps
 from harness.undoing import Outcome, Undo, done, failed, mounts, nothing
 
 MARKER = "CHAOS_RUN"
@@ -278,7 +279,7 @@ class FreeShm(Undo):
 
 AnyUndo = Annotated[
     KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm
-    | RemoveContainers | RemoveNetworks,
+    | RemoveContainers | RemoveNetworks | CancelSteps,
     Field(discriminator="do"),
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class SlurmPlatform:
         self._drain = drain
         self._prefix = f"chaos-{secrets.token_hex(8)}-"
         self._recorded = False
+        self._lock = threading.Lock()  # nodes begin on threads of their own
         self._hosts = dict(enumerate(found.hosts[: wanted.nodes]))
         self._free = list(found.hosts[wanted.nodes :])
         self._bad: set[str] = set()
@@ -82,27 +84,17 @@ class SlurmPlatform:
                 f"the allocation is over: {self._watch.job_words()}",
                 hint="ask for another one, and run again",
             )
-        before = self._steps.get(node)
-        if before is not None:
-            self._old.append(before)
-            # An agent that was given up while its step runs on: its host is silent or cut off, another is better.
-            if before.ended() is None or not self._usable(self._hosts[node]):
-                self._move(node)
-        host = self._hosts[node]
-        if not self._usable(host):
-            raise InfrastructureError(
-                f"node {node} ({host}) is lost, and allocation {self._found.job} has no host left for it",
-                hint="ask for more nodes than the scenario has: launcher.params.reserve_nodes",
+        with self._lock:
+            host = self._seat(node)
+            if not self._recorded:
+                self._wanted.will(CancelSteps.of(self._found.job, self._prefix))
+                self._recorded = True
+            lives = sum(step.name.startswith(f"{self._prefix}n{node}.") for step in self._old)
+            name = f"{self._prefix}n{node}.{lives}"
+            log = self._wanted.run.root / "logs" / f"node-{node}.srun.log"
+            self._steps[node] = Step(
+                job=self._found.job, host=host, name=name, command=command, environment=environment, log=log
             )
-        if not self._recorded:
-            self._wanted.will(CancelSteps.of(self._found.job, self._prefix))
-            self._recorded = True
-        count = sum(step.name.startswith(f"{self._prefix}n{node}.") for step in self._old)
-        name = f"{self._prefix}n{node}.{count}"
-        log = self._wanted.run.root / "logs" / f"node-{node}.srun.log"
-        self._steps[node] = Step(
-            job=self._found.job, host=host, name=name, command=command, environment=environment, log=log
-        )
         self._watch.ask()
 
     def replaceable(self, node: int) -> bool:
@@ -161,7 +153,7 @@ class SlurmPlatform:
         step, state = self._steps.get(node), self._watch.state(self._hosts[node])
         code = None if step is None else step.ended()
         return {
-            "host": self._hosts[node], "state": "ended" if code is not None else "running", "exit_code": code,
+            "host": self._hosts[node], "state": "exited" if code is not None else "running", "exit_code": code,
             "slurm_state": str(state or ""), "step": "" if step is None else step.id,
         }  # fmt: skip
 
@@ -175,6 +167,22 @@ class SlurmPlatform:
         if not step.id:
             raise OSError(f"Slurm does not know step {step.name} of job {self._found.job}")
         return step.id
+
+    def _seat(self, node: int) -> str:
+        """Where a node is to begin."""
+        before = self._steps.get(node)
+        if before is not None:
+            self._old.append(before)
+            # Given up while its step runs on: its host is silent or cut off, another one is better.
+            if before.ended() is None or not self._usable(self._hosts[node]):
+                self._move(node)
+        host = self._hosts[node]
+        if not self._usable(host):
+            raise InfrastructureError(
+                f"node {node} ({host}) is lost, and allocation {self._found.job} has no host left for it",
+                hint="ask for more nodes than the scenario has: launcher.params.reserve_nodes",
+            )
+        return host
 
     def _usable(self, host: str) -> bool:
         state = self._watch.state(host)

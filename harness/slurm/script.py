@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from chaos import plugins
+from chaos.planview import RunPlan
 from chaos.scenario import Scenario
+from harness.launcher import Launcher
+from harness.needs import refuse_impossible
 
 SLACK = 3.0
 """The time limit over the estimate, which is good to a factor of two."""
@@ -29,6 +34,39 @@ class Asked:
     grace_s: int = 60
     extra: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+
+
+def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
+    """The script for a planned run. ``choices``: the options that ``chaos run`` is to be given too, by name.
+
+    Raises ScenarioError when a fault needs what no Slurm job can do.
+    """
+    launcher = plugins.load("harness.launchers", Launcher)["slurm"]()
+    for each in planned.cells:
+        spec = each.cell.scenario.launcher.model_copy(update={"kind": "slurm"})
+        scenario = each.cell.scenario.model_copy(update={"launcher": spec})
+        refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
+    cells = [each.cell.scenario for each in planned.cells]
+    largest = max(cells, key=lambda cell: cell.launcher.nodes)
+    params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
+    known = {field.name for field in fields(Asked)}
+    return batch_script(
+        largest, Asked(**{name: value for name, value in params.items() if name in known}),
+        nodes=largest.launcher.nodes, estimate_s=planned.estimate_s, directory=Path.cwd(),
+        command=["run", str(path), *_options_again(largest, choices)],
+    )  # fmt: skip
+
+
+def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
+    for value in choices.get("sets", ()):
+        yield from ("--set", value)
+    if scenario.launcher.kind != "slurm" or choices.get("launcher"):
+        yield from ("--launcher", "slurm")
+    for name in ("seed", "repeat"):
+        if choices.get(name) is not None:
+            yield from (f"--{name}", str(choices[name]))
+    for cell in choices.get("only", ()):
+        yield from ("--cell", cell)
 
 
 def batch_script(

@@ -1,0 +1,68 @@
+"""Ranks on the nodes of a Slurm allocation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from pydantic import Field
+
+from chaos.errors import InfrastructureError
+from chaos.fault import Need
+from chaos.scenario import Cell
+from harness.launcher import Launcher, Session
+from harness.nodes.platform import Wanted
+from harness.rundir import RunDirectory
+from harness.slurm.allocation import HOW, Allocation, allocation, too_few
+from harness.slurm.commands import Commands, installed
+from harness.slurm.platform import SlurmPlatform
+
+
+class Slurm(Launcher):
+    """An agent on each node of the allocation that chaos runs in.
+
+    ``host``: address of this machine that the nodes reach, "": found out; ``drain``: a node that recovery quarantines
+    is drained in Slurm, with the reason. The rest is for ``chaos plan --sbatch``: ``partition``, ``account``,
+    ``gpus_per_node``, ``cpus_per_node`` (0: one for each rank), ``reserve_nodes``: nodes beyond the scenario's, one of
+    which takes over when a node is lost; ``grace_s``: how long before its end the job is told; ``extra``: more
+    ``#SBATCH`` options; ``setup``: shell lines before chaos starts.
+    """
+
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.NODES, Need.STORE_PROCESS, Need.COORDINATOR_PROCESS})
+
+    host: str = ""
+    drain: bool = False
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = Field(default=0, ge=0, le=64)
+    cpus_per_node: int = Field(default=0, ge=0, le=1024)
+    reserve_nodes: int = Field(default=0, ge=0, le=1000)
+    grace_s: int = Field(default=60, ge=1, le=65535)
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
+        """An agent on each node for the whole run."""
+        from harness.nodes.session import nodes_session
+
+        return nodes_session(cells, run, self._platform)
+
+    def missing(self, cell: Cell) -> str | None:
+        """Slurm itself, an allocation, nodes in it."""
+        if not installed():
+            return f"Slurm's commands (srun, scontrol) are not on this machine: run it on a cluster's; {HOW}"
+        found = self._allocation()
+        if found is None:
+            return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"
+        return too_few(found, cell.scenario.launcher.nodes)
+
+    def _platform(self, wanted: Wanted) -> SlurmPlatform:
+        found = self._allocation()
+        if found is None:
+            raise InfrastructureError("not inside a Slurm allocation", hint=HOW)
+        return SlurmPlatform(wanted, found, Commands(), host=self.host, drain=self.drain)
+
+    def _allocation(self) -> Allocation | None:
+        return allocation(os.environ, Commands())

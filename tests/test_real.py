@@ -184,7 +184,8 @@ def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
     assert results.faults[0].recovery_time == float("inf")
     # A job that did not finish has no result to call the same, and never used the samples of steps 20 to 60.
     assert results.cells[0].exactness == "not compared"
-    assert results.cells[0].metrics["samples_lost"].values == [41 * 16.0]
+    # Somebody who had not applied step 19 yet when rank 1 died in the next one never does.
+    assert results.cells[0].metrics["samples_lost"].values[0] in (41 * 16.0, 42 * 16.0)
 
 
 def test_a_simulated_run_says_that_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,9 +269,10 @@ def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
     rotten, killed = results.faults
     assert rotten.landed and rotten.evidence["complaint"].startswith("checkpoint.json ")
     assert code == (0 if mode == "missing" else 1)  # without it, from the beginning; with it, never again
-    assert (killed.outcome, killed.steps_lost) == (
-        ("recovered", 11) if mode == "missing" else ("fail-stop", 0)
-    )
+    if mode == "missing":  # the command trains on until the kill is noticed, and would save again at step 22
+        assert killed.outcome == "recovered" and 11 <= killed.steps_lost < 22
+    else:
+        assert (killed.outcome, killed.steps_lost) == ("fail-stop", 0)
 
 
 def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: Path) -> None:

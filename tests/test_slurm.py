@@ -8,8 +8,8 @@ import pytest
 
 from chaos.errors import InfrastructureError
 from harness.slurm.allocation import allocation, too_few
-from harness.slurm.commands import Commands, ControllerSilent, Ran, records, run_command
-from harness.slurm.step import srun, step_environment
+from harness.slurm.commands import Commands, ControllerSilent, Ran, records, run_command, srun
+from harness.slurm.step import step_environment
 from harness.slurm.undo import CancelSteps
 from harness.slurm.watch import Watch
 
@@ -156,7 +156,7 @@ NODES = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=DOWN Reason=Not respondi
 
 def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
     fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
-    watch = Watch(Commands(fake), "12", ["n1", "n2"])
+    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
         assert watch.lost("n1") is None
@@ -171,7 +171,7 @@ def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
 
 def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
     fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
-    watch = Watch(Commands(fake), "12", ["n1", "n2"])
+    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
     try:
         watch.look()
         fake.answers["scontrol --oneliner show job"] = SILENCE
@@ -187,7 +187,7 @@ def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
 def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_asks() -> None:
     now_s = [100.0]
     fake = FakeSlurm({"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES})
-    watch = Watch(Commands(fake), "12", ["n1", "n2"], clock_s=lambda: now_s[0])
+    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try", clock_s=lambda: now_s[0])
     try:
         watch.look()
         for _ in range(1000):
@@ -195,6 +195,40 @@ def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_as
         assert len(fake.asked) == 2
     finally:
         watch.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Ran(code=0), None),
+        (Ran(code=1, err="srun: error: true: not found"), None),
+        (
+            Ran(code=1, err="srun: error: Task launch for StepId=12.4 failed on node n1: refused"),
+            "n1 runs nothing",
+        ),
+    ],
+)
+def test_a_silent_node_is_tried_after_a_while_and_only_then(answer: Ran, why: str | None) -> None:
+    now_s = [100.0]
+    shown = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=ALLOCATED\n"
+    fake = FakeSlurm(
+        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": shown, "srun": answer}
+    )
+    watch = Watch(Commands(fake), "12", ["n1", "n2"], name="chaos-try", every_s=1.0, clock_s=lambda: now_s[0])
+    watch.close()  # the test looks in the thread's place
+    watch.look()
+    for passed_s in (0.0, 1.0, 2.0):
+        now_s[0] = 100.0 + passed_s
+        assert watch.lost("n1", silent=True) is None
+        watch.try_doubted()
+    assert not any(line.startswith("srun") for line in fake.asked)
+    now_s[0] = 103.5
+    watch.lost("n1", silent=True)
+    watch.try_doubted()
+    assert (watch.lost("n1", silent=True) or "").startswith(why or "")
+    assert watch.usable("n1") is (why is None)
+    assert watch.lost("n2", silent=True) is None
+    assert sum(line.startswith("srun") for line in fake.asked) == 1
 
 
 def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,18 @@ from chaos.errors import InfrastructureError
 ASK_LIMIT_S = 10.0
 """For one answer of the controller: longer than Slurm's own MessageTimeout where a site has left it at 10 s."""
 
+TRY_LIMIT_S = 15.0
+"""For a step that does nothing."""
+
+UNREACHABLE = (
+    "Unable to contact",
+    "Task launch for",
+    "Node failure",
+    "Communication connection failure",
+    "on nodes not",
+)
+"""What srun says when a node, rather than what ran there, has failed."""
+
 SILENT = re.compile(r"contact slurm controller|connect failure|timed out|zero bytes", re.IGNORECASE)
 NO_JOB = re.compile(r"invalid job id|job not found|no job", re.IGNORECASE)
 
@@ -38,6 +50,7 @@ class ControllerSilent(InfrastructureError):
     """slurmctld does not answer."""
 
     def __init__(self, why: str) -> None:
+        self.why = why
         super().__init__(
             f"the Slurm controller does not answer: {why}",
             hint="scontrol ping says whether slurmctld runs; ask whoever operates the cluster, then start again",
@@ -129,6 +142,16 @@ class Commands:
             return error.message
         return ""
 
+    def unreachable(self, job: str, host: str, *, name: str) -> str:
+        """Why nothing can be run on a node of a job, found by trying; "": it can. Raises ControllerSilent."""
+        command = srun(job=job, host=host, name=name, command=["true"])
+        try:
+            ran = self._run(command, TRY_LIMIT_S)
+        except ControllerSilent as error:
+            self.nodes([host])  # raises where it is the controller that does not answer
+            return error.why
+        return last_line(ran.err) if ran.code and any(word in ran.err for word in UNREACHABLE) else ""
+
     def drain(self, node: str, reason: str) -> None:
         """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who may not."""
         self._ask(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
@@ -157,6 +180,16 @@ def run_command(command: Sequence[str], limit_s: float) -> Ran:
             f"cannot run {command[0]}: {error.strerror}", hint="install Slurm's commands, or set PATH"
         ) from error
     return Ran(code=ran.returncode, out=ran.stdout, err=ran.stderr)
+
+
+def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]:
+    """The command line: one task with all of the node that the job has, beside whatever else the job runs there. One
+    step a node, and --no-kill: the loss of a node then ends its own step and no other."""
+    return [
+        "srun", f"--jobid={job}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", f"--job-name={name}", "--overlap",
+        "--no-kill", "--mem=0", "--cpu-bind=none", "--export=ALL", "--input=none", "--unbuffered", "--wait=0",
+        "--kill-on-bad-exit=0", *command,
+    ]  # fmt: skip
 
 
 def installed() -> bool:

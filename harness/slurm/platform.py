@@ -49,7 +49,7 @@ class SlurmPlatform:
         self._bad: set[str] = set()
         self._steps: dict[int, Step] = {}
         self._old: list[Step] = []
-        self._watch = Watch(slurm, found.job, found.hosts)
+        self._watch = Watch(slurm, found.job, found.hosts, name=f"{self._prefix}try")
         try:
             self._watch.look()
             if self._watch.over():
@@ -106,8 +106,9 @@ class SlurmPlatform:
     def gone(self, node: int) -> str | None:
         """The step's end, and what Slurm says."""
         step = self._steps.get(node)
-        lost = self._watch.lost(self._hosts[node])
-        if step is None or step.ended() is None:
+        running = step is not None and step.ended() is None
+        lost = self._watch.lost(self._hosts[node], silent=running)
+        if step is None or running:
             return lost
         if step.unreachable():
             self._bad.add(step.host)
@@ -185,8 +186,7 @@ class SlurmPlatform:
         return host
 
     def _usable(self, host: str) -> bool:
-        state = self._watch.state(host)
-        return host not in self._bad and not (state is not None and state.lost)
+        return host not in self._bad and self._watch.usable(host)
 
     def _move(self, node: int) -> None:
         """Give a node a host that waits; the one it had waits from now on, last."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from harness.slurm.commands import last_line
+from harness.slurm.commands import UNREACHABLE, last_line, srun
 
 END_LIMIT_S = 5.0
 SRUN_LIMIT_S = 0.2
@@ -19,14 +19,6 @@ KEPT = frozenset(
 )
 """What srun is given of the batch script's SLURM variables: the rest are defaults for the user's own steps (tasks,
 memory, binding ...) that an agent must not be subject to."""
-
-UNREACHABLE = (
-    "Unable to contact",
-    "Task launch for",
-    "Node failure",
-    "Communication connection failure",
-    "on nodes not",
-)
 
 
 class Step:
@@ -98,16 +90,6 @@ class Step:
                 return log.read(TAIL).decode(errors="replace")
         except OSError:
             return ""
-
-
-def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]:
-    """The command line: one task with all of the node that the job has, beside whatever else the job runs there. One
-    step a node, and --no-kill: the loss of a node then ends its own step and no other."""
-    return [
-        "srun", f"--jobid={job}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", f"--job-name={name}", "--overlap",
-        "--no-kill", "--mem=0", "--cpu-bind=none", "--export=ALL", "--input=none", "--unbuffered", "--wait=0",
-        "--kill-on-bad-exit=0", *command,
-    ]  # fmt: skip
 
 
 def step_environment(own: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:

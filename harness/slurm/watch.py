@@ -11,36 +11,55 @@ from harness.slurm.commands import Commands, Job, NodeState
 
 EVERY_S = 1.0
 """Between two looks while somebody asks; the controller of a large cluster has others to answer."""
+TRIED_AFTER_S = 3.0
+"""How long a node is asked about before it is tried: Slurm takes minutes to notice that one is lost."""
 END_LIMIT_S = 1.0
 
 
 class Watch:
-    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look again."""
+    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look again. ``name``: of
+    the steps that try a node whose agent is silent: a lost node is told from one whose agent is slow."""
 
     def __init__(
-        self, slurm: Commands, job: str, hosts: Sequence[str], *, every_s: float = EVERY_S,
+        self, slurm: Commands, job: str, hosts: Sequence[str], *, name: str, every_s: float = EVERY_S,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._slurm = slurm
         self._job = job
         self._hosts = hosts
+        self._name = name
         self._every_s = every_s
         self._clock_s = clock_s
         self._nodes: Mapping[str, NodeState] = {}
         self._of_job: Job | None = Job(state="RUNNING")
         self._looked_s = -every_s
+        self._doubted: dict[str, tuple[float, float]] = {}  # silent nodes: asked about from when until when
+        self._dead: dict[str, str] = {}
         self._asked = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="slurm-watch", daemon=True)
         self._thread.start()
 
-    def lost(self, host: str) -> str | None:
-        """Why Slurm has given a node up, or the whole job; None: not so far as is known."""
+    def lost(self, host: str, *, silent: bool = False) -> str | None:
+        """Why a node is lost, or the whole job; None: it is not so far as is known. ``silent``: its agent should speak
+        and does not: asked about for some seconds, it is tried whether the node runs anything at all."""
+        now_s = self._clock_s()
+        if silent:
+            since_s, last_s = self._doubted.get(host, (now_s, now_s))
+            fresh = now_s - last_s > 2 * self._every_s
+            self._doubted[host] = (now_s if fresh else since_s, now_s)
         self.ask()
         job, node = self._of_job, self._nodes.get(host)
         if job is None or job.over:
             return f"the allocation is over: {self.job_words()}"
-        return f"Slurm says that {host} is {node}" if node is not None and node.lost else None
+        if node is not None and node.lost:
+            return f"Slurm says that {host} is {node}"
+        return self._dead.get(host)
+
+    def usable(self, host: str) -> bool:
+        """Whether a step can begin there, so far as is known."""
+        node = self._nodes.get(host)
+        return host not in self._dead and not (node is not None and node.lost)
 
     def ask(self) -> None:
         """Have the thread look, if what is known is older than a second."""
@@ -69,6 +88,17 @@ class Watch:
         self._of_job = self._slurm.job(self._job)
         self._nodes = self._slurm.nodes(self._hosts)
 
+    def try_doubted(self) -> None:
+        """Try those that have been silent for a while. Raises InfrastructureError when the controller is silent."""
+        now_s = self._clock_s()
+        for host, (since_s, last_s) in list(self._doubted.items()):
+            if now_s - last_s > 2 * self._every_s:
+                del self._doubted[host]  # nobody asks any more
+            elif now_s - since_s >= TRIED_AFTER_S and host not in self._dead:
+                why = self._slurm.unreachable(self._job, host, name=self._name)
+                if why:
+                    self._dead[host] = f"{host} runs nothing any more: {why}"
+
     def close(self) -> None:
         """End the thread; one that waits for a silent controller ends when its command does."""
         self._closed = True
@@ -84,6 +114,7 @@ class Watch:
                 continue
             try:
                 self.look()
+                self.try_doubted()
             except InfrastructureError:
                 # The controller is away: what was known stays, and a running job does not need it.
                 self._looked_s = self._clock_s()

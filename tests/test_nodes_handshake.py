@@ -1,0 +1,356 @@
+"""Who may talk to a coordinator, and which lines it takes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery import proof
+from recovery.nodes import door as doors
+from recovery.nodes import handshake
+from recovery.nodes.door import Door
+from recovery.nodes.handshake import Keys, Refused, Seal, Unproven
+from recovery.nodes.link import Link
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Beat, Hello, Ping
+
+TOKEN = b"t" * 32
+LIMIT_S = 10.0
+HELLO = Hello(node=0, incarnation="a", epoch=0, host="h", boot="b", address="127.0.0.1")
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        two, _ = listener.accept()
+    return one, two
+
+
+def prove(left: bytes, right: bytes, *, limit_s: float = LIMIT_S) -> list[Keys | Exception]:
+    """What a coordinator and an agent with these tokens come to."""
+    found: list[Keys | Exception] = [ValueError(), ValueError()]
+    socks = socket.socketpair()
+
+    def one(at: int, act: Callable[..., Keys], token: bytes) -> None:
+        try:
+            found[at] = act(socks[at], token, limit_s=limit_s)
+        except (Unproven, OSError) as error:
+            found[at] = error
+            socks[at].close()
+
+    threads = [
+        threading.Thread(target=one, args=(0, handshake.admit, left), daemon=True),
+        threading.Thread(target=one, args=(1, handshake.enter, right), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    for sock in socks:
+        sock.close()
+    return found
+
+
+def test_both_ends_have_the_same_keys_and_no_two_connections_have() -> None:
+    (one, two), (three, _) = prove(TOKEN, TOKEN), prove(TOKEN, TOKEN)
+    assert isinstance(one, Keys) and isinstance(two, Keys) and isinstance(three, Keys)
+    assert (one.sending, one.receiving) == (two.receiving, two.sending)
+    assert len({one.sending, one.receiving, three.sending, three.receiving}) == 4
+
+
+def test_a_wrong_token_is_found_by_both_ends() -> None:
+    coordinator, agent = prove(TOKEN, b"f" * 32)
+    assert isinstance(coordinator, Unproven) and "token" in str(coordinator)
+    assert isinstance(agent, Unproven | OSError)
+
+
+def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
+    """It answers the challenge it was not given with a guess."""
+    left, right = socket.socketpair()
+    with left, right:
+
+        def lie() -> None:
+            until_s = time.monotonic() + LIMIT_S
+            proof._send(left, proof._Challenge(version=1, nonce="0" * 64), until_s)
+            proof._receive(left, proof._Response, until_s)
+            proof._send(left, proof._Answer(mac="0" * 64), until_s)
+
+        thread = threading.Thread(target=lie, daemon=True)
+        thread.start()
+        with pytest.raises(Unproven, match="does not know the run's token"):
+            handshake.enter(right, TOKEN)
+        thread.join(LIMIT_S)
+
+
+def test_the_proof_of_another_purpose_proves_nothing() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        thread = threading.Thread(
+            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="keepers", version=1), daemon=True
+        )
+        thread.start()
+        with pytest.raises(Unproven, match="token"):
+            handshake.admit(left, TOKEN)
+        left.close()
+        thread.join(LIMIT_S)
+
+
+def suppressed(act: Callable[..., Any], *args: Any, **options: Any) -> None:
+    with suppress(Unproven, OSError):
+        act(*args, **options)
+
+
+def test_other_software_is_told_apart_from_a_wrong_token() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        thread = threading.Thread(
+            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="agents", version=99), daemon=True
+        )
+        thread.start()
+        with pytest.raises(Unproven, match="speaks version 99, not 1: run the same software"):
+            handshake.admit(left, TOKEN)
+        thread.join(LIMIT_S)
+
+
+def test_a_drip_of_bytes_does_not_stretch_the_limit() -> None:
+    left, right = socket.socketpair()
+    stop = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError):
+            right.sendall(struct.pack("!I", 100))
+            while not stop.wait(0.02):
+                right.sendall(b" ")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    with left, right:
+        started_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            handshake.admit(left, TOKEN, limit_s=0.2)
+        assert time.monotonic() - started_s < 1.0
+        stop.set()
+        thread.join(LIMIT_S)
+
+
+def test_a_line_is_taken_once_and_in_its_place() -> None:
+    key = secrets.token_bytes(32)
+    sender, receiver = Seal(key), Seal(key)
+    one, two, three = (sender.seal(b"%d" % n)[:-1] for n in range(3))
+    assert receiver.open(one) == b"0"
+    for wrong in (one, three):
+        with pytest.raises(Refused, match="repeated or out of order"):
+            receiver.open(wrong)
+    assert receiver.open(two) == b"1", "what was refused changed nothing"
+
+
+@pytest.mark.parametrize("change", [b"0 ", b"", b"x" * 40, b"\xff\x00 1 1"])
+def test_a_line_that_was_made_up_is_refused(change: bytes) -> None:
+    with pytest.raises(Refused, match="without a valid code"):
+        Seal(TOKEN).open(change)
+
+
+@given(line=st.binary(max_size=200))
+def test_garbage_is_refused_in_words(line: bytes) -> None:
+    with pytest.raises(Refused):
+        Seal(TOKEN).open(line)
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_changed_bit_is_seen(at: int, bit: int) -> None:
+    line = bytearray(Seal(TOKEN).seal(b'{"type":"ping","sent_ns":1}')[:-1])
+    line[at % len(line)] ^= 1 << bit
+    with pytest.raises(Refused):
+        Seal(TOKEN).open(bytes(line))
+
+
+def linked(left: Keys | None = None) -> tuple[Link, Link, socket.socket]:
+    """A coordinator's link, an agent's, and the socket below the agent's."""
+    one, two = pair()
+    keys = left or Keys(sending=b"s" * 32, receiving=b"r" * 32)
+    return (
+        Link(one, keys, FROM_AGENT),
+        Link(two, Keys(sending=keys.receiving, receiving=keys.sending), FROM_COORDINATOR),
+        two,
+    )
+
+
+def taken(link: Link) -> list[Any]:
+    """Until something came, or it failed."""
+    until_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < until_s:
+        if parcels := link.take():
+            return parcels
+    raise AssertionError("nothing came")
+
+
+def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
+    coordinator, agent, below = linked()
+    agent.put(HELLO)
+    said = bytes(agent._out)
+    agent.flush()
+    assert taken(coordinator)[0].frame == HELLO
+    below.sendall(said)  # a replay on the same connection
+    with pytest.raises(Refused, match="out of order"):
+        taken(coordinator)
+    other, _, below = linked(Keys(sending=b"1" * 32, receiving=b"2" * 32))
+    below.sendall(said)
+    with pytest.raises(Refused, match="of another connection"):
+        taken(other)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"0 0 {}", "not a message"),
+        (b'0 0 {"type":"welcome","epoch":1}', "not a message"),  # of the other direction
+        (b'0 0 {"type":"pong"}', "not a message"),
+        (b"x 0 {}", "not a message"),
+        (b'0 0 {"type":"lines","file":"a","offset":-1,"text":""}', "not a message"),
+        (b'0 0 {"type":"pong","sent_ns":1,"received_ns":1,"answered_ns":1,"more":1}', "not a message"),
+        (b"\xff\xfe", "not a message"),
+    ],
+)
+def test_what_is_sealed_well_and_no_message_is_refused(body: bytes, why: str) -> None:
+    coordinator, agent, below = linked()
+    below.sendall(agent._sending.seal(body))
+    with pytest.raises(Refused, match=why):
+        taken(coordinator)
+
+
+def test_a_line_without_end_is_cut_off() -> None:
+    coordinator, _, below = linked()
+    thread = threading.Thread(target=lambda: suppressed(below.sendall, b"x" * (MAX_LINE * 2)), daemon=True)
+    below.settimeout(LIMIT_S)
+    thread.start()
+    with pytest.raises(Refused, match="a line over"):
+        for _ in range(10_000_000):
+            coordinator.take()
+    coordinator.close()
+    thread.join(LIMIT_S)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5))
+def test_a_link_survives_any_bytes_with_a_refusal(data: list[bytes]) -> None:
+    one, two = socket.socketpair()
+    link = Link(one, Keys(sending=b"s", receiving=b"r"), FROM_AGENT)
+    with two:
+        two.sendall(b"".join(data) + b"\n")
+        with pytest.raises((Refused, ConnectionError)):
+            two.shutdown(socket.SHUT_WR)
+            while True:
+                link.take()
+    link.close()
+
+
+def test_a_link_waits_for_nobody() -> None:
+    coordinator, agent, _ = linked()
+    beat = Beat(time_ns=1, marks={f"w{n}": (0,) * 7 for n in range(1000)}, states={})
+    for _ in range(400):
+        agent.put(beat)
+        agent.flush()
+    assert agent.waiting > 0, "the other side reads nothing"
+    coordinator.close()
+
+
+# ---- the door
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[Door, list[str]]]:
+    refused: list[str] = []
+    door = Door(("127.0.0.1", 0), TOKEN, refused=refused.append)
+    yield door, refused
+    door.close()
+
+
+def dial(door: Door, token: bytes = TOKEN) -> Link:
+    sock = socket.create_connection(door.address, timeout=LIMIT_S)
+    return Link(sock, handshake.enter(sock, token), FROM_COORDINATOR)
+
+
+def entered(door: Door) -> list[tuple[Link, Any]]:
+    until_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < until_s:
+        if found := door.enter():
+            return found
+        threading.Event().wait(0.005)
+    raise AssertionError("nobody came in")
+
+
+def test_strangers_who_say_nothing_delay_nobody(door: tuple[Door, list[str]]) -> None:
+    silent = [socket.create_connection(door[0].address) for _ in range(doors.STRANGERS + 10)]
+    started_s = time.monotonic()
+    link = dial(door[0])
+    link.put(HELLO)
+    link.flush()
+    assert entered(door[0])[0][1].frame == HELLO
+    assert time.monotonic() - started_s < handshake.LIMIT_S / 2
+    for sock in silent:
+        sock.close()
+
+
+def test_who_is_turned_away_is_logged_with_why(door: tuple[Door, list[str]]) -> None:
+    with suppress(Unproven, OSError):
+        dial(door[0], b"f" * 32)
+    with socket.create_connection(door[0].address) as http:
+        http.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        eventually(lambda: len(door[1]) == 2)
+    link = dial(door[0])
+    link.put(Ping.model_construct(type="ping", sent_ns=1))
+    link.flush()
+    eventually(lambda: len(door[1]) == 3)
+    assert "does not know the run's token" in door[1][0]
+    assert "over 4096" in door[1][1] and door[1][1].startswith("127.0.0.1:")
+    assert "not a message" in door[1][2], "a coordinator's word, from an agent"
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.005)
+
+
+def test_whoever_does_not_say_hello_first_is_turned_away(door: tuple[Door, list[str]]) -> None:
+    link = dial(door[0])
+    link.put(Beat(time_ns=1, marks={}, states={}))
+    link.flush()
+    eventually(lambda: bool(door[1]))
+    assert "beat before it said who it is" in door[1][0]
+
+
+def test_the_token_is_never_sent() -> None:
+    heard: list[bytes] = []
+    one, two = socket.socketpair()
+    three, four = socket.socketpair()
+
+    def listen(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                heard.append(data)
+                target.sendall(data)
+
+    for ends in ((two, three), (three, two)):
+        threading.Thread(target=listen, args=ends, daemon=True).start()
+    thread = threading.Thread(target=handshake.admit, args=(one, TOKEN), daemon=True)
+    thread.start()
+    keys = handshake.enter(four, TOKEN)
+    thread.join(LIMIT_S)
+    for sock in (one, two, three, four):
+        sock.close()
+    said = b"".join(heard)
+    assert len(said) > 200 and json.loads(heard[0][4:])["version"] == 1
+    for secret in (TOKEN, TOKEN.hex().encode(), keys.sending, keys.sending.hex().encode()):
+        assert secret not in said

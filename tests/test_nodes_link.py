@@ -1,0 +1,207 @@
+"""What has to arrive arrives once and in order, whatever becomes of the connections; clocks; files."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery.nodes.clock import DRIFT, REPEAT_S, ClockWatch
+from recovery.nodes.files import CHUNK, Tail, land
+from recovery.nodes.handshake import Keys, Refused
+from recovery.nodes.link import Link, Parcel, Post
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
+
+KEYS = Keys(sending=b"s", receiving=b"r")
+
+
+def linked() -> tuple[Link, Link]:
+    """A sender (agent) and a receiver (coordinator)."""
+    one, two = socket.socketpair()
+    return (
+        Link(one, KEYS, FROM_COORDINATOR),
+        Link(two, Keys(sending=KEYS.receiving, receiving=KEYS.sending), FROM_AGENT),
+    )
+
+
+def number_of(parcel: Parcel) -> int:
+    return int(parcel.frame.process)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_nothing_is_lost_doubled_or_reordered_over_any_connections(seed: int) -> None:
+    dice = random.Random(seed)
+    sender, receiver = Post(limit=10_000), Post(limit=10_000)
+    heard: list[int] = []
+    said = 0
+    while said < 100 or len(heard) < said:
+        one, two = linked()
+        sender.reconnected()
+        for _ in range(dice.randrange(1, 8)):
+            for _ in range(dice.randrange(10) if said < 100 else 0):
+                sender.add(Sinking(process=str(said)))
+                said += 1
+            sender.pump(one)
+            if dice.random() < 0.7:
+                one.flush()
+            for parcel in two.take():
+                if receiver.accept(parcel):
+                    heard.append(number_of(parcel))
+            if dice.random() < 0.5:
+                sender.confirmed(receiver.received)
+        for link in (one, two):  # with whatever is on its way
+            link.close()
+    assert heard == list(range(said))
+
+
+def test_a_gap_is_refused() -> None:
+    post = Post(limit=10)
+    assert post.accept(Parcel(number=1, got=0, frame=None))
+    assert not post.accept(Parcel(number=1, got=0, frame=None)), "doubled"
+    assert post.accept(Parcel(number=0, got=0, frame=None)), "one that may be lost"
+    with pytest.raises(Refused, match="message 3 came where 2 was due"):
+        post.accept(Parcel(number=3, got=0, frame=None))
+
+
+def test_a_post_for_another_receiver_begins_anew() -> None:
+    post = Post(limit=10)
+    for name in "abc":
+        post.add(Sinking(process=name))
+    post.confirmed(1)
+    post.received = 7
+    post.renumber()
+    one, two = linked()
+    post.pump(one)
+    one.flush()
+    parcels = two.take()
+    assert [(p.number, p.got, p.frame.process) for p in parcels] == [(1, 0, "b"), (2, 0, "c")]
+
+
+def test_a_post_says_when_too_much_waits() -> None:
+    post = Post(limit=2)
+    for name in "abc":
+        assert not post.full
+        post.add(Sinking(process=name))
+    assert post.full
+    post.confirmed(1)
+    assert not post.full and len(post) == 2
+
+
+# ---- clocks
+
+SECOND = 1_000_000_000
+
+
+def asked(watch: ClockWatch, at_ns: int, *, true_ns: int, there_ns: int, back_ns: int) -> None:
+    """A question at a time, with known delays, to a clock with a known offset."""
+    received = at_ns + there_ns + true_ns
+    watch.answered(
+        sent_ns=at_ns, received_ns=received, answered_ns=received + 5, back_ns=at_ns + there_ns + 5 + back_ns
+    )
+
+
+@given(
+    true_ns=st.integers(-(10**15), 10**15),
+    delays=st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 10**8)), min_size=1, max_size=40),
+)
+def test_the_offset_is_within_its_bound(true_ns: int, delays: list[tuple[int, int]]) -> None:
+    watch, now_ns = ClockWatch(), SECOND
+    for there_ns, back_ns in delays:
+        asked(watch, now_ns, true_ns=true_ns, there_ns=there_ns, back_ns=back_ns)
+        now_ns += there_ns + back_ns + 5
+        found = watch.offset(now_ns)
+        assert found is not None
+        assert abs(found.offset_ns - true_ns) <= found.bound_ns
+
+
+def test_the_best_answer_counts_until_it_is_old() -> None:
+    watch = ClockWatch()
+    asked(watch, 0, true_ns=1000, there_ns=100, back_ns=100)
+    asked(watch, SECOND // 100, true_ns=1000, there_ns=20_000, back_ns=60_000)
+    found = watch.offset(SECOND // 100)
+    assert found is not None and found.offset_ns == 1000
+    assert found.bound_ns == pytest.approx(100 + SECOND // 100 * DRIFT, rel=0.01)
+    # A minute later the bound of the first has grown beyond that of a worse, but newer one.
+    asked(watch, 60 * SECOND, true_ns=1000, there_ns=20_000, back_ns=20_000)
+    newer = watch.offset(60 * SECOND)
+    assert newer is not None and newer.bound_ns < 30_000
+
+
+def test_news_of_a_clock_are_rare() -> None:
+    watch = ClockWatch()
+    assert watch.news(0) is None
+    told = []
+    for second in range(200):
+        jump_ns = 10**9 if second >= 100 else 0
+        asked(watch, second * SECOND, true_ns=jump_ns, there_ns=1000, back_ns=1000)
+        if watch.news(second * SECOND):
+            told.append(second)
+    assert told[:2] == [0, 60] and len(told) < 8
+    assert any(100 <= second < 140 for second in told), "a clock that jumped is told of"
+    assert REPEAT_S == 60.0
+
+
+def test_answers_that_cannot_be_count_for_nothing() -> None:
+    watch = ClockWatch()
+    watch.answered(sent_ns=100, received_ns=50, answered_ns=40, back_ns=200)
+    watch.answered(sent_ns=100, received_ns=50, answered_ns=500, back_ns=200)
+    assert watch.offset(1000) is None
+
+
+# ---- files
+
+
+def sent(tail: Tail, *, last: bool = False) -> list[Lines]:
+    found = [piece() for piece in tail.new(last=last)]
+    assert all(isinstance(lines, Lines) for lines in found)
+    return found  # type: ignore[return-value]
+
+
+def test_a_file_arrives_byte_for_byte_and_its_lines_whole(tmp_path: Path) -> None:
+    source, there = tmp_path / "w0.jsonl", tmp_path / "run"
+    tail = Tail(source, "events/w0.jsonl", whole_lines=True)
+    assert sent(tail) == []
+    data = b""
+    for part in (b"one\n", b"two", b"\n\xff\x00\r\n", b"x" * CHUNK + b"\n", b"torn"):
+        data += part
+        source.write_bytes(data)
+        for lines in sent(tail):
+            land(there, lines)
+        assert (there / "events/w0.jsonl").read_bytes() == data[: data.rfind(b"\n") + 1]
+    for lines in sent(tail, last=True):
+        land(there, lines)
+    assert (there / "events/w0.jsonl").read_bytes() == data
+
+
+def test_what_lands_twice_or_late_changes_nothing(tmp_path: Path) -> None:
+    one, two = Lines(file="a", offset=0, text="one\n"), Lines(file="a", offset=4, text="two\n")
+    for lines in (one, two, one, two, one):
+        land(tmp_path, lines)
+    assert (tmp_path / "a").read_text() == "one\ntwo\n"
+    land(tmp_path, Lines(file="a", offset=100, text="late\n"))
+    assert (tmp_path / "a").read_text() == "one\ntwo\n", "after a gap nothing is written"
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "."])
+def test_nothing_lands_outside(tmp_path: Path, name: str) -> None:
+    with pytest.raises((Refused, OSError)):
+        land(tmp_path / "run", Lines(file=name, offset=0, text="x"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/a").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError):
+        land(tmp_path / "run", Lines(file="a", offset=0, text="x"))
+    assert not (tmp_path / "victim").exists()
+
+
+def test_text_that_is_no_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="that are none"):
+        land(tmp_path, Lines(file="a", offset=0, text="€"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from chaos.scenario import Cell, WorkloadSpec
 from harness.capabilities import unmet
+from harness.slurm.facts import facts
 
 ON_NODE = "@n"
 
@@ -142,4 +143,5 @@ def describe() -> dict[str, Any]:
         "memory_gib": round(memory_gib(), 1),
         "cuda_devices": cuda_devices(),
         "versions": versions(),
+        **facts(os.environ),
     }

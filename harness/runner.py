@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import shutil
@@ -36,6 +37,7 @@ from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
 from harness.script.arm import ScriptArm
 from harness.script.check import refuse_unstartable
+from harness.slurm.facts import told_to_end
 from harness.undo import RemoveTree
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
@@ -107,7 +109,10 @@ def _or_broken(results: Results, problem: Exception | None) -> Results:
 
 
 def _or_interrupted(results: Results, stop: StopFlag) -> Results:
-    """Say so when a signal came while no arm was there to write it down."""
+    """Say so when a signal came while no arm was there to write it down, and who sends such signals here."""
+    told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
+    if told and results.verdict == "interrupted":
+        return results.model_copy(update={"reason": f"{results.reason}; {told}"})
     if not stop.signum or results.verdict not in ("pass", "fail", "inconclusive"):
         return results
     code = EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED

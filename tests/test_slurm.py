@@ -9,6 +9,7 @@ import pytest
 from chaos.errors import InfrastructureError
 from harness.slurm.allocation import allocation, too_few
 from harness.slurm.commands import Commands, ControllerSilent, Ran, records, run_command, srun
+from harness.slurm.facts import facts
 from harness.slurm.step import step_environment
 from harness.slurm.undo import CancelSteps
 from harness.slurm.watch import Watch
@@ -229,6 +230,13 @@ def test_a_silent_node_is_tried_after_a_while_and_only_then(answer: Ran, why: st
     assert watch.usable("n1") is (why is None)
     assert watch.lost("n2", silent=True) is None
     assert sum(line.startswith("srun") for line in fake.asked) == 1
+
+
+def test_the_facts_of_a_run_name_its_job_and_that_it_was_requeued() -> None:
+    assert facts({"PATH": "/bin"}) == {}
+    assert facts(INSIDE) == {"slurm": {"job": "12", "nodes": "n[1-3]", "partition": ""}}
+    again = facts({**INSIDE, "SLURM_RESTART_COUNT": "2"})["slurm"]
+    assert again["requeued"] == "restart 2: this run began anew"
 
 
 def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

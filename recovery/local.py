@@ -89,10 +89,12 @@ class _Child:
 class Children:
     """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other process is hit.
 
-    The calling process must be a child subreaper (``recovery.processes.become_subreaper``).
+    The calling process must be a child subreaper (``recovery.processes.become_subreaper``). ``named``: what a process
+    shares with this one is a file beside its event log while it lives (``recovery.nodes.remains``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, named: bool = False) -> None:
+        self._named = named
         self._children: dict[str, _Child] = {}
         self._poll = select.epoll()
         self._by_fd: dict[int, tuple[_Child, bool]] = {}
@@ -104,7 +106,7 @@ class Children:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
         ``log``: its event log, to be completed when it dies."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        mark_fd = marks.create()
+        mark_fd = marks.create(memory_beside(log) if self._named and log is not None else None)
         try:
             pid = start([theirs.fileno(), mark_fd])
             channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
@@ -237,6 +239,8 @@ class Children:
         if child.log is not None:
             with contextlib.suppress(OSError):  # a full disk: its mark says how many lines there were
                 child.ring.salvage(child.log)
+                if self._named:
+                    memory_beside(child.log).unlink(missing_ok=True)
         killed = result is not None and result.si_code != os.CLD_EXITED
         status = result.si_status if result is not None else None
         return Exited(
@@ -248,6 +252,11 @@ class Children:
         if fd in self._by_fd:
             del self._by_fd[fd]
             self._poll.unregister(fd)
+
+
+def memory_beside(log: Path) -> Path:
+    """The file that a process with this event log shares with its supervisor, if that is to have a name."""
+    return log.with_suffix(".memory")
 
 
 def start_store(host: str = LOOPBACK) -> tuple[Any, int]:

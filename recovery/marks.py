@@ -10,6 +10,7 @@ import mmap
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from recovery import bell, ring
 from recovery.bell import Bell
@@ -34,10 +35,14 @@ class Mark:
     last_seq: int
 
 
-def create() -> int:
-    """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the rank, in anonymous
-    memory; returns a file descriptor to hand to the rank."""
-    fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
+def create(path: Path | None = None) -> int:
+    """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the rank; returns a file
+    descriptor to hand to the rank. ``path``: the file that is this memory, for whoever is to see it after everybody who
+    holds a descriptor is gone; None: it has no name. Raises OSError."""
+    if path is None:
+        fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
+    else:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.ftruncate(fd, SIZE + ring.SIZE + bell.SIZE)
     return fd
 

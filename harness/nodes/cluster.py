@@ -27,6 +27,7 @@ from recovery.local import start_store
 from recovery.marks import Mark
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.fleet import FleetReport, NodeGone
+from recovery.nodes.remains import gather
 from recovery.wire import Message
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class NodesCluster:
         self._housing = OnNodes(self)
         self._reports: list[Report] = []
         self._news: list[NodeNews] = []
+        self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
+        self._orphans: dict[str, tuple[int, str]] = {}  # those whose node was lost
         self._since_ns = time.time_ns()
         self._fleet.begin(setup.id, setup.run.root.resolve())
         self._sort(self._fleet.wait(0))
@@ -121,6 +124,7 @@ class NodesCluster:
         )  # fmt: skip
         config = rank_config(self._setup, desk, name=name, role="spare" if role == "spare" else "worker")
         log = f"events/{self._setup.id}/{name}.jsonl"
+        self._logs[name] = (node, log)
         return self.start(name, node, config.model_dump(mode="json"), mode=mode, log=log)
 
     def start(
@@ -187,6 +191,7 @@ class NodesCluster:
         for node in self._nodes:
             self._news += _clock(self._fleet.nodes()[node])
         alive = self._fleet.begin("", None)
+        self._gather(self._orphans)  # what was written while they ended
         if self.storage is not None:
             self.storage.close()
         if self._proxy is not None:
@@ -199,6 +204,27 @@ class NodesCluster:
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 
+    def _lose(self, node: int) -> None:
+        """What its ranks had written and its agent had not forwarded is wanted soon, as evidence."""
+        self._session.renewal.lost(node)
+        lost = {
+            name: place
+            for name, place in self._logs.items()
+            if place[0] == node and name not in self._orphans
+        }
+        self._orphans |= lost
+        if self._platform.gone(node):
+            self._gather(lost)
+
+    def _gather(self, lost: Mapping[str, tuple[int, str]]) -> None:
+        for node, log in lost.values():
+            try:
+                gather(self._session.scratch(node) / log, self._setup.run.root / log)
+            except OSError as error:
+                raise InfrastructureError(
+                    f"cannot complete {log}: {error.strerror}", hint="free disk space"
+                ) from error
+
     # ---- what the fleet says
 
     def _sort(self, found: Sequence[FleetReport]) -> None:
@@ -208,7 +234,7 @@ class NodesCluster:
                     self._session.renewal.back(report.node)
                     self._news.append(_joined(report.info))
                 case NodeLost():
-                    self._session.renewal.lost(report.node)
+                    self._lose(report.node)
                     self._news.append(
                         NodeNews(kind=Kind.NODE_LOST, data={"node": report.node, "why": report.why})
                     )

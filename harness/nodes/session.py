@@ -24,6 +24,7 @@ from harness.rundir import RunDirectory
 from harness.undo import RemoveTree
 from recovery.forkserver import ForkServer
 from recovery.local import rank_environment
+from recovery.nodes.agent import boot_id
 from recovery.nodes.fleet import Fleet
 from recovery.nodes.serve import versions
 
@@ -95,7 +96,8 @@ class NodesSession:
         command = [
             sys.executable, "-m", "recovery.nodes.serve", "--coordinator", f"{host}:{port}", "--node", str(node),
             "--address", address, "--token-file", str(self._token_file), "--scratch", str(self.scratch(node)),
-            "--entry", like.entry, "--cold", like.cold, *(word for name in like.modules for word in ("--module", name)),
+            "--boot", boot_id(), "--entry", like.entry, "--cold", like.cold,
+            *(word for name in like.modules for word in ("--module", name)),
         ]  # fmt: skip
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 

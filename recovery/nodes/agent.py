@@ -44,7 +44,9 @@ Deed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 class AgentConfig:
     """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one from which it
     reaches the coordinator; ``scratch``: directory for event logs and outputs; ``lease_s``: how long it goes on without
-    a coordinator; ``devices``: as torch names them; ``deeds``: by name, what can be done to the node."""
+    a coordinator; ``devices``: as torch names them; ``deeds``: by name, what can be done to the node;
+    ``coordinator_boot``: of its machine: if that is this one too, what ranks share with their agent lies in files, so
+    that nothing they wrote is lost with the node."""
 
     coordinator: tuple[str, int]
     node: int
@@ -53,6 +55,7 @@ class AgentConfig:
     scratch: Path
     recipe: Recipe
     lease_s: float = LEASE_S
+    coordinator_boot: str = ""
     devices: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     deeds: Mapping[str, Deed] = field(default_factory=dict)
@@ -88,7 +91,9 @@ class Agent:
 
     def _reset(self) -> None:
         """With no processes."""
-        self._ward = Ward(self._server, self._config.recipe, self._post, self._config.scratch)
+        config = self._config
+        named = config.coordinator_boot == boot_id()
+        self._ward = Ward(self._server, config.recipe, self._post, config.scratch, named=named)
         self._said_marks: Mapping[str, MarkWords] = {}
         self._said_stopped: set[str] = set()
         self._beat_s = self._looked_s = 0.0

@@ -28,10 +28,11 @@ class Recipe:
 
 
 class Node(Children):
-    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it."""
+    """The processes of one arm on one machine; ``server`` is of ``recipe`` and outlives it; ``named``: as of
+    ``Children``."""
 
-    def __init__(self, server: ForkServer, recipe: Recipe) -> None:
-        super().__init__()
+    def __init__(self, server: ForkServer, recipe: Recipe, *, named: bool = False) -> None:
+        super().__init__(named=named)
         self._server = server
         self._recipe = recipe
 

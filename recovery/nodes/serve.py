@@ -67,7 +67,7 @@ def devices() -> tuple[str, ...]:
 
 def serve(
     *, coordinator: str, node: int, address: str, token_file: Path, scratch: Path, lease_s: float, recipe: Recipe,
-    deeds: Mapping[str, Deed] | None = None,
+    coordinator_boot: str = "", deeds: Mapping[str, Deed] | None = None,
 ) -> int:  # fmt: skip
     """Be an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
 
@@ -76,7 +76,7 @@ def serve(
     config = AgentConfig(
         coordinator=address_of(coordinator), node=node, address=address, token=read_token(token_file),
         scratch=scratch.resolve(), lease_s=lease_s, devices=devices(), versions=versions(), recipe=recipe,
-        deeds=deeds or {},
+        coordinator_boot=coordinator_boot, deeds=deeds or {},
     )  # fmt: skip
     try:
         config.scratch.mkdir(parents=True, exist_ok=True)
@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", required=True, type=Path)
     parser.add_argument("--scratch", required=True, type=Path)
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
+    parser.add_argument("--boot", default="", help="id of the boot of the coordinator's machine, if it may be this one")
     parser.add_argument("--entry", required=True, metavar="MODULE:FUNCTION", help="of warm processes")
     parser.add_argument("--cold", required=True, metavar="MODULE", help="that a cold process runs")
     parser.add_argument("--module", action="append", default=[], help="to import before forking")
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return serve(
             coordinator=args.coordinator, node=args.node, address=args.address, token_file=args.token_file,
-            scratch=args.scratch, lease_s=args.lease, recipe=recipe,
+            scratch=args.scratch, lease_s=args.lease, recipe=recipe, coordinator_boot=args.boot,
         )  # fmt: skip
     except ChaosError as error:
         print(str(error), file=sys.stderr, flush=True)

@@ -20,10 +20,13 @@ from recovery.nodes.protocol import MarkWords
 
 
 class Ward:
-    """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by ``Lines.file``."""
+    """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by ``Lines.file``;
+    ``named``: see ``recovery.local.Children``."""
 
-    def __init__(self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path) -> None:
-        self._node = Node(server, recipe)
+    def __init__(
+        self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path, *, named: bool = False
+    ) -> None:
+        self._node = Node(server, recipe, named=named)
         self._post = post
         self._scratch = scratch
         self._tails: dict[str, list[Tail]] = {}

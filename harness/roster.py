@@ -51,6 +51,7 @@ class Roster:
         return name
 
     def _start(self, name: str, role: str, mode: str) -> tuple[int, int, str]:
+        why = "no node has a device that it may use"
         for _ in range(MAX_PLACES):
             usable = [node for node in self._cluster.usable() if self._board.takes(node)]
             if not usable:
@@ -59,10 +60,10 @@ class Roster:
             device = self._board.assign(name, self.living(), node)
             try:
                 return self._cluster.spawn(name, role, mode, device, node), node, device
-            except ConnectionError:
-                continue  # it was lost just now
+            except ConnectionError as error:
+                why = str(error)  # it was lost just now
         raise InfrastructureError(
-            f"no node is left that {name} can start on", hint="give the run more nodes, or a spare one"
+            f"no node is left that {name} can start on: {why}", hint="give the run more nodes, or a spare one"
         )
 
     def note_exit(self, report: Exited) -> int:

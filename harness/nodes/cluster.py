@@ -134,7 +134,7 @@ class NodesCluster:
         try:
             return self._fleet.spawn(name, node, config, mode=mode, log=log)
         except NodeGone as error:
-            raise ConnectionError(str(error)) from error
+            raise ConnectionError(error.message) from error
 
     def output(self, node: int, name: str) -> str:
         """Where a process of a node writes what it prints, to be forwarded to the run's logs."""

@@ -319,12 +319,12 @@ class Harbour:
         """Turn until something is done. Raises NodeGone when the node is lost or silent meanwhile."""
         until_s = time.monotonic() + limit_s
         while not done():
+            self._turn(LOOK_S)  # before the judgement: nobody may have listened for long
             silent_s = (self._clock_ns() - berth.silent_ns) / 1e9
             if berth.lost:
                 raise NodeGone(berth.node, berth.lost)
             if silent_s > self._limits.silence_s or time.monotonic() > until_s:
                 raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
-            self._turn(LOOK_S)
 
     def _flush_all(self) -> None:
         for berth in self._berths.values():

@@ -15,6 +15,7 @@ from chaos.topology import Topology
 Privilege = Literal["none", "net_admin", "root"]
 PRIVILEGES: tuple[Privilege, ...] = ("none", "net_admin", "root")
 """From the least to the most."""
+NO_COSTS: Mapping[Need, Privilege] = MappingProxyType({})
 _NEEDED: Mapping[Need, Privilege] = MappingProxyType(
     {Need.MOUNT: "root", Need.CGROUP: "root", Need.MEMORY: "root", Need.QUOTA: "root"}
 )
@@ -23,23 +24,28 @@ _NEEDED: Mapping[Need, Privilege] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class Damage:
     """What is broken now. ``active``: faults injected and neither healed nor recovered from; ``healthy``:
-    replicas that train or could at once.
+    replicas that train or could at once; ``nodes``: lost or stopped as a whole.
     """
 
     active: int
     healthy: int
+    nodes: frozenset[int] = frozenset()
 
 
-def privilege(needs: Collection[Need]) -> Privilege:
-    """What a fault kind with these needs must be allowed on this machine."""
-    return max((_NEEDED.get(need, "none") for need in needs), key=PRIVILEGES.index, default="none")
+def privilege(needs: Collection[Need], costs: Mapping[Need, Privilege] = NO_COSTS) -> Privilege:
+    """What a fault kind with these needs must be allowed on this machine. ``costs``: a launcher's own, where it meets a
+    need by other means than most."""
+    due = (costs.get(need, _NEEDED.get(need, "none")) for need in needs)
+    return max(due, key=PRIVILEGES.index, default="none")
 
 
-def may_need(limits: BlastRadius, needs: Collection[Need]) -> bool:
+def may_need(
+    limits: BlastRadius, needs: Collection[Need], costs: Mapping[Need, Privilege] = NO_COSTS
+) -> bool:
     """Whether the privileges that a fault kind needs are allowed."""
     if limits.privileges is None:
         return True
-    return PRIVILEGES.index(privilege(needs)) <= PRIVILEGES.index(limits.privileges)
+    return PRIVILEGES.index(privilege(needs, costs)) <= PRIVILEGES.index(limits.privileges)
 
 
 def ranks_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> frozenset[int]:
@@ -50,17 +56,38 @@ def ranks_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> f
     return frozenset((*fault.ranks, *on_nodes))
 
 
+def nodes_hit(fault: PlannedFault, where: Where | None, topology: Topology) -> frozenset[int]:
+    """The nodes on which an occurrence touches anything."""
+    ranks = (topology.node_of(rank) for rank in ranks_hit(fault, where, topology))
+    spares = (topology.node_of_spare(index) for index in fault.spares)
+    return frozenset((*fault.nodes, *ranks, *spares)) if where is not Where.HEALTH else frozenset()
+
+
 def refusal(
-    limits: BlastRadius, damage: Damage, *, ranks: Collection[int], disables: bool, shards: int = 1
+    limits: BlastRadius,
+    damage: Damage,
+    *,
+    ranks: Collection[int],
+    disables: bool,
+    shards: int = 1,
+    nodes: Collection[int] = (),
+    whole: Collection[int] = (),
 ) -> str | None:
     """Why one more occurrence may not fire; None when it may.
 
     ``ranks``: whom it hits; ``disables``: whether they stop being healthy by it (a slow link does not); ``shards``:
-    ranks of a replica, of which one breaks it.
+    ranks of a replica, of which one breaks it; ``nodes``: on which it hits anything; ``whole``: that it takes entirely.
     """
     protected = sorted(set(ranks) & set(limits.protected_ranks))
     if protected:
         return f"blast_radius protects rank {', '.join(map(str, protected))}"
+    if sheltered := sorted(set(nodes) & set(limits.protected_nodes)):
+        return f"blast_radius protects node {', '.join(map(str, sheltered))}"
+    lost = damage.nodes | set(whole)
+    if disables and whole and limits.max_nodes_lost is not None and len(lost) > limits.max_nodes_lost:
+        return (
+            f"blast_radius allows {limits.max_nodes_lost} nodes lost at once, and this would make {len(lost)}"
+        )
     most = limits.max_concurrent_faults
     if most is not None and damage.active >= most:
         return f"blast_radius allows {most} at once, and {damage.active} are active"

@@ -112,12 +112,17 @@ class BlastRadius(Strict):
     """How much may be broken at once. A plan that cannot keep to it is an error; an occurrence that would break it
     is not fired, and recorded as failed.
 
-    ``privileges``: the most a fault may need on this machine; without it, any.
+    ``privileges``: the most a fault may need on this machine; without it, any. ``max_nodes_lost``: nodes that are
+    lost or stopped as a whole at the same time, each until the job has recovered from it.
     """
 
     max_concurrent_faults: int | None = Field(default=None, ge=1)
     min_healthy_replicas: int | None = Field(default=None, ge=0)
     protected_ranks: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    protected_nodes: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list, description="nothing on them is hit"
+    )
+    max_nodes_lost: int | None = Field(default=None, ge=0)
     privileges: Literal["none", "net_admin", "root"] | None = None
 
 

@@ -93,6 +93,7 @@ def plan_scenario(
         scenario.faults, seed=seed, ranks=scenario.workload.ranks, spares=spares,
         traits=lambda kind: traits_of(kinds[kind]), topology=scenario.topology,
         protected=frozenset(scenario.blast_radius.protected_ranks),
+        sheltered=frozenset(scenario.blast_radius.protected_nodes),
     )  # fmt: skip
 
 
@@ -105,12 +106,16 @@ def plan(
     traits: Callable[[str], Traits],
     topology: Topology | None = None,
     protected: frozenset[int] = frozenset(),
+    sheltered: frozenset[int] = frozenset(),
 ) -> tuple[PlannedFault, ...]:
-    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``: ranks never chosen.
+    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``, ``sheltered``: ranks and nodes
+    never chosen.
 
     Raises ScenarioError when a fault would have no target.
     """
-    scope = Scope(topology=topology or Topology(ranks=ranks), spares=spares, protected=protected)
+    scope = Scope(
+        topology=topology or Topology(ranks=ranks), spares=spares, protected=protected, sheltered=sheltered
+    )
     return tuple(_plan_one(fault, seed, scope, traits(fault.kind)) for fault in faults)
 
 

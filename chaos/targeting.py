@@ -34,11 +34,12 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Who is there. ``protected``: ranks that the blast radius keeps from harm."""
+    """Who is there. ``protected``, ``sheltered``: ranks and nodes that the blast radius keeps from harm."""
 
     topology: Topology
     spares: int = 0
     protected: frozenset[int] = frozenset()
+    sheltered: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
     """Who may not be chosen."""
     topology = scope.topology
     out: set[Who] = {("worker", rank) for rank in (*target.exclude.ranks, *scope.protected)}
-    for node in target.exclude.nodes:
+    for node in (*target.exclude.nodes, *scope.sheltered):
         out |= {("worker", rank) for rank in topology.ranks_on(node)}
         out |= {("spare", i) for i in range(scope.spares) if topology.node_of_spare(i) == node}
     return out
@@ -158,14 +159,14 @@ def _nodes(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> tuple[i
     nodes = [node for node in range(topology.nodes) if _on(target, node, topology)]
     if named is not None:
         nodes = sorted({topology.node_of(rank) for rank in named})
-    kept = {*target.exclude.ranks, *scope.protected}
-    spared = {n for n in nodes if n in target.exclude.nodes or kept & set(topology.ranks_on(n))}
+    kept, out = {*target.exclude.ranks, *scope.protected}, {*target.exclude.nodes, *scope.sheltered}
+    spared = {n for n in nodes if n in out or kept & set(topology.ranks_on(n))}
     if not traits.whole_racks:
         chosen = _select(fault, [("node", n) for n in nodes], {("node", n) for n in spared}, seed, "node")
         return tuple(number for _, number in chosen)
     racks = sorted({topology.rack_of(node) for node in nodes})
-    out = {("rack", topology.rack_of(node)) for node in spared}
-    chosen = _select(fault, [("rack", rack) for rack in racks], out, seed, "rack")
+    spared_racks = {("rack", topology.rack_of(node)) for node in spared}
+    chosen = _select(fault, [("rack", rack) for rack in racks], spared_racks, seed, "rack")
     return tuple(node for _, rack in chosen for node in topology.nodes_in(rack))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from chaos.blast import Damage, ranks_hit, refusal
+from chaos.blast import Damage, nodes_hit, ranks_hit, refusal
 from chaos.fault import Fault, Occurrence, Where
 from chaos.schedule import PlannedFault
 from harness.scene import Scene
@@ -46,10 +46,14 @@ class Guard:
         stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
         held = {rank for rank in range(self._topology.ranks) if self._scene.process_of(rank)}
         occurrences = {(live.planned.id, live.occurrence.time_ns) for live in active}
-        damage = Damage(active=len(occurrences), healthy=self._topology.whole(held - stopped))
+        down = frozenset(node for live in active if _disables(live.fault) for node in live.planned.nodes)
+        damage = Damage(active=len(occurrences), healthy=self._topology.whole(held - stopped), nodes=down)
         ranks = ranks_hit(planned, fault.where, self._topology)
         shards = self._topology.shards
-        return refusal(self._limits, damage, ranks=ranks, disables=_disables(fault), shards=shards)
+        return refusal(
+            self._limits, damage, ranks=ranks, disables=_disables(fault), shards=shards,
+            nodes=nodes_hit(planned, fault.where, self._topology), whole=planned.nodes,
+        )  # fmt: skip
 
     def _is_being_answered(self, live: Struck) -> bool:
         """Whether the job is just recovering from it."""

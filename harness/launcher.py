@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from chaos.blast import NO_COSTS, Privilege
 from chaos.events import Kind
 from chaos.fault import Need
 from chaos.scenario import Cell
@@ -272,6 +273,9 @@ class Launcher(BaseModel):
 
     real: ClassVar[frozenset[Need]] = frozenset()
     """What of it is the thing itself, and makes a fault real that is emulated elsewhere."""
+
+    costs: ClassVar[Mapping[Need, Privilege]] = NO_COSTS
+    """The privilege that a need takes here, where it is not the usual one (``chaos.blast``)."""
 
     @abstractmethod
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.blast import Damage, may_need, privilege, ranks_hit, refusal
+from chaos.blast import Damage, Privilege, may_need, nodes_hit, privilege, ranks_hit, refusal
 from chaos.fault import Need, Where
 from chaos.faultspec import FaultSpec
 from chaos.scenario import BlastRadius
@@ -52,6 +52,46 @@ def test_privileges() -> None:
     assert may_need(BlastRadius(), {Need.MOUNT})
     assert not may_need(BlastRadius(privileges="net_admin"), {Need.MOUNT})
     assert may_need(BlastRadius(privileges="none"), {Need.NODES})
+
+
+def test_a_launcher_that_meets_a_need_by_other_means_has_its_own_costs() -> None:
+    costs: dict[Need, Privilege] = {Need.MEMORY: "none", Need.LINKS: "net_admin"}
+    assert privilege({Need.MEMORY}) == "root" and privilege({Need.MEMORY}, costs) == "none"
+    assert privilege({Need.LINKS, Need.MEMORY}, costs) == "net_admin"
+    assert may_need(BlastRadius(privileges="net_admin"), {Need.LINKS, Need.MEMORY}, costs)
+    assert not may_need(BlastRadius(privileges="none"), {Need.LINKS}, costs)
+
+
+def test_nodes_are_kept_from_harm() -> None:
+    some = Damage(active=1, healthy=4, nodes=frozenset({0}))
+
+    def asked(limits: dict[str, Any], *, disables: bool = True, whole: tuple[int, ...] = (2,)) -> str | None:
+        return refusal(
+            BlastRadius.model_validate(limits), some, ranks=(3,), disables=disables, nodes=(1, 2), whole=whole
+        )
+
+    assert asked({"protected_nodes": [0]}) is None
+    assert asked({"protected_nodes": [2, 3]}) == "blast_radius protects node 2"
+    assert asked({"max_nodes_lost": 2}) is None
+    assert asked({"max_nodes_lost": 1}) == "blast_radius allows 1 nodes lost at once, and this would make 2"
+    assert asked({"max_nodes_lost": 1}, whole=(0,)) is None, "lost already"
+    assert asked({"max_nodes_lost": 1}, whole=()) is None, "a rank of it is no node"
+    assert asked({"max_nodes_lost": 1}, disables=False) is None
+
+
+def test_nodes_that_a_fault_touches() -> None:
+    place = Topology(ranks=4, nodes=3)
+
+    def touched(target: dict[str, Any], where: Where = Where.PROCESS) -> frozenset[int]:
+        fault = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"step": 1}, "target": target})
+        (planned,) = plan(
+            [fault], seed=1, ranks=4, spares=2, traits=lambda _: Traits(where=where), topology=place
+        )
+        return nodes_hit(planned, where, place)
+
+    assert touched({"rank": 3}) == {1}
+    assert touched({"role": "spare", "select": "all"}) == {2}
+    assert touched({"node": 2}, Where.NODE) == {2}
 
 
 def test_a_lost_node_takes_its_ranks() -> None:

@@ -84,6 +84,9 @@ class FakeScene:
     def process_of(self, rank: int) -> str | None:
         return self.members[rank] if rank < len(self.members) else None
 
+    def on_node(self, node: int) -> list[str]:
+        return [self.members[rank] for rank in self.scenario.topology.ranks_on(node)]
+
     def spare(self, index: int) -> str | None:
         return "s4" if index == 0 else None
 
@@ -94,12 +97,16 @@ class FakeScene:
 class Rig:
     """An injector with one planned fault."""
 
-    def __init__(self, folder: Path, kind: str, at: dict[str, Any], **more: Any) -> None:
+    def __init__(self, folder: Path, kind: str, at: dict[str, Any], nodes: int = 1, **more: Any) -> None:
         spec = FaultSpec.model_validate(
             {"id": "f", "kind": kind, "target": {"rank": 2}, "at": at} | more  # type: ignore[arg-type]
         )
-        planned = plan([spec], seed=1, ranks=4, spares=1, traits=lambda kind: traits_of(KINDS[kind]))
+        place = Topology(ranks=4, nodes=nodes)
+        planned = plan(
+            [spec], seed=1, ranks=4, spares=1, traits=lambda kind: traits_of(KINDS[kind]), topology=place
+        )
         self.scene = FakeScene(folder)
+        self.scene.scenario.topology = place
         self.injector = Injector(self.scene, planned, KINDS)
         self.scene.hear = self.injector.observe
         self.injector.announce()
@@ -289,6 +296,16 @@ def test_a_rank_that_holds_for_a_forbidden_fault_goes_on(tmp_path: Path) -> None
     rig.at_point("w2", 2, 3, "data")
     assert failed(rig) == ["not fired: blast_radius protects rank 2"]
     assert rig.scene.told("go")[-1]["act"] is False and not rig.scene.told("fault_injected")
+
+
+def test_no_more_nodes_are_lost_at_once_than_allowed(tmp_path: Path) -> None:
+    target: Any = {"node": 1}
+    rig = Rig(tmp_path, "node-kill", {"time": 1}, target=target, nodes=4)
+    limited(rig, max_nodes_lost=0)
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(5)
+    assert failed(rig) == ["not fired: blast_radius allows 0 nodes lost at once, and this would make 1"]
 
 
 def test_faults_count_as_active_until_the_job_trains_again(tmp_path: Path) -> None:

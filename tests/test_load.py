@@ -602,6 +602,17 @@ def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
         "s.yaml:7:36: every worker it could hit is excluded or protected"
     ]
     assert read(write(with_limits("{min_healthy_replicas: 2, protected_ranks: [1]}", "select: {count: 2}")))
+    nodes = SINGLE + "launcher: {kind: sim, nodes: 4}\nblast_radius: LIMIT\n"
+    for target, who in (("rank: 2", "worker"), ("node: 2", "worker on node 2")):
+        text = nodes.replace("role: worker", target).replace("LIMIT", "{protected_nodes: [2]}")
+        assert heads(failure(write(text))) == [
+            f"s.yaml:7:36: every {who} it could hit is excluded or protected"
+        ]
+    rack = nodes.replace("process-kill", "node-kill").replace("role: worker", "select: {count: 2}")
+    assert read(write(rack.replace("LIMIT", "{max_nodes_lost: 2}")))
+    assert heads(failure(write(rack.replace("LIMIT", "{max_nodes_lost: 1}")))) == [
+        "s.yaml:7:42: node-kill would hit 2 at once: blast_radius allows 1 nodes lost at once, and this would make 2"
+    ]
     root = SINGLE.replace("process-kill", "disk-full").replace("target: {role: worker}, ", "")
     text = failure(write(root + "launcher: sim\nblast_radius: {privileges: net_admin}\n"))
     assert heads(text) == ["s.yaml:7:22: disk-full needs privilege root, and blast_radius allows net_admin"]

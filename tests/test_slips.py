@@ -98,6 +98,12 @@ def test_protected_ranks_exist(tmp_path: Path) -> None:
     ]
 
 
+def test_protected_nodes_exist(tmp_path: Path) -> None:
+    assert said(
+        tmp_path, more="blast_radius: {protected_nodes: [0, 2]}\nlauncher: {kind: local, nodes: 2}\n"
+    ) == ["7:37: there is no node 2: with 2 nodes they go from 0 to 1"]
+
+
 def test_more_healthy_replicas_than_there_are_is_one_error_at_the_limit(tmp_path: Path) -> None:
     assert said(tmp_path, more="blast_radius: {min_healthy_replicas: 9}\n") == [
         "7:38: there are only 4 replicas, so 9 cannot be healthy"
@@ -146,7 +152,7 @@ def test_a_fault_that_is_never_due_is_a_warning(tmp_path: Path, at: str, warning
 
 def test_nodes_with_nobody_on_them_are_a_warning(tmp_path: Path) -> None:
     assert said(tmp_path, more="launcher: {kind: local, nodes: 9}\n") == [
-        "7:32: warning: nobody is on node 4: 4 ranks and spares (1) take 5 of 9 nodes"
+        "7:32: warning: nobody is on node 5: 4 ranks and spares (1) take 5 of 9 nodes"
     ]
     assert said(tmp_path, more="launcher: {kind: local, nodes: 5}\n") == []  # a spare is there
 

@@ -20,9 +20,11 @@ PROCESS, NODE, LINK = Traits(where=Where.PROCESS), Traits(where=Where.NODE), Tra
 def hit(
     target: dict[str, Any], traits: Traits = PROCESS, *, place: Topology = PLACE, seed: int = 1,
     spares: int = 0, protected: frozenset[int] = frozenset(), name: str = "f",
+    sheltered: frozenset[int] = frozenset(),
 ) -> Targets:  # fmt: skip
     fault = FaultSpec.model_validate({"id": name, "kind": "k", "at": {"step": 5}, "target": target})
-    return resolve(fault, traits, Scope(topology=place, spares=spares, protected=protected), seed)
+    scope = Scope(topology=place, spares=spares, protected=protected, sheltered=sheltered)
+    return resolve(fault, traits, scope, seed)
 
 
 def refusal(
@@ -117,6 +119,17 @@ def test_node_faults_choose_nodes() -> None:
     assert hit({"rack": 1, "select": "all"}, NODE).nodes == (2, 3)
     assert hit({"select": "all", "exclude": {"nodes": [0], "ranks": [2]}}, NODE).nodes == (2, 3)
     assert hit({"select": "all"}, NODE, protected=frozenset({7})).nodes == (0, 1, 2)
+
+
+def test_nothing_on_a_sheltered_node_is_chosen() -> None:
+    out = frozenset({2})
+    assert hit({"select": "all"}, NODE, sheltered=out).nodes == (0, 1, 3)
+    assert hit({"select": "all"}, sheltered=out).ranks == (0, 1, 2, 3, 6, 7)
+    assert hit({"role": "spare", "select": "all"}, spares=4, sheltered=out).spares == (0, 2, 3), (
+        "spare 1 is on node 2"
+    )
+    assert hit({}, Traits(where=Where.NODE, whole_racks=True), sheltered=out).nodes == (0, 1)
+    assert refusal({"rank": 4}, sheltered=out)[1] == ("exclude",)
 
 
 def test_correlated_faults_choose_racks() -> None:

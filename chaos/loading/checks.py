@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from chaos.blast import NO_COSTS
 from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
 from chaos.loading.diagnostics import Loc, Problem, unknown
@@ -87,7 +88,8 @@ def _setting(
     seed = tree.get("seed", 0)
     return Setting(
         kinds=catalogue.faults, workload=workload, strategy=strategy, launcher=launcher, given=limits,
-        offers=getattr(kind, "offers", None), seed=seed if isinstance(seed, int) else 0,
+        offers=getattr(kind, "offers", None), costs=getattr(kind, "costs", NO_COSTS),
+        seed=seed if isinstance(seed, int) else 0,
     )  # fmt: skip
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
 from chaos import blast
 from chaos.errors import ScenarioError
-from chaos.fault import Where
+from chaos.fault import Fault, Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
 from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.explain import validate
@@ -39,6 +39,7 @@ class Setting:
     strategy: BaseModel | None
     launcher: LauncherSpec | None
     offers: frozenset[Any] | None
+    costs: Mapping[Any, blast.Privilege] = field(default_factory=lambda: blast.NO_COSTS)
     given: BlastRadius | None
     seed: int = 0
 
@@ -70,7 +71,12 @@ class Setting:
         place, limits = self.topology, self.given
         if place is None or self.strategy is None or limits is None:
             return None
-        return Scope(topology=place, spares=self.spares, protected=frozenset(limits.protected_ranks))
+        return Scope(
+            topology=place,
+            spares=self.spares,
+            protected=frozenset(limits.protected_ranks),
+            sheltered=frozenset(limits.protected_nodes),
+        )
 
 
 def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
@@ -83,9 +89,12 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         return
     kind = setting.kinds[name]
     params = raw.get("params", {})
+    needs = frozenset(getattr(kind, "needs", ()))
     if isinstance(params, dict):
-        yield from validate(kind, params, (*loc, "params"))[1]
-    yield from _abilities(name, kind, loc, setting)
+        made, problems = validate(kind, params, (*loc, "params"))
+        yield from problems
+        needs = made.wants() if isinstance(made, Fault) else needs
+    yield from _abilities(name, needs, loc, setting)
     spec, _ = validate(FaultSpec, raw)
     if spec is not None:
         yield from _duration(spec, kind, loc)
@@ -97,16 +106,15 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         yield from problems or _target(spec, traits_of(kind), loc, setting)
 
 
-def _abilities(name: str, kind: type[BaseModel], loc: Loc, setting: Setting) -> Iterator[Problem]:
+def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) -> Iterator[Problem]:
     """What the launcher must offer, and what the blast radius must allow."""
-    needs = frozenset(getattr(kind, "needs", ()))
     if setting.offers is not None and setting.launcher is not None:
         for need in sorted(needs - setting.offers):
             message = f"{name} needs {need.value}, which launcher {setting.launcher.kind} does not offer"
             yield Problem(loc=(*loc, "kind"), message=message)
-    if setting.limits is not None and not blast.may_need(setting.limits, needs):
+    if setting.limits is not None and not blast.may_need(setting.limits, needs, setting.costs):
         message = (
-            f"{name} needs privilege {blast.privilege(needs)}, "
+            f"{name} needs privilege {blast.privilege(needs, setting.costs)}, "
             f"and blast_radius allows {setting.limits.privileges}"
         )
         yield Problem(loc=(*loc, "kind"), message=message)
@@ -221,12 +229,15 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
         return
     (planned,) = plan(
         [spec], seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, traits=lambda _: traits,
-        topology=scope.topology, protected=scope.protected,
+        topology=scope.topology, protected=scope.protected, sheltered=scope.sheltered,
     )  # fmt: skip
     hit = blast.ranks_hit(planned, traits.where, scope.topology)
     healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
     disables = not getattr(setting.kinds[spec.kind], "harmless", False) and traits.where != Where.LINK
-    if reason := blast.refusal(limits, healthy, ranks=hit, disables=disables, shards=scope.topology.shards):
+    if reason := blast.refusal(
+        limits, healthy, ranks=hit, disables=disables, shards=scope.topology.shards,
+        nodes=blast.nodes_hit(planned, traits.where, scope.topology), whole=planned.nodes,
+    ):  # fmt: skip
         yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
 
 
@@ -260,7 +271,7 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
     try:
         planned = plan(
             usable, seed=setting.seed, ranks=scope.topology.ranks, spares=scope.spares, topology=scope.topology,
-            traits=lambda kind: traits[kind], protected=scope.protected,
+            traits=lambda kind: traits[kind], protected=scope.protected, sheltered=scope.sheltered,
         )  # fmt: skip
     except ScenarioError:
         return  # a target that resolves to nobody is said where it stands
@@ -279,11 +290,15 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
 def _too_much(active: Sequence[PlannedFault], setting: Setting, scope: Scope) -> str | None:
     assert setting.limits is not None
     hit: set[int] = set()
+    whole: set[int] = set()
     for fault in active:
         kind = setting.kinds[fault.kind]
         where = getattr(kind, "where", None)
         if not getattr(kind, "harmless", False) and where in (Where.PROCESS, Where.RANK, Where.NODE):
             hit |= blast.ranks_hit(fault, where, scope.topology)
+            whole |= set(fault.nodes)
     before = blast.Damage(active=len(active) - 1, healthy=scope.topology.replicas)
     shards = scope.topology.shards
-    return blast.refusal(setting.limits, before, ranks=hit, disables=bool(hit), shards=shards)
+    return blast.refusal(
+        setting.limits, before, ranks=hit, disables=bool(hit or whole), shards=shards, whole=whole
+    )

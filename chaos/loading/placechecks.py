@@ -16,6 +16,7 @@ from chaos.topology import Topology
 def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
     """What the blast radius names."""
     yield from _missing("rank", limits.protected_ranks, place.ranks, ("blast_radius", "protected_ranks"))
+    yield from _missing("node", limits.protected_nodes, place.nodes, ("blast_radius", "protected_nodes"))
     least = limits.min_healthy_replicas
     if least is not None and least > place.replicas:
         message = f"there are only {place.replicas} replicas, so {least} cannot be healthy"

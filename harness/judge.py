@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import chaos.faults
 import harness.launchers
 import recovery.strategies
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import Kind, Log, read_log
+from chaos.events import ORCHESTRATOR, Kind, Log, read_log
 from chaos.fault import Fault, Fidelity
 from chaos.plugins import load
 from chaos.scenario import Cell, ResolvedRun
@@ -83,7 +83,7 @@ def judge(run: RunDirectory) -> Results:
         verdict=gate.verdict, exit_code=gate.exit_code, reason=gate.reason, cells=cells,
         arms=[_arm_result(arm) for arm in arms], faults=incidents, slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
-        fidelity=_fidelity(resolved), reproduce=resolved.reproduce,
+        fidelity=_fidelity(resolved, logs.values()), reproduce=resolved.reproduce,
     )  # fmt: skip
 
 
@@ -253,11 +253,13 @@ def _not_undone(run: RunDirectory) -> list[str]:
     return [entry.problem for entry in read_open(run.ledger) if entry.problem]
 
 
-def _fidelity(resolved: ResolvedRun) -> list[str]:
-    """A line for each launcher and fault kind that imitates instead of using the real mechanism."""
+def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
+    """A line for each launcher, platform and fault kind that imitates instead of using the real mechanism."""
     launchers = load(harness.launchers.__name__, Launcher)
     where = sorted({cell.scenario.launcher.kind for cell in resolved.cells})
     emulating = [f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates]
+    own = (log.actors[ORCHESTRATOR].events[:1] for log in logs)
+    emulating += sorted({e.data["emulates"] for first in own for e in first if e.data.get("emulates")})
     kinds = load(chaos.faults.__name__, Fault)
     imitating = {
         fault.kind

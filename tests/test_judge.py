@@ -12,6 +12,7 @@ import logs
 import pytest
 from arms import KILL, cell_of
 from logs import Script
+from nodelogs import HOURS_NS, Clock, on_nodes
 
 from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
@@ -64,6 +65,42 @@ def test_clean_run_passes(tmp_path: Path) -> None:
     assert [arm.arm for arm in results.arms] == ["faulted", "control"]
     for arm in results.arms:
         assert arm.useful_s + sum(arm.badput.values()) + arm.residual_s == pytest.approx(arm.wall_s)
+
+
+@pytest.mark.parametrize("ahead_ns", [HOURS_NS, -HOURS_NS], ids=["ahead", "behind"])
+def test_a_node_whose_clock_is_hours_off_gives_the_same_results(tmp_path: Path, ahead_ns: int) -> None:
+    written = []
+    for name, clock in (("same", Clock(ahead_ns=0)), ("off", Clock(ahead_ns=ahead_ns))):
+        run = simple(tmp_path / name, on_nodes(arms.hot_spare(), clock))
+        write_results(run, judge(run))
+        written.append(run.results.read_text())
+    assert written[0] == written[1]
+    assert json.loads(written[0])["verdict"] == "pass"
+
+
+def test_a_margin_within_the_clocks_bound_makes_the_run_inconclusive(tmp_path: Path) -> None:
+    seconds = judge(simple(tmp_path / "plain")).faults[0].recovery_time
+    assert seconds is not None
+    verdicts = {}
+    for name, limit in (("wide", seconds + 0.02), ("near", seconds + 0.002), ("past", seconds - 0.02)):
+        script = on_nodes(arms.hot_spare(), Clock(), bound_ns=5 * logs.MS, every_ms=1)
+        sla = {"recovery_time": [f"max < {limit:.6f}s"]}
+        verdicts[name] = judge(simple(tmp_path / name, script, sla=sla))
+    assert {name: found.verdict for name, found in verdicts.items()} == {
+        "wide": "pass", "near": "inconclusive", "past": "fail",
+    }  # fmt: skip
+    assert "which clocks of several machines blur by 0.005" in verdicts["near"].reason
+    assert verdicts["near"].cells[0].metrics["recovery_time"].clock_bound == pytest.approx(0.005, rel=0.1)
+
+
+def test_what_the_platform_imitates_is_said(tmp_path: Path) -> None:
+    run = simple(tmp_path)
+    path = run.events(arm_id("default", 0, "faulted")) / "orchestrator.jsonl"
+    head, *rest = path.read_text().splitlines(keepends=True)
+    event = json.loads(head)
+    event["data"]["emulates"] = "delay by a queue of our own"
+    path.write_text("".join([json.dumps(event) + "\n", *rest]))
+    assert "delay by a queue of our own" in judge(run).fidelity
 
 
 def test_three_strategies_side_by_side(tmp_path: Path) -> None:

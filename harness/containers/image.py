@@ -30,6 +30,7 @@ _LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _EMPTY = ("dev", "etc", "home", "proc", "root", "run", "sys", "usr", "var")
 _SHARED = ("tmp", "var/tmp")
 _ETC = ("ld.so.cache", "alternatives", "ssl", "localtime")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROBE = (
     "import json, sys\n"
     "from importlib import metadata\n"
@@ -68,7 +69,7 @@ def host_image(client: Any) -> Image:
             found = [client.images.get(f"{REPOSITORY}:{tag}")]
     return Image(
         id=str(found[0].id), python=sys.executable, binds=software(),
-        environment={"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8"},
+        environment={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **_import_path()},
     )  # fmt: skip
 
 
@@ -145,6 +146,12 @@ def _interpreter() -> Iterator[str]:
     yield from (sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))
     yield from (place for place in sys.path if place)
     yield str(Path(__file__).resolve().parents[2])
+
+
+def _import_path() -> dict[str, str]:
+    """What this process was told of where code is; its nodes begin elsewhere."""
+    told = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, told.split(os.pathsep)))} if told else {}
 
 
 def _is_real(path: str) -> bool:

@@ -27,6 +27,7 @@ from recovery.local import rank_environment
 from recovery.nodes.agent import boot_id
 from recovery.nodes.fleet import Fleet
 from recovery.nodes.serve import versions
+from recovery.processes import become_subreaper
 
 READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first
 
@@ -64,7 +65,10 @@ class NodesSession:
         token = secrets.token_bytes(32)
         self._token_file = _write_token(home, token)
         self.fleet = Fleet(token=token, host=platform.host)
-        self.zygote = ForkServer(recipe().entry, ("torch",), rank_environment()) if keeps_store else None
+        self.zygote: ForkServer | None = None
+        if keeps_store:
+            become_subreaper()
+            self.zygote = ForkServer(recipe().entry, ("torch",), rank_environment())
         self.renewal = Renewal(platform, self._begin, nodes=nodes)
         for node in range(nodes):
             self.renewal.start(node)

@@ -106,14 +106,14 @@ class Yard:
         return self.folder / f"scratch{node}"
 
     def config(self, name: str, node: int) -> Mapping[str, Any]:
-        scratch = self.scratch(node)
+        scratch = self.scratch(node) / self.run.name
         return {
-            "name": name, "parent": 0, "events": str(scratch / "events"), "log": str(scratch / f"logs/{name}.log")
+            "name": name, "parent": 0, "events": str(scratch / "events"), "log": str(scratch / f"{name}.log")
         }  # fmt: skip
 
     def spawn(self, name: str, node: int, mode: str = "warm") -> int:
         """A tiny rank."""
-        log = f"events/{name}.jsonl"
+        log = f"{self.run.name}/events/{name}.jsonl"
         return self.fleet.spawn(name, node, self.config(name, node), mode=mode, log=log)
 
     def order(self, name: str, do: str, count: int = 1) -> bool:
@@ -141,7 +141,7 @@ class Yard:
         return self.until(enough)
 
     def file(self, name: str) -> Path:
-        return self.run / name
+        return self.folder / self.run.name / name
 
     def close(self) -> dict[int, str]:
         try:

@@ -80,6 +80,7 @@ class Agent:
         for fd in (self._wake, self._waker):
             os.set_blocking(fd, False)
         self._strays: set[int] = set()
+        self._read: list[Path] = []  # files of arms that are over
         self._strays_due_s = 0.0
         self._begin()
 
@@ -103,6 +104,7 @@ class Agent:
         processes cannot be started here at all."""
         try:
             self._server.await_ready()
+            self._away_s = time.monotonic()
             self._dialler.dial()
             while not self._ended:
                 self._turn()
@@ -186,8 +188,17 @@ class Agent:
             self._reap_strays()
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
             self.end(f"the coordinator was away for {self._config.lease_s:g} s")
+        if not len(self._post):
+            self._forget_files()
         if self._post.full:
             self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
+
+    def _forget_files(self) -> None:
+        """The coordinator has them all."""
+        for path in self._read:
+            with suppress(OSError):
+                path.unlink()
+        self._read.clear()
 
     def _reap_strays(self) -> None:
         """Orphans become ours, and nobody else waits for them. Whoever is seen ended twice is no child of a deed."""
@@ -274,6 +285,7 @@ class Agent:
 
     def _clear(self) -> None:
         left = self._ward.clear()
+        self._read += self._ward.files()
         self._reset()
         self._post.add(protocol.Cleared(left=left))
 
@@ -321,6 +333,8 @@ class Agent:
 
     def _close(self) -> None:
         self._ward.clear()
+        if not len(self._post):
+            self._forget_files()
         if self._link is not None:
             self._link.close()
         self._dialler.close()

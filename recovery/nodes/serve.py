@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", required=True, type=Path)
     parser.add_argument("--scratch", required=True, type=Path)
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
-    parser.add_argument("--boot", default="", help="id of the boot of the coordinator's machine, if it may be this one")
+    parser.add_argument(
+        "--boot", default="", help="id of the boot of the coordinator's machine, if it may be this one"
+    )
     parser.add_argument("--entry", required=True, metavar="MODULE:FUNCTION", help="of warm processes")
     parser.add_argument("--cold", required=True, metavar="MODULE", help="that a cold process runs")
     parser.add_argument("--module", action="append", default=[], help="to import before forking")

@@ -117,6 +117,10 @@ class Ward:
         self.forward_rest()
         return left
 
+    def files(self) -> list[Path]:
+        """All that its processes wrote here and that was, or is to be, told."""
+        return [tail.path for tails in self._tails.values() for tail in tails]
+
     def forward_rest(self) -> None:
         """Tell all that files hold; nobody writes to them any more."""
         for name in self.pids:

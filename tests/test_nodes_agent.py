@@ -1,0 +1,520 @@
+"""Agents as processes, with tiny ranks: what a coordinator sees of them, and what becomes of them without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import LIMIT_S, ROOT, AgentProcess, Yard
+
+from chaos.errors import InfrastructureError
+from recovery import processes
+from recovery.local import Dying, Exited, Said
+from recovery.nodes import handshake, serve
+from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
+from recovery.nodes.fleet import Fleet, FleetLimits, NodeGone
+from recovery.nodes.link import Link, await_parcel
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Hello, Welcome
+from recovery.wire import Extra, Notice, Ready, Stop
+
+pytestmark = pytest.mark.real
+FAST = FleetLimits(silence_s=0.7, unreachable_s=1.5)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    """A fleet with the agents that a test starts."""
+    yard = Yard(tmp_path)
+    yield yard
+    yard.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    """Two nodes that stay."""
+    yard = Yard(tmp_path_factory.mktemp("shared"))
+    try:
+        yard.start(0, 1)
+        yield yard
+    finally:
+        try:
+            assert yard.fleet.close() == {}
+            assert [agent.wait() for agent in yard.agents.values()] == [0, 0]
+        finally:
+            for agent in yard.agents.values():
+                agent.close()
+
+
+@pytest.fixture
+def arm(shared: Yard) -> Yard:
+    """The same, with an arm begun."""
+    shared.run = shared.folder / f"run{time.monotonic_ns()}"
+    assert shared.fleet.begin("arm", shared.folder) == {}
+    return shared
+
+
+def eventually(true: Callable[[], bool], what: str = "") -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until_s, what
+        threading.Event().wait(0.01)
+
+
+def ready(yard: Yard, *names: str) -> None:
+    """These said that they are ready."""
+    left = set(names)
+    for report in yard.until_kind(Said, len(names)):
+        if isinstance(report, Said) and isinstance(report.message, Ready):
+            left.discard(report.process)
+    assert not left
+
+
+def events_of(yard: Yard, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in yard.file(f"events/{name}.jsonl").read_text().splitlines()]
+
+
+def gone(pids: list[int]) -> None:
+    eventually(lambda: all(processes.state(pid) in "XZ" for pid in pids), f"{pids} live on")
+
+
+# ---- what a coordinator sees
+
+
+@pytest.mark.parametrize("mode", ["warm", "cold"])
+def test_a_process_of_a_node_is_started_heard_and_ends(arm: Yard, mode: str) -> None:
+    pid = arm.spawn("w0", 1, mode)
+    assert arm.fleet.alive("w0") and processes.state(pid) in "RSD"
+    ready(arm, "w0")
+    arm.order("w0", "step", 7)
+    arm.until_kind(Said)
+    mark = arm.fleet.mark("w0")
+    assert (mark.step, mark.committed, mark.phase) == (7, 7, "collective"), "never behind what it says"
+    assert abs(mark.time_ns - time.monotonic_ns()) < 60e9
+    assert arm.fleet.send("w0", Stop())
+    end = arm.until_kind(Exited)[-1]
+    assert isinstance(end, Exited) and (end.exit_code, end.signal) == (0, None)
+    assert not arm.fleet.alive("w0") and arm.fleet.os_state("w0") == "X"
+    assert not arm.fleet.send("w0", Stop())
+    arm.fleet.signal("w0", signal.SIGKILL)  # no error, and nobody else is hit
+    assert [e["kind"] for e in events_of(arm, "w0")] == ["actor_started", "actor_ended"]
+
+
+def test_what_a_killed_process_wrote_is_there_before_its_exit(arm: Yard) -> None:
+    arm.spawn("w0", 0)
+    ready(arm, "w0")
+    arm.order("w0", "print", 300)
+    arm.order("w0", "log", 3000)
+    arm.until_kind(Said)
+    arm.fleet.signal("w0", signal.SIGKILL)
+    reports = arm.until_kind(Exited)
+    end = reports[-1]
+    assert isinstance(end, Exited) and end.how == "signal 9"
+    assert [type(r) for r in reports if getattr(r, "process", "") == "w0"] == [Dying, Exited]
+    events = events_of(arm, "w0")
+    assert [event["seq"] for event in events] == list(range(3001))
+    assert arm.fleet.mark("w0").last_seq == 3000
+    output = arm.file("w0.log").read_bytes()
+    assert (
+        output.endswith(b"\n299\n\xff\xfe\n")
+        and output == (arm.scratch(0) / arm.run.name / "w0.log").read_bytes()
+    )
+
+
+def test_messages_come_in_order_and_before_the_exit(arm: Yard) -> None:
+    arm.spawn("w0", 0)
+    ready(arm, "w0")
+    arm.order("w0", "say", 5000)
+    arm.order("w0", "exit", 3)
+    reports = arm.until_kind(Exited)
+    said = [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+    assert said == list(range(5000))
+    assert isinstance(reports[-1], Exited) and reports[-1].exit_code == 3
+
+
+def test_a_stopped_process_shows_as_stopped(arm: Yard) -> None:
+    arm.spawn("w0", 0)
+    ready(arm, "w0")
+    arm.fleet.signal("w0", signal.SIGSTOP)
+    arm.until(lambda _: arm.fleet.os_state("w0") == "T")
+    arm.fleet.signal("w0", signal.SIGKILL)
+    arm.until_kind(Exited)
+
+
+def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
+    names = [f"w{n}" for n in range(64)]
+    for name in names:
+        arm.spawn(name, 0)
+    ready(arm, *names)
+    for name in names:
+        arm.order(name, "log", 10)
+        arm.order(name, "exit", 0)
+    ends = [r for r in arm.until_kind(Exited, 64) if isinstance(r, Exited)]
+    assert sorted(r.process for r in ends) == sorted(names)
+    assert all(len(events_of(arm, name)) == 11 for name in names)
+
+
+def test_an_arm_that_ends_leaves_nothing_and_its_files_are_complete(arm: Yard) -> None:
+    pids = [arm.spawn("w0", 0), arm.spawn("w1", 1)]
+    ready(arm, "w0", "w1")
+    arm.order("w1", "log", 50)
+    arm.until_kind(Said)
+    scratch = arm.scratch(1) / arm.run.name
+    assert (scratch / "w1.log").exists()
+    assert arm.fleet.begin("next", arm.folder) == {}
+    gone(pids)
+    assert [event["seq"] for event in events_of(arm, "w1")] == list(range(51))
+    arm.until(lambda _: not (scratch / "w1.log").exists())  # once all is known to have come
+    assert not any(isinstance(r, Said | Dying | Exited) for r in arm.fleet.wait(0)), (
+        "of what is over nothing is told"
+    )
+
+
+def test_a_process_that_cannot_live_is_an_exit(arm: Yard) -> None:
+    arm.fleet.spawn("w0", 0, {**arm.config("w0", 0), "name": None}, mode="warm", log="")
+    end = arm.until_kind(Exited)[-1]
+    assert isinstance(end, Exited) and end.exit_code == 71
+
+
+def test_a_node_that_cannot_start_a_process_says_why(arm: Yard) -> None:
+    with pytest.raises(InfrastructureError, match=r"cannot start w0: a file outside of the scratch"):
+        arm.fleet.spawn("w0", 0, arm.config("w0", 0), mode="warm", log="../w0.jsonl")
+    with pytest.raises(InfrastructureError, match=r"has 300\d+ bytes, over 262144"):
+        arm.fleet.spawn("w1", 0, {**arm.config("w1", 0), "x" * 299_900: 1}, mode="warm", log="")
+    with pytest.raises(NodeGone, match="node 7: its agent has never dialled"):
+        arm.spawn("w2", 7)
+    with pytest.raises(InfrastructureError, match="no such deed here: 'dance'"):
+        arm.fleet.act(0, "dance", {}, limit_s=LIMIT_S)
+
+
+# ---- nodes that are lost
+
+
+def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pids = [yard.spawn("w0", 0), yard.spawn("w1", 0)]
+    ready(yard, "w0", "w1")
+    yard.agents[0].signal(signal.SIGKILL)
+    reports = yard.until_kind(Exited, 2)
+    lost = [r for r in reports if isinstance(r, NodeLost)]
+    assert len(lost) == 1 and lost[0].why == "its agent ended with -9"
+    assert {(r.process, r.signal) for r in reports if isinstance(r, Exited)} == {("w0", 9), ("w1", 9)}
+    gone(pids)
+    info = yard.fleet.nodes()[0]
+    assert (info.connected, info.lost) == (False, "its agent ended with -9")
+    with pytest.raises(NodeGone, match="its agent ended with -9"):
+        yard.spawn("w2", 0)
+    yard.start(0, tag="again")
+    ready_again = yard.spawn("w3", 0)
+    assert ready_again and yard.fleet.nodes()[0].incarnation != info.incarnation
+
+
+def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)  # as where only silence tells
+    yard.agents[0].signal(signal.SIGKILL)
+    reports = yard.until_kind(Exited)
+    kinds = [type(r) for r in reports if not isinstance(r, ClockMeasured)]
+    assert kinds == [Dying, NodeLost, Exited]
+    assert "has not come back for 0.25 s" in str(reports)
+
+
+def test_a_frozen_agent_is_only_unreachable_until_it_is_given_up_and_fenced(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, limits=FAST)
+    try:
+        yard.start(0)
+        yard.fleet.begin("arm", yard.folder)
+        pid = yard.spawn("w0", 0)
+        ready(yard, "w0")
+        yard.agents[0].signal(signal.SIGSTOP)
+        frozen_s = time.monotonic()
+        with pytest.raises(NodeGone, match="has not answered"):
+            yard.spawn("w1", 0)
+        assert yard.fleet.alive("w0"), "nobody says that it is gone"
+        reports = yard.until_kind(Exited)
+        assert time.monotonic() - frozen_s >= FAST.unreachable_s
+        assert any(isinstance(r, NodeLost) and "silent" in r.why for r in reports)
+        yard.agents[0].signal(signal.SIGCONT)
+        joined = yard.until_kind(NodeJoined)
+        assert isinstance(joined[-1], NodeJoined) and joined[-1].info.lost == ""
+        gone([pid])
+        assert "everything here is killed" in yard.agents[0].said()
+        yard.spawn("w2", 0)
+        ready(yard, "w2")
+    finally:
+        yard.close()
+
+
+def test_a_cut_connection_is_made_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, limits=FleetLimits(hint_s=10.0, redial_s=20.0))
+    try:
+        cut_again_and_again(yard)
+    finally:
+        yard.close()
+
+
+def cut_again_and_again(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.order("w0", "say", 3000)
+    said: list[int] = []
+    for _ in range(20):  # in the middle of it
+        said += [r.message.payload["number"] for r in yard.fleet.wait(0.001) if isinstance(r, Said)]
+        link = yard.fleet._berths[0].link
+        if link is not None:
+            with suppress(OSError):  # it was cut, and that was not noticed yet
+                link._sock.shutdown(socket.SHUT_RDWR)
+        yard.await_nodes(0)
+    yard.order("w0", "exit", 0)
+    reports = yard.until_kind(Exited)
+    assert not any(isinstance(r, NodeLost | Dying) and r != Dying(process="w0") for r in reports)
+    said += [r.message.payload["number"] for r in reports if isinstance(r, Said)]
+    assert said == list(range(3000))
+
+
+# ---- a coordinator that is away
+
+
+def test_away_and_back_nothing_is_lost_or_doubled(yard: Yard) -> None:
+    yard.start(0, 1)
+    yard.fleet.begin("arm", yard.folder)
+    yard.spawn("w0", 0)
+    yard.spawn("w1", 1)
+    ready(yard, "w0", "w1")
+    yard.order("w0", "say", 2000)
+    yard.order("w0", "log", 200)
+    yard.order("w1", "exit", 5)
+    threading.Event().wait(0.05)  # some of it is on its way
+    yard.fleet.away()
+    assert yard.fleet.wait(0.3) == [] or True
+    assert not any(info.connected for info in yard.fleet.nodes().values())
+    yard.order("w0", "say", 1)  # by whoever acts meanwhile
+    yard.fleet.back()
+    reports = yard.until(
+        lambda r: (
+            any(isinstance(x, Exited) for x in r)
+            and sum(isinstance(x, Said) and x.process == "w0" for x in r) >= 2002
+        )
+    )
+    said = [r.message for r in reports if isinstance(r, Said) and isinstance(r.message, Extra)]
+    numbers = [m.payload["number"] for m in said if m.topic == "said"]
+    assert numbers == [*range(2000), 0]
+    assert [(r.process, r.exit_code) for r in reports if isinstance(r, Exited)] == [("w1", 5)]
+    assert not any(isinstance(r, NodeLost) for r in reports)
+    yard.fleet.signal("w0", signal.SIGKILL)
+    yard.until_kind(Exited)
+    assert [event["seq"] for event in events_of(yard, "w0")] == list(range(201))
+
+
+def test_a_coordinator_of_an_older_epoch_is_not_obeyed(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pid = yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.fleet.away()
+    yard.fleet.back()
+    yard.await_nodes(0)
+    port = yard.fleet.address[1]
+    yard.fleet.away()
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        link, hello = answer(listener, yard.token)
+        assert (hello.epoch, hello.processes) == (2, {"w0": pid})
+        link.put(Welcome(epoch=1))
+        link.flush()
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLIN)
+        with pytest.raises(ConnectionError):
+            while poll.poll(LIMIT_S * 1000):
+                link.take()
+        link.close()
+    eventually(lambda: "its epoch is 1, and one of 2 was obeyed before" in yard.agents[0].said())
+    assert processes.state(pid) in "RSD"
+    yard.fleet.back()
+    yard.await_nodes(0)
+    assert yard.fleet.alive("w0")
+
+
+def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
+    """Be a coordinator that somebody dials."""
+    listener.settimeout(LIMIT_S)
+    sock, _ = listener.accept()
+    link = Link(sock, handshake.admit(sock, token), FROM_AGENT)
+    hello = await_parcel(link, limit_s=LIMIT_S).frame
+    assert isinstance(hello, Hello)
+    return link, hello
+
+
+def test_an_agent_that_has_obeyed_a_newer_coordinator_is_turned_away(yard: Yard) -> None:
+    with pytest.raises((ConnectionError, TimeoutError)):
+        say_hello(yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1"))
+    assert "has obeyed a coordinator of epoch 9, this is 1" in yard.refused[0]
+
+
+def say_hello(yard: Yard, hello: Hello) -> Any:
+    """Be an agent: the first answer."""
+    sock = socket.create_connection(yard.fleet.address, timeout=LIMIT_S)
+    found: list[Any] = []
+
+    def talk() -> None:
+        link = Link(sock, handshake.enter(sock, yard.token), FROM_COORDINATOR)
+        link.put(hello)
+        link.flush()
+        try:
+            found.append(await_parcel(link, limit_s=LIMIT_S))
+        except OSError as error:
+            found.append(error)
+        link.close()
+
+    thread = threading.Thread(target=talk, daemon=True)
+    thread.start()
+    yard.until(lambda _: bool(found))
+    thread.join(LIMIT_S)
+    if isinstance(found[0], OSError):
+        raise found[0]
+    return found[0].frame
+
+
+def test_an_agent_with_processes_of_an_unknown_coordinator_is_fenced(yard: Yard) -> None:
+    hello = Hello(node=0, incarnation="x", epoch=0, host="h", boot="b", address="a", processes={"w0": 1})
+    assert say_hello(yard, hello).type == "fence"
+    assert yard.fleet.nodes() == {}
+
+
+def test_an_agent_ends_when_the_lease_is_over(yard: Yard) -> None:
+    yard.start(0, lease_s=0.5)
+    yard.fleet.begin("arm", yard.folder)
+    pid = yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.fleet.away()
+    assert yard.agents[0].wait() == 0
+    assert "the coordinator was away for 0.5 s" in yard.agents[0].said()
+    assert processes.state(pid) == "X"
+
+
+# ---- who is not let in
+
+
+def test_a_wrong_token_is_named_when_a_node_does_not_come(yard: Yard) -> None:
+    yard.agents[0] = yard.agent(0, token=b"w" * 32)
+    eventually(lambda: bool(yard.refused))
+    with pytest.raises(InfrastructureError) as error:
+        yard.await_nodes(0, limit_s=0.1)
+    assert "node 0: its agent has not dialled (turned away: 127.0." in error.value.message
+    assert "does not know the run's token" in error.value.message
+    assert "no way to the coordinator" in yard.agents[0].said()
+
+
+def test_a_node_that_is_gone_before_it_came_is_named(yard: Yard) -> None:
+    yard.agents[0] = AgentProcess([sys.executable, "-c", "raise SystemExit(9)"], yard.folder / "agent.log")
+    with pytest.raises(InfrastructureError, match="node 0: its agent ended with 9"):
+        yard.await_nodes(0)
+
+
+def test_a_second_agent_of_a_node_waits_until_the_first_is_lost(yard: Yard) -> None:
+    yard.start(0)
+    first = yard.fleet.nodes()[0].incarnation
+    second = yard.agent(0, tag="second")
+    try:
+        yard.until(lambda _: bool(yard.refused))
+        assert "node 0 has an agent already" in yard.refused[0]
+        assert yard.fleet.nodes()[0].incarnation == first and yard.fleet.nodes()[0].connected
+        yard.agents[0].signal(signal.SIGKILL)
+        reports = yard.until_kind(NodeJoined, 1)
+        assert any(isinstance(r, NodeLost) for r in reports)
+        assert yard.fleet.nodes()[0].incarnation != first
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("write", "mode", "why"),
+    [
+        ("00" * 32, 0o644, "others may read the token"),
+        ("zz", 0o600, "not hexadecimal"),
+        ("00", 0o600, "has 1 bytes, under 16"),
+        (None, 0, "cannot read the token"),
+    ],
+)
+def test_a_bad_token_file_is_an_error(tmp_path: Path, write: str | None, mode: int, why: str) -> None:
+    file = tmp_path / "token"
+    if write is not None:
+        file.write_text(write)
+        file.chmod(mode)
+    found = subprocess.run(
+        [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", "127.0.0.1:1", "--node", "0", "--address",
+            "127.0.0.1", "--token-file", str(file), "--scratch", str(tmp_path), "--entry", "a:b", "--cold", "a",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2 and why in found.stderr and "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("text", ["x", ":1", "host:", "host:0", "host:99999", "host:1x"])
+def test_a_bad_address_is_an_error(text: str) -> None:
+    with pytest.raises(Exception, match="not HOST:PORT"):
+        serve.address_of(text)
+
+
+# ---- ends
+
+
+def test_a_warned_node_tells_its_ranks_and_the_coordinator(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.agents[0].signal(signal.SIGTERM)
+    reports = yard.until(
+        lambda r: (
+            any(isinstance(x, NodeWarned) for x in r)
+            and any(isinstance(x, Said) and isinstance(x.message, Notice) for x in r)
+        )
+    )
+    assert not any(isinstance(r, Exited | NodeLost) for r in reports)
+    assert yard.order("w0", "say")
+    yard.until_kind(Said)
+
+
+def test_an_interrupted_agent_takes_everything_with_it(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pid = yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.agents[0].signal(signal.SIGINT)
+    assert yard.agents[0].wait() == 0
+    assert processes.state(pid) == "X"
+    assert any(isinstance(r, NodeLost) for r in yard.until_kind(Exited))
+
+
+def test_a_fleet_that_is_gone_without_a_word_leaves_descriptors_to_nobody(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        yard = Yard(tmp_path / str(number))
+        yard.fleet.away()
+        yard.fleet.back()
+        yard.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_address_that_is_not_ours_is_an_error() -> None:
+    with pytest.raises(InfrastructureError, match=r"cannot listen for the nodes' agents at 192\.0\.2\.1"):
+        Fleet(token=b"t" * 32, host="192.0.2.1")

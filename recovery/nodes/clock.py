@@ -17,6 +17,7 @@ from pathlib import Path
 DRIFT = 200e-6  # more than two undisciplined clocks of any server drift apart, as a part of the time passed
 WINDOW = 32
 REPEAT_S = 10.0  # between two lines in the log the bound grows by half of that times DRIFT: 1 ms
+_FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # include/linux/proc_ns.h
 
 
 @dataclass(frozen=True, kw_only=True)

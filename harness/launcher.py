@@ -142,7 +142,7 @@ class MachineControl(Protocol):
 
     def seen(self, node: int) -> Mapping[str, Any]:
         """What the platform itself says of it now, as evidence: ``state`` (``running``, ``paused``, ``exited`` ...),
-        ``oom_kills`` and ``throttled`` (counts since it began), ``exit_code`` ..."""
+        ``machine`` (another one once it has begun anew), ``oom_kills`` and ``throttled`` (counts since then) ..."""
 
 
 @dataclass(frozen=True, kw_only=True)

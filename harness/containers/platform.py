@@ -22,6 +22,9 @@ from chaos.errors import InfrastructureError
 from chaos.fault import Need
 from harness.containers.engine import DIRECTORY_LABEL, NODE_LABEL, RUN_LABEL, asking, connect, engine_url
 from harness.containers.image import Image, host_image, user_image
+from harness.containers.inside import ByEngine, ByNamespace, may_enter
+from harness.containers.links import NodeLinks, Place
+from harness.containers.machines import ContainerMachines
 from harness.containers.network import Network, make_network
 from harness.containers.sharing import PROPAGATION, SharedDirectory
 from harness.containers.undo import RemoveContainers, RemoveNetworks
@@ -33,7 +36,7 @@ from harness.undo import MARKER
 MIB = 1 << 20
 SETTLING_S = 4.0
 SAID_LINES = 3
-NET_ADMIN_FOR: frozenset[Need] = frozenset()
+NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 """Needs whose faults change devices, queues or filters inside a node."""
 
 
@@ -85,6 +88,8 @@ class DockerPlatform:
         self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
         self._root = wanted.run.root.resolve()
         self._shared: SharedDirectory | None = None
+        self._links = NodeLinks(self._place, self.address)
+        self._machines = ContainerMachines(self, self._links)
         try:
             if Need.MOUNT in wanted.needs:
                 self._shared = SharedDirectory(self._root, wanted.will)
@@ -101,12 +106,12 @@ class DockerPlatform:
     @property
     def machines(self) -> MachineControl | None:
         """Of this engine."""
-        return None
+        return self._machines
 
     @property
     def links(self) -> LinkControl | None:
-        """Of this engine."""
-        return None
+        """The kernel's, between containers."""
+        return self._links
 
     @property
     def network(self) -> Network:
@@ -120,8 +125,8 @@ class DockerPlatform:
 
     @property
     def net_admin(self) -> bool:
-        """Whether nodes may change their own network."""
-        return bool(self._wanted.needs & NET_ADMIN_FOR)
+        """Whether nodes may change their own network, as nobody else here may."""
+        return bool(self._wanted.needs & NET_ADMIN_FOR) and not may_enter()
 
     @property
     def nodes(self) -> int:
@@ -146,6 +151,27 @@ class DockerPlatform:
         """Held open on that process as long as the node lives; -1 where there is none. Raises ProcessLookupError."""
         return self._started(node).pidfd
 
+    def memory_mib(self) -> int | None:
+        """The limit that every node has anyway."""
+        return self._settings.memory_mib
+
+    def cores(self) -> float | None:
+        """The quota that every node has anyway."""
+        return self._settings.cpus
+
+    def _place(self, node: int) -> Place | None:
+        """Where its packets can be handled."""
+        with self._lock:
+            found = self._nodes.get(node)
+        if found is None or _ended(found):
+            return None
+        pid, container = found.pid, found.container
+        enter = pid > 0 and may_enter()
+        return Place(
+            address=self.address(node), life=found.life,
+            open=lambda: ByNamespace(pid) if enter else ByEngine(container),
+        )  # fmt: skip
+
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """A container; the one before is removed."""
         with self._lock:
@@ -169,6 +195,7 @@ class DockerPlatform:
         )
         with self._lock:
             self._nodes[node] = found
+        self._links.renewed(node)
 
     def replaceable(self, node: int) -> bool:
         """Always: by another container."""
@@ -193,6 +220,7 @@ class DockerPlatform:
 
     def close(self) -> Sequence[str]:
         """Remove containers and network; what the agents printed is kept in the run's directory."""
+        self._links.close()
         with self._lock:
             nodes, self._nodes = self._nodes, {}
         for node, found in nodes.items():

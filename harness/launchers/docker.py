@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from chaos.blast import Privilege
 from chaos.errors import ScenarioError
 from chaos.fault import Need
 from chaos.scenario import Cell
@@ -30,7 +32,19 @@ class Docker(Launcher):
     nodes reach what is beyond this machine; ``mounts``: more directories that nodes see, at the same place, read-only.
     """
 
-    offers: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.NODES})
+    offers: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need.STORE_PROCESS, Need.COORDINATOR_PROCESS, Need.NODES, Need.LINKS, Need.MACHINES, Need.MEMORY,
+            Need.QUOTA, Need.MOUNT,
+        }
+    )  # fmt: skip
+    real: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
+    costs: ClassVar[Mapping[Need, Privilege]] = MappingProxyType(
+        {
+            Need.LINKS: "net_admin", Need.MACHINES: "net_admin", Need.MEMORY: "none", Need.QUOTA: "none",
+            Need.MOUNT: "root",
+        }
+    )  # fmt: skip
 
     image: str = ""
     python: str = Field(default="python3", min_length=1)
@@ -63,6 +77,15 @@ class Docker(Launcher):
             if not place.startswith("/") or place == "/":
                 raise ValueError(f"{place!r} is no absolute path of a directory")
         return mounts
+
+    def lacks(self, need: Need) -> str | None:
+        """Privileges and tools of this machine."""
+        from harness.containers.inside import lacks_tools
+        from harness.storage import lacks_mount
+
+        if need in (Need.LINKS, Need.MACHINES):
+            return lacks_tools()
+        return lacks_mount() if need is Need.MOUNT else None
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """Make the network and start a container for each node."""

@@ -17,6 +17,7 @@ from harness.launcher import ArmSetup, Leftovers, LinkControl, MachineControl, N
 from harness.links.client import LinkProxy
 from harness.memory import in_memory, keepers_for
 from harness.needs import needs_of
+from harness.nodes.by_process import GroupsByNode, LinksByNode
 from harness.nodes.housing import OnNodes
 from harness.rank_setup import Desk, rank_config, strategy_of
 from harness.storage import mount_for
@@ -63,8 +64,11 @@ class NodesCluster:
         else:
             self._store, self.store_port = start_store(host)
         self.storage = mount_for(setup)
-        self.groups = None
-        self._proxy = LinkProxy(host) if Need.LINKS in needs and self._platform.links is None else None
+        machines, links = self._platform.machines, self._platform.links
+        limits = machines is not None and bool(needs & {Need.MEMORY, Need.QUOTA})
+        self.groups = GroupsByNode(machines, self._node_of) if machines is not None and limits else None
+        self._links = LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
+        self._proxy = LinkProxy(host) if Need.LINKS in needs and links is None else None
         self.keepers = keepers_for(setup, lambda: self._housing)
 
     # ---- nodes
@@ -77,7 +81,7 @@ class NodesCluster:
     @property
     def links(self) -> LinkControl | None:
         """The platform's, or the proxy."""
-        return self._proxy
+        return self._links if self._links is not None else self._proxy
 
     def places_on(self, node: int) -> Sequence[str]:
         """What its agent said that it has."""
@@ -203,6 +207,9 @@ class NodesCluster:
         ports = [self.store_port] if processes.listens(self.store_port, self._platform.host) else []
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
+
+    def _node_of(self, process: str) -> int:
+        return self._logs[process][0]
 
     def _lose(self, node: int) -> None:
         """What its ranks had written and its agent had not forwarded is wanted soon, as evidence."""

@@ -104,17 +104,28 @@ class NodeSite:
             undo = [record for name in names for record in groups.undo(name)] if groups is not None else []
             look = partial(_waiting, self._scene, names)
             return Aim(target=handle, who=who, processes=tuple(names), look=look, undo=undo)
-        look = partial(_changed, self._scene, nodes, names)
+        machines = self._scene.machines
+        before = {node: machines.seen(node) for node in nodes} if machines is not None else {}
+        look = partial(_changed, self._scene, before, names)
         return Aim(target=handle, who=who, processes=tuple(names), look=look)
 
 
-def _changed(scene: Scene, nodes: Sequence[int], names: Sequence[str]) -> Mapping[str, Any] | None:
+def _changed(
+    scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
+) -> Mapping[str, Any] | None:
     """The platform's word that no machine runs any more; without machines, the kernel's on the processes."""
     if scene.machines is not None:
-        states = {str(node): dict(scene.machines.seen(node)) for node in nodes}
+        states = {str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()}
         return None if any(seen.get("state") in RUNS for seen in states.values()) else {"nodes": states}
     seen = [stopped(scene, name) for name in names]
     return {"os_state": "T", "processes": list(names)} if all(seen) else None
+
+
+def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node that is another machine by now has lost the one it was."""
+    if "machine" in now and now["machine"] != before.get("machine"):
+        return {"state": "removed", "machine": before.get("machine"), "replaced_by": now["machine"]}
+    return now
 
 
 def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:

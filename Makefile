@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast check format soak scenarios bench schema clean help
+.PHONY: run test test-fast check format soak test-docker scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ format: $(STAMP) ## format the code
 soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
 	$(BIN)/python -m pytest -n 2 -m "soak and not real"
 	$(BIN)/python -m pytest -m "soak and real"
+
+test-docker: $(STAMP) ## nodes as containers, more of it than make test; starts a Docker engine when none runs (root, docker.io)
+	$(BIN)/python -m pytest -m "soak or not soak" tests/test_docker_*.py
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \

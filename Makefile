@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast check format soak test-docker scenarios bench schema clean help
+.PHONY: run test test-fast check format soak test-docker test-slurm scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, la
 
 test-docker: $(STAMP) ## nodes as containers, more of it than make test; starts a Docker engine when none runs (root, docker.io)
 	$(BIN)/python -m pytest -m "soak or not soak" tests/test_docker_*.py
+
+test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (root, slurm-wlm, munge)
+	$(BIN)/python -m pytest -m "soak or not soak" tests/test_slurm*.py
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \

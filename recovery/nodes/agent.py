@@ -130,7 +130,8 @@ class Agent:
             poll.register(fd, select.POLLIN)
         if self._link is not None:
             poll.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0))
-        poll.poll((BEAT_S if self._ward.pids else QUIET_BEAT_S) * 1000)
+        due_s = self._looked_s + (BEAT_S if self._ward.pids else QUIET_BEAT_S)
+        poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._hear()

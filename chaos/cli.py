@@ -201,14 +201,14 @@ def report(run: Path, quiet: bool) -> int:
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
     """Undo what killed runs have left behind.
 
-    That is processes, mounts, limits, shared memory and files. A run whose harness is alive is not touched.
+    That is processes, containers, mounts, limits, shared memory and files. A run whose harness is alive is not touched.
     Exit code 5: something could not be undone.
     """
     from harness import heal as healing
 
     if run is not None and every:
         raise click.UsageError("name a RUN or say --all, not both")
-    healed = healing.heal_all(runs) if run is None else healing.heal_named(run)
+    healed = healing.heal_everything(runs) if run is None else healing.heal_named(run)
     if form == "json":
         click.echo(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
     elif not healed and not quiet:

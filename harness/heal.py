@@ -107,6 +107,19 @@ def heal_all(runs: Path) -> list[Healed]:
     return [heal(run) for run in live.unfinished(runs)]
 
 
+def heal_everything(runs: Path) -> list[Healed]:
+    """As ``heal_all``, and what runs have left in this machine's container engine whose directories are gone."""
+    from harness.containers.orphans import orphans
+
+    healed = heal_all(runs)
+    for run, records in orphans():
+        outcomes = tuple(record.undo() for record in records)
+        left = not all(outcome.ok for outcome in outcomes)
+        note = "its directory is gone, and its harness is"
+        healed.append(Healed(run=run, state="left" if left else "healed", note=note, outcomes=outcomes))
+    return healed
+
+
 def heal_named(path: Path) -> list[Healed]:
     """Heal the run at a path; the empty list: it is over. Raises NoRun when there is no run."""
     run = RunDirectory(path.resolve())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -240,6 +241,30 @@ def test_a_killed_harness_leaves_nothing_that_heal_does_not_remove(
     assert healed.state == "healed", healed.lines
     assert record.idle() and labelled(engine, record.run) == []
     assert heal.heal_all(tmp_path / "runs") == []
+
+
+def test_what_a_run_left_whose_directory_is_gone_is_removed_once_its_harness_is(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "runs" / "lost" / "2026-01-01T00-00-00-2")
+    run.root.mkdir(parents=True)
+    harness = subprocess.Popen([sys.executable, "-c", HARNESS, run.root], stdout=subprocess.PIPE)
+    try:
+        assert harness.stdout is not None and harness.stdout.readline() == b"up\n"
+        (record,) = [
+            entry.undo for entry in read_open(run.ledger) if isinstance(entry.undo, RemoveContainers)
+        ]
+        shutil.rmtree(run.root)
+        heal.heal_everything(tmp_path / "runs")
+        assert len(record.living()) == 2, "its harness lives"
+    finally:
+        harness.kill()
+        harness.wait(timeout=LIMIT_S)
+    heal.heal_all(tmp_path / "runs")
+    assert len(record.living()) == 2, "before a run only what lies below its directory is healed"
+    assert invoke(["heal", "--runs", str(tmp_path / "runs")]) == 0
+    assert f"{run.root}: its directory is gone" in capsys.readouterr().out
+    assert labelled(engine, record.run) == []
 
 
 @pytest.mark.soak

@@ -24,6 +24,8 @@ RUN_LABEL = "org.trainchaos.run"
 """On every container and network of a run: the run's marker, which no other run has."""
 NODE_LABEL = "org.trainchaos.node"
 DIRECTORY_LABEL = "org.trainchaos.directory"
+HOLDER_LABEL = "org.trainchaos.holder"
+"""``harness.live.Holder`` of the run, as JSON."""
 IMAGE_LABEL = "org.trainchaos.image"
 
 _HINTS = (

@@ -20,7 +20,15 @@ from typing import Any
 
 from chaos.errors import InfrastructureError
 from chaos.fault import Need
-from harness.containers.engine import DIRECTORY_LABEL, NODE_LABEL, RUN_LABEL, asking, connect, engine_url
+from harness.containers.engine import (
+    DIRECTORY_LABEL,
+    HOLDER_LABEL,
+    NODE_LABEL,
+    RUN_LABEL,
+    asking,
+    connect,
+    engine_url,
+)
 from harness.containers.image import Image, host_image, user_image
 from harness.containers.inside import ByEngine, ByNamespace, may_enter
 from harness.containers.links import NodeLinks, Place
@@ -30,6 +38,7 @@ from harness.containers.sharing import PROPAGATION, SharedDirectory
 from harness.containers.undo import RemoveContainers, RemoveNetworks
 from harness.launcher import LinkControl, MachineControl
 from harness.ledger import Ledger
+from harness.live import Holder
 from harness.nodes.platform import Wanted
 from harness.undo import MARKER
 
@@ -78,7 +87,10 @@ class DockerPlatform:
         self.run = os.environ[MARKER]
         self.name = f"chaos-{re.sub(r'[^A-Za-z0-9_.-]', '-', wanted.run.root.name)}-{self.run[-6:]}"
         self._wanted, self._settings = wanted, settings
-        self._labels = {RUN_LABEL: self.run, DIRECTORY_LABEL: str(wanted.run.root.resolve())}
+        self._labels = {
+            RUN_LABEL: self.run, DIRECTORY_LABEL: str(wanted.run.root.resolve()),
+            HOLDER_LABEL: Holder.me(self.run).model_dump_json(),
+        }  # fmt: skip
         self._undo = (
             RemoveContainers(engine=engine_url(), run=self.run), RemoveNetworks(engine=engine_url(), run=self.run),
         )  # fmt: skip

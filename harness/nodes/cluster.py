@@ -53,7 +53,7 @@ class NodesCluster:
         self._fleet.begin(setup.id, setup.run.root.resolve())
         self._sort(self._fleet.wait(0))
         self._news = [news for node in self._nodes for news in _known(self._fleet.nodes()[node])]
-        self._places, self._backend = _places(setup, self._fleet.nodes())
+        self._places, self._backend = places(setup, self._fleet.nodes())
         needs = needs_of(setup.cell)
         host = self._platform.host
         self.store = None
@@ -111,6 +111,7 @@ class NodesCluster:
         """This process, this host, this moment, and this machine's clock."""
         return {
             "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": processes.boot_id(),
+            "emulates": self._platform.emulates,
         }  # fmt: skip
 
     def now_ns(self) -> int:
@@ -277,7 +278,7 @@ def _measured(node: int, offset_ns: int, bound_ns: int) -> NodeNews:
     return NodeNews(kind=Kind.CLOCK_MEASURED, data=data)
 
 
-def _places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
+def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
     """Devices of each node, and the backend that all processes can talk through: NCCL where each of those the job
     starts with has a GPU of its own. On CPU a node has an emulated slot for each process it starts with."""
     place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload

@@ -14,6 +14,7 @@ AGAIN_AFTER_S = (
     1.0  # until then the others recover undisturbed: a node that begins anew may share their machine
 )
 MAX_LIVES = 100  # of one node in one run
+AT_ONCE = 32
 
 
 class Renewal:
@@ -25,7 +26,7 @@ class Renewal:
         self._due_s: dict[int, float] = {}  # lost nodes, and when they begin anew if they are gone
         self._lives: dict[int, int] = {}
         self._starting: dict[int, Future[None]] = {}
-        self._starter = ThreadPoolExecutor(max_workers=nodes, thread_name_prefix="begin-node")
+        self._starter = ThreadPoolExecutor(max_workers=min(nodes, AT_ONCE), thread_name_prefix="begin-node")
 
     def start(self, node: int) -> None:
         """Have it begin."""

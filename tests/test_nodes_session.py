@@ -1,0 +1,382 @@
+"""Nodes of a run: which begin anew and when, what agents of other machines must agree on, what a lost one leaves."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.errors import InfrastructureError
+from chaos.events import EventWriter, Kind, read_actor
+from chaos.scenario import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
+from harness.ledger import Ledger, read_open
+from harness.nodes import renewal
+from harness.nodes.cluster import places
+from harness.nodes.loopback import LoopbackPlatform
+from harness.nodes.platform import Wanted
+from harness.nodes.renewal import Renewal
+from harness.nodes.session import NodesSession, nodes_session
+from harness.rundir import RunDirectory
+from harness.undoing import Undo
+from recovery import marks
+from recovery.local import memory_beside
+from recovery.nodes.berth import NodeInfo
+from recovery.nodes.remains import gather
+from recovery.ring import RingWriter
+
+LIMIT_S = 20.0
+
+
+class FakePlatform:
+    """Says what the test says of its nodes."""
+
+    emulates = ""
+    host = "127.0.0.1"
+    machines = None
+    links = None
+
+    def __init__(self, *, replaceable: bool = True) -> None:
+        self.why: dict[int, str] = {}
+        self._replaceable = replaceable
+
+    def address(self, node: int) -> str:
+        return ""
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Nobody dials."""
+
+    def replaceable(self, node: int) -> bool:
+        return self._replaceable
+
+    def gone(self, node: int) -> str | None:
+        return self.why.get(node)
+
+    def drain(self, node: int, reason: str) -> str | None:
+        return None
+
+    def close(self) -> Sequence[str]:
+        return []
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes need not wait before they begin anew."""
+    monkeypatch.setattr(renewal, "AGAIN_AFTER_S", 0.0)
+
+
+def begun_twice(platform: FakePlatform, act: Callable[[Renewal], None]) -> list[int]:
+    """Nodes that began after ``act``, of two that are there."""
+    begun: list[int] = []
+    made = Renewal(platform, begun.append, nodes=2)
+    try:
+        for node in range(2):
+            made.start(node)
+            made.await_begun(node, limit_s=LIMIT_S)
+        begun.clear()
+        act(made)
+    finally:
+        made.close()
+    return begun
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_begins_anew_when_it_is_lost_and_gone_and_only_once() -> None:
+    platform = FakePlatform()
+
+    def act(made: Renewal) -> None:
+        platform.why[1] = "it burned"
+        made.look()
+        made.lost(1)
+        made.look()
+        made.await_begun(1, limit_s=LIMIT_S)
+        made.look()
+
+    assert begun_twice(platform, act) == [1]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_that_is_only_unreachable_is_waited_for() -> None:
+    def act(made: Renewal) -> None:
+        made.lost(0)
+        made.look(at_once=True)
+
+    assert begun_twice(FakePlatform(), act) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_that_came_back_does_not_begin_anew() -> None:
+    platform = FakePlatform()
+
+    def act(made: Renewal) -> None:
+        made.lost(0)
+        made.back(0)
+        platform.why[0] = "it burned"
+        made.look(at_once=True)
+
+    assert begun_twice(platform, act) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_where_there_is_no_other_machine_nobody_begins_anew() -> None:
+    platform = FakePlatform(replaceable=False)
+
+    def act(made: Renewal) -> None:
+        platform.why[0] = "it burned"
+        made.lost(0)
+        made.look(at_once=True)
+
+    assert begun_twice(platform, act) == []
+
+
+def test_the_others_recover_first() -> None:
+    platform = FakePlatform()
+
+    def act(made: Renewal) -> None:
+        platform.why[0] = "it burned"
+        made.lost(0)
+        made.look()
+        made.await_begun(0, limit_s=LIMIT_S)
+        made.look(at_once=at_once)
+        made.await_begun(0, limit_s=LIMIT_S)
+
+    at_once = False
+    assert begun_twice(platform, act) == []
+    at_once = True
+    assert begun_twice(platform, act) == [0]
+
+
+def test_what_keeps_a_node_from_beginning_is_told_to_whoever_waits_for_it() -> None:
+    hold = threading.Event()
+
+    def begin(node: int) -> None:
+        if node == 0:
+            raise InfrastructureError("no more containers")
+        hold.wait(LIMIT_S)
+
+    made = Renewal(FakePlatform(), begin, nodes=2)
+    for node in range(2):
+        made.start(node)
+    with pytest.raises(InfrastructureError, match="no more containers"):
+        made.await_begun(0, limit_s=LIMIT_S)
+    with pytest.raises(InfrastructureError, match="node 1 did not begin within 0 s"):
+        made.await_begun(1, limit_s=0.01)
+    hold.set()
+    made.close()
+
+
+# ---- what a lost node leaves
+
+
+def write_some(folder: Path, *, named: bool) -> tuple[Path, int]:
+    """A rank's event log of five events, the last of which are only in the memory it shared; and that memory."""
+    fd = marks.create(memory_beside(folder / "w0.jsonl") if named else None)
+    ring = marks.ring_of(fd)
+    writer = RingWriter(folder, "w0", time.monotonic_ns, ring)
+    for step in range(3):
+        writer.write(Kind.ERROR_RAISED, type="X", message=str(step))
+    writer.flush()
+    writer._end_thread()  # from here on nothing moves lines to the file, as after a SIGKILL
+    for step in range(3, 5):
+        writer.write(Kind.ERROR_RAISED, type="X", message=str(step))
+    EventWriter.abandon(writer)
+    ring.close()
+    return folder / "w0.jsonl", fd
+
+
+@pytest.mark.parametrize("forwarded", [0, 1, 2])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_log_is_completed_from_the_nodes_file_and_the_memory_behind_it(
+    tmp_path: Path, forwarded: int, named: bool
+) -> None:
+    (tmp_path / "node").mkdir()
+    log, fd = write_some(tmp_path / "node", named=named)
+    os.close(fd)
+    kept = tmp_path / "w0.jsonl"
+    kept.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:forwarded]))
+    for _ in range(2):
+        gather(log, kept)
+    found = read_actor(kept)
+    assert not found.problems
+    assert [event.seq for event in found.events] == list(range(5 if named else 3))
+
+
+def test_a_node_that_left_nothing_changes_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "w0.jsonl"
+    gather(tmp_path / "nowhere" / "w0.jsonl", kept)
+    assert not kept.exists()
+
+
+# ---- the platform of this machine
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Wanted:
+    (tmp_path / "run").mkdir()
+    run = RunDirectory(tmp_path / "run")
+    return Wanted(run=run, cells=[], nodes=2, needs=frozenset(), will=Ledger(run.ledger).will)
+
+
+@pytest.fixture
+def platform(wanted: Wanted) -> Iterator[LoopbackPlatform]:
+    made = LoopbackPlatform(wanted)
+    yield made
+    assert made.close() == []
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Wait for it."""
+    deadline, pause = time.monotonic() + LIMIT_S, threading.Event()
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
+    return found
+
+
+SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+
+def test_addresses_of_nodes_are_their_own_and_above_the_hosts(platform: LoopbackPlatform) -> None:
+    addresses = [platform.address(node) for node in (0, 1, 249, 250, 251, 62_499)]
+    packed = [tuple(map(int, address.split("."))) for address in addresses]
+    assert packed == sorted(packed) and len(set(packed)) == len(packed)
+    assert packed[0] > (127, 0, 0, 1) and all(0 <= part < 255 for address in packed for part in address)
+
+
+def test_a_node_is_killed_paused_and_begun_anew_and_covered_by_the_ledger(
+    platform: LoopbackPlatform, wanted: Wanted
+) -> None:
+    assert platform.gone(0) is None
+    platform.start(0, SLEEPS, {})
+    (entry,) = read_open(wanted.run.ledger)
+    assert isinstance(entry.undo, Undo) and not entry.undo.idle()
+    assert platform.gone(0) is None and platform.machines.seen(0) == {"state": "running"}
+    for _ in range(2):
+        platform.machines.pause(0)
+    until(lambda: platform.machines.seen(0) == {"state": "paused"})
+    for _ in range(2):
+        platform.machines.resume(0)
+    until(lambda: platform.machines.seen(0) == {"state": "running"})
+    assert platform.machines.kill(0)["signal"] == "SIGKILL"
+    assert until(lambda: platform.gone(0)) == "its agent has ended"
+    assert platform.machines.seen(0) == {"state": "exited", "exit_code": None, "signal": 9}
+    platform.start(0, SLEEPS, {})
+    assert platform.gone(0) is None and entry.undo.idle()
+
+
+def test_what_an_agent_said_last_is_why_its_node_is_gone(platform: LoopbackPlatform) -> None:
+    platform.start(1, [sys.executable, "-S", "-c", "raise SystemExit('no torch on this node')"], {})
+    until(lambda: platform.machines.seen(1)["state"] == "exited")
+    assert platform.gone(1) == "its agent ended with exit code 1: no torch on this node"
+
+
+def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) -> None:
+    for act in (
+        lambda: platform.machines.isolate(0), lambda: platform.machines.limit_memory(0, 1),
+        lambda: platform.machines.limit_cores(0, 0.5),
+    ):  # fmt: skip
+        with pytest.raises(OSError, match="stands for the node"):
+            act()
+    with pytest.raises(ProcessLookupError, match="node 7 was never started"):
+        platform.machines.kill(7)
+
+
+def test_too_many_nodes_and_a_command_that_is_not_there_are_said(
+    platform: LoopbackPlatform, wanted: Wanted
+) -> None:
+    with pytest.raises(InfrastructureError, match="cannot start the agent of node 0: No such file"):
+        platform.start(0, ["/nowhere/python"], {})
+    many = Wanted(run=wanted.run, cells=[], nodes=1_000_000, needs=frozenset(), will=wanted.will)
+    with pytest.raises(InfrastructureError, match="there are addresses for 62500"):
+        LoopbackPlatform(many)
+
+
+# ---- a session
+
+
+class OwnCommand(LoopbackPlatform):
+    """Agents that are this Python code instead."""
+
+    code = ""
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().start(node, [sys.executable, "-S", "-c", self.code, *command[1:]], environment)
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """Two nodes."""
+    scenario = Scenario(
+        version=1, name="nodes", workload=WorkloadSpec(kind="mlp", ranks=2, steps=4, global_batch=4),
+        recovery=RecoverySpec(strategy="drop-replica"), launcher=LauncherSpec(kind="agents", nodes=2),
+    )  # fmt: skip
+    return Cell(id="default", params={}, scenario=scenario)
+
+
+def test_an_agent_that_cannot_run_is_named_with_its_last_words_and_nothing_is_left(
+    tmp_path: Path, cell: Cell
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.make_arm("arm")
+    OwnCommand.code = "import sys; sys.exit('no torch here') if '1' in sys.argv[1:] else input()"
+    setup: Any = SimpleNamespace(cell=cell, id="arm", run=run)
+    with nodes_session([cell], run, OwnCommand) as session:
+        token = tmp_path / "agents" / "token"
+        assert token.stat().st_mode & 0o777 == 0o600 and len(bytes.fromhex(token.read_text())) == 32
+        until(lambda: session.platform.gone(1))
+        with pytest.raises(
+            InfrastructureError, match="node 1: its agent ended with exit code 1: no torch here"
+        ):
+            session.cluster(setup)
+    assert not (tmp_path / "agents").exists()
+    assert all(entry.undo is not None and entry.undo.idle() for entry in read_open(run.ledger))
+
+
+def test_a_node_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = NodesSession(FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False)
+    try:
+        info = SimpleNamespace(versions={"torch": "1.0", "python": sys.version.split()[0]})
+        monkeypatch.setattr(made, "fleet", SimpleNamespace(nodes=lambda: {0: info}, close=made.fleet.close))
+        with pytest.raises(InfrastructureError, match=r"node 0 has torch 1\.0 and not"):
+            made._refuse_other_software(0)
+    finally:
+        made.close()
+
+
+# ---- devices
+
+
+def info_of(node: int, *devices: str) -> NodeInfo:
+    """A node that is there."""
+    return NodeInfo(
+        node=node, host="h", boot="b", address="127.0.0.1", devices=devices, incarnation="i", versions={},
+        connected=True, lost="", offset_ns=None, bound_ns=None,
+    )  # fmt: skip
+
+
+def dealt(device: str, *nodes: tuple[str, ...]) -> tuple[dict[int, list[str]], str]:
+    """Devices by node of a job of 4 ranks and 1 spare."""
+    scenario = Scenario(
+        version=1, name="nodes", workload=WorkloadSpec(kind="mlp", ranks=4, steps=4, global_batch=4, device=device),
+        recovery=RecoverySpec(strategy="hot-spare"), launcher=LauncherSpec(kind="agents", nodes=len(nodes)),
+    )  # fmt: skip
+    setup: Any = SimpleNamespace(cell=Cell(id="default", params={}, scenario=scenario))
+    return places(setup, {node: info_of(node, *devices) for node, devices in enumerate(nodes)})
+
+
+def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo() -> None:
+    two = ("cuda:0", "cuda:1")
+    assert dealt("cuda", two, two, ("cuda:0",)) == (
+        {0: ["cuda:0@n0", "cuda:1@n0"], 1: ["cuda:0@n1", "cuda:1@n1"], 2: ["cuda:0@n2"]}, "nccl",
+    )  # fmt: skip
+    assert dealt("cuda", two, ("cuda:0",), two)[1] == "gloo"
+    slots = {0: ["cpu:0@n0", "cpu:1@n0"], 1: ["cpu:0@n1", "cpu:1@n1"], 2: ["cpu:0@n2"]}
+    assert dealt("cpu", two, (), ()) == (slots, "gloo")
+    with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
+        dealt("cuda", two, (), two)

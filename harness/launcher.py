@@ -119,6 +119,10 @@ class GroupControl(Protocol):
 class MachineControl(Protocol):
     """Acts on whole nodes, by number. Everything but ``kill`` can be undone, twice as well as once."""
 
+    @property
+    def can_pause(self) -> bool:
+        """Whether nodes can be paused as a whole; elsewhere their processes are stopped."""
+
     def kill(self, node: int) -> Mapping[str, Any]:
         """End the node at once, with all that runs there; what was done, for the log. Raises OSError."""
 

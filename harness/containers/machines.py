@@ -55,6 +55,11 @@ class ContainerMachines:
         self._containers = containers
         self._links = links
 
+    @property
+    def can_pause(self) -> bool:
+        """Any of them."""
+        return True
+
     def kill(self, node: int) -> Mapping[str, Any]:
         """SIGKILL to its first process: the kernel ends all others of its process namespace with it."""
         pidfd = self._containers.init_pidfd(node)

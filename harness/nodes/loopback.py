@@ -138,6 +138,8 @@ class LoopbackPlatform:
 class Machines:
     """Implements ``harness.launcher.MachineControl``, as far as a process can stand for a machine."""
 
+    can_pause = True
+
     def __init__(self, platform: LoopbackPlatform) -> None:
         self._platform = platform
 

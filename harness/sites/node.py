@@ -11,6 +11,7 @@ from typing import Any
 from chaos.fault import Fault, Need
 from chaos.schedule import PlannedFault
 from chaos.targets import ProcessTarget
+from harness.launcher import MachineControl
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.sites.process import ProcessHandle, stopped
@@ -40,10 +41,11 @@ class NodeHandle:
         return {"signal": "SIGKILL", "processes": len(self.names)}
 
     def pause(self) -> Mapping[str, Any]:
-        """The machines where there are some, else their processes."""
-        if self.scene.machines is not None:
+        """The machines where they can be paused, else their processes."""
+        machines = self._pausable()
+        if machines is not None:
             for node in self.nodes:
-                self.scene.machines.pause(node)
+                machines.pause(node)
             return {"paused": list(self.nodes)}
         for process in self.processes:
             process.signal(signal.SIGSTOP)
@@ -51,11 +53,17 @@ class NodeHandle:
 
     def resume(self) -> None:
         """Undo ``pause``."""
-        for node in self.nodes if self.scene.machines is not None else ():
-            assert self.scene.machines is not None
-            self.scene.machines.resume(node)
-        for process in self.processes if self.scene.machines is None else ():
+        machines = self._pausable()
+        if machines is not None:
+            for node in self.nodes:
+                machines.resume(node)
+            return
+        for process in self.processes:
             process.signal(signal.SIGCONT)
+
+    def _pausable(self) -> MachineControl | None:
+        machines = self.scene.machines
+        return machines if machines is not None and machines.can_pause else None
 
     def ration(self, cores: float) -> None:
         """By the control groups of the arm."""
@@ -113,10 +121,11 @@ class NodeSite:
 def _changed(
     scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """The platform's word that no machine runs any more; without machines, the kernel's on the processes."""
+    """The platform's word that no machine runs any more, or the kernel's that the processes are stopped."""
     if scene.machines is not None:
         states = {str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()}
-        return None if any(seen.get("state") in RUNS for seen in states.values()) else {"nodes": states}
+        if not any(seen.get("state") in RUNS for seen in states.values()):
+            return {"nodes": states}
     seen = [stopped(scene, name) for name in names]
     return {"os_state": "T", "processes": list(names)} if all(seen) else None
 

@@ -235,6 +235,8 @@ class SlurmPlatform:
 class SlurmMachines:
     """Implements ``harness.nodes.platform.MachineControl``: a job can end what it runs on a node, nothing else."""
 
+    can_pause = False
+
     def __init__(self, platform: SlurmPlatform) -> None:
         self._platform = platform
 

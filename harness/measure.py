@@ -18,6 +18,7 @@ from harness.incidents import diverged, incident_of, lost_once
 from harness.lineage import NS, History, history_of
 from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
+from harness.tails import witnessed
 from recovery.order import batch, without
 
 Per = Literal["incident", "arm", "checkpoint"]
@@ -120,7 +121,7 @@ _PHASE_METRICS = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
     """Samples of the lineage against the reference order. ``misplaced``: first step whose samples are not
-    its own.
+    its own; ``witnessed``: samples that ranks of a lost node took, as the reduced counts alone tell.
     """
 
     steps: int
@@ -130,6 +131,7 @@ class Accounting:
     misplaced: int | None
     lost_in: Mapping[int, int]
     skipped: int = 0
+    witnessed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +208,17 @@ def account(history: History) -> Accounting:
     taken: Counter[int] = Counter()
     misplaced: int | None = None
     lost_in: dict[int, int] = {}
-    skipping, skipped = bool(skips_of(history)), 0
+    skipping, skipped, unseen = bool(skips_of(history)), 0, 0
     for step in range(1, history.committed_step + 1):
         ids = batch(step, info.global_batch, info.order_samples, info.order_seed)
         skips = skips_of(history, lineage[step].generation if step in lineage else None) if skipping else {}
         due = Counter(without(ids, step, skips))
         skipped += len(ids) - due.total()
         got = Counter(lineage[step].samples if step in lineage else [])
+        if due - got and step in lineage:
+            rest = witnessed(history, lineage[step], due)
+            got += rest
+            unseen += rest.total()
         reference.update(due)
         taken.update(got)
         if due - got:
@@ -224,7 +230,7 @@ def account(history: History) -> Accounting:
     return Accounting(
         steps=history.committed_step, lost=(reference - taken).total(), duplicated=duplicated,
         unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
-        skipped=skipped,
+        skipped=skipped, witnessed=unseen,
     )  # fmt: skip
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from chaos.events import Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.lineage import History, StepRun
 from harness.measure import account, skips_of
 from harness.results import Finding
+from harness.tails import witnessed
 from recovery.order import batch, without
 
 
@@ -28,6 +31,10 @@ def sample_accounting(evidence: Evidence) -> Finding:
     numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
     numbers += f", skipped by decision {found.skipped}" if found.skipped else ""
     numbers += f" in steps 1..{found.steps}"
+    if found.witnessed:
+        numbers += (
+            f"; {found.witnessed} of a lost node's last step are known by the reduced count of samples only"
+        )
     if found.duplicated or found.unexpected:
         return failed(f"{numbers}; first at step {found.misplaced}")
     if found.misplaced is not None:
@@ -109,10 +116,11 @@ def _cut_off(evidence: Evidence, run: StepRun) -> bool:
 
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
-    due = info.global_batch
-    if skips:
-        due = len(without(batch(run.step, due, info.order_samples, info.order_seed), run.step, skips))
+    ids = batch(run.step, info.global_batch, info.order_samples, info.order_seed)
+    due = len(without(ids, run.step, skips))
     taken = len(run.samples)
+    if taken < due:
+        taken += witnessed(evidence.history, run, Counter(without(ids, run.step, skips))).total()
     problems = []
     for event in run.commits:
         count = event.data["samples"]

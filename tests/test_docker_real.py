@@ -40,6 +40,7 @@ DIAL = """
 import socket, sys
 link = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20)
 link.sendall(sys.argv[3].encode())
+link.settimeout(600)
 link.recv(1)
 """
 HARNESS = """
@@ -118,7 +119,7 @@ def test_nodes_dial_in_are_lost_begin_anew_and_leave_nothing(engine: Any, tmp_pa
         assert calls == {n: platform.address(n) for n in range(2)}
         found = platform.container(0).attrs
         assert not found["HostConfig"]["Privileged"] and not found["HostConfig"]["CapAdd"]
-        assert found["HostConfig"]["NanoCpus"] == 1_500_000_000 and found["HostConfig"]["Memory"] == 700 << 20
+        assert found["HostConfig"]["CpuQuota"] == 150_000 and found["HostConfig"]["Memory"] == 700 << 20
         assert {"SAID=here", f"{MARKER}={nodes.marker}"} <= set(found["Config"]["Env"])
         assert platform.gone(0) is platform.gone(1) is None
         os.kill(platform.init_pid(0), signal.SIGKILL)

@@ -32,7 +32,7 @@ from harness.containers.engine import (
 from harness.containers.image import Image, host_image, user_image
 from harness.containers.inside import ByEngine, ByNamespace, may_enter
 from harness.containers.links import NodeLinks, Place
-from harness.containers.machines import ContainerMachines
+from harness.containers.machines import PERIOD_US, ContainerMachines
 from harness.containers.network import Network, make_network
 from harness.containers.sharing import PROPAGATION, SharedDirectory
 from harness.containers.undo import RemoveContainers, RemoveNetworks
@@ -273,7 +273,8 @@ class DockerPlatform:
             "extra_hosts": {f"n{each}": self.address(each) for each in range(self.nodes)},
             "shm_size": settings.shm_mib * MIB, "security_opt": ["no-new-privileges"],
             "cap_drop": ["MKNOD", "NET_RAW"], "cap_add": ["NET_ADMIN"] if self.net_admin else [],
-            "nano_cpus": None if settings.cpus is None else int(settings.cpus * 1e9),
+            # As a quota: nodes that were given nano_cpus cannot be given another one while they run.
+            "cpu_period": PERIOD_US, "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),
             "mem_limit": None if settings.memory_mib is None else settings.memory_mib * MIB,
             "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if settings.gpus else [],
             "device_requests": _gpus(settings.gpus, node),

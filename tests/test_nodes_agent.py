@@ -194,8 +194,27 @@ def test_a_node_that_cannot_start_a_process_says_why(arm: Yard) -> None:
         arm.fleet.spawn("w1", 0, {**arm.config("w1", 0), "x" * 299_900: 1}, mode="warm", log="")
     with pytest.raises(NodeGone, match="node 7: its agent has never dialled"):
         arm.spawn("w2", 7)
-    with pytest.raises(InfrastructureError, match="no such deed here: 'dance'"):
-        arm.fleet.act(0, "dance", {}, limit_s=LIMIT_S)
+
+
+def test_orphans_of_its_processes_are_reaped_by_the_agent(arm: Yard) -> None:
+    arm.spawn("w0", 0)
+    ready(arm, "w0")
+    arm.order("w0", "orphan")
+    (said,) = [r for r in arm.until_kind(Said) if isinstance(r, Said)]
+    pid = said.message.payload["pid"]
+    eventually(lambda: processes.state(pid) == "X")
+
+
+def test_an_idle_node_says_next_to_nothing(arm: Yard) -> None:
+    names = [f"w{n}" for n in range(8)]
+    for name in names:
+        arm.spawn(name, 0)
+    ready(arm, *names)
+    before, until_s = arm.fleet.traffic()[0], time.monotonic() + 1.0
+    arm.until(lambda _: time.monotonic() > until_s)
+    after = arm.fleet.traffic()[0]
+    assert after[0] - before[0] < 2000, "bytes to it in a second"
+    assert after[1] - before[1] < 8000, "bytes from it: two beats and what the ranks logged when they began"
 
 
 # ---- nodes that are lost

@@ -35,6 +35,16 @@ def obey(channel: Channel, page: MarkPage, writer: EventWriter, order: dict[str,
         case "print":
             print("x" * 99, *range(count), sep="\n", flush=True)
             os.write(1, b"\xff\xfe\n")
+        case "orphan":  # whose parent ends at once
+            read, write = os.pipe()
+            first = os.fork()
+            if first == 0:
+                if (second := os.fork()) == 0:
+                    os._exit(0)
+                os.write(write, str(second).encode())
+                os._exit(0)
+            os.waitpid(first, 0)
+            channel.send(Extra(topic="orphan", payload={"pid": int(os.read(read, 32))}))
         case "exit":
             os._exit(count)
 

@@ -7,13 +7,11 @@ later, in order. It ends when the coordinator says so, or has been away for the 
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import select
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,19 +32,15 @@ QUIET_BEAT_S = 0.5
 LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
-STRAYS_EVERY_S = 5.0
-
-Deed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Does something to the node, given parameters; what was done. Raises OSError, ValueError, ChaosError."""
+STRAYS_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one from which it
     reaches the coordinator; ``scratch``: directory for event logs and outputs; ``lease_s``: how long it goes on without
-    a coordinator; ``devices``: as torch names them; ``deeds``: by name, what can be done to the node;
-    ``coordinator_boot``: of its machine: if that is this one too, what ranks share with their agent lies in files, so
-    that nothing they wrote is lost with the node."""
+    a coordinator; ``devices``: as torch names them; ``coordinator_boot``: of its machine: if that is this one too, what
+    ranks share with their agent lies in files, so that nothing they wrote is lost with the node."""
 
     coordinator: tuple[str, int]
     node: int
@@ -58,7 +52,6 @@ class AgentConfig:
     coordinator_boot: str = ""
     devices: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    deeds: Mapping[str, Deed] = field(default_factory=dict)
 
 
 class Agent:
@@ -75,7 +68,6 @@ class Agent:
         self._away_s = time.monotonic()
         self._ended = ""
         self._warned = False
-        self._done: queue.SimpleQueue[protocol.Did] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         for fd in (self._wake, self._waker):
             os.set_blocking(fd, False)
@@ -137,7 +129,7 @@ class Agent:
         self._hear()
         self._say_hello()
         self._obey()
-        self._tell_what_was_done()
+        self._tell_of_warning()
         now_s = time.monotonic()
         if now_s >= self._looked_s + BEAT_S:
             self._looked_s = now_s
@@ -202,7 +194,7 @@ class Agent:
         self._read.clear()
 
     def _reap_strays(self) -> None:
-        """Orphans become ours, and nobody else waits for them. Whoever is seen ended twice is no child of a deed."""
+        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is nobody else's."""
         ours = {*self._ward.pids.values(), self._server.process.pid}
         me = str(os.getpid())
         ended = {pid for pid, fields in processes.everybody() if fields[:2] == ["Z", me] and pid not in ours}
@@ -264,8 +256,6 @@ class Agent:
                 self._ward.signal(frame.process, frame.signum)
             case protocol.Ping():
                 self._answer(frame)
-            case protocol.Act():
-                threading.Thread(target=self._act, args=(frame,), name=frame.what, daemon=True).start()
             case protocol.Clear():
                 self._clear()
             case protocol.Fence():
@@ -303,21 +293,7 @@ class Agent:
             self._say(f"the connection to the coordinator ended: {why}")
         self._dialler.dial(after_s=after_s)
 
-    # ---- deeds
-
-    def _act(self, act: protocol.Act) -> None:
-        deeds = self._config.deeds
-        try:
-            if act.what not in deeds:
-                raise ValueError(f"no such deed here: {act.what!r}; there are: {', '.join(sorted(deeds))}")
-            self._done.put(protocol.Did(number=act.number, result=dict(deeds[act.what](act.params))))
-        except Exception as error:
-            self._done.put(protocol.Did(number=act.number, error=f"{type(error).__name__}: {error}"))
-        self._ring()
-
-    def _tell_what_was_done(self) -> None:
-        while not self._done.empty():
-            self._post.add(self._done.get_nowait())
+    def _tell_of_warning(self) -> None:
         if self._warned:
             self._warned = False
             self._post.add(protocol.Warned())

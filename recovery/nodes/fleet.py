@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import signal as signals
 import time
@@ -53,8 +52,6 @@ class Fleet(Harbour):
         )
         self._directory: Path | None = None
         self._processes: dict[str, Remote] = {}
-        self._acts = itertools.count(1)
-        self._did: dict[int, protocol.Did] = {}
 
     def close(self) -> dict[int, str]:
         """End every agent; what could not be removed, as ``Children.close``: pids are of their nodes."""
@@ -133,17 +130,6 @@ class Fleet(Harbour):
         process = self._processes[name]
         return "X" if process.gone else process.state
 
-    def act(self, node: int, what: str, params: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
-        """Do something to the node itself, by one of its agent's deeds. Raises NodeGone, InfrastructureError."""
-        number = next(self._acts)
-        berth = self._reachable(node)
-        berth.post.add(protocol.Act(number=number, what=what, params=dict(params)))
-        self._until(berth, lambda: number in self._did, limit_s, what)
-        did = self._did.pop(number)
-        if did.error:
-            raise InfrastructureError(f"node {node}: {what}: {did.error}")
-        return did.result
-
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
         before its exit. Raises InfrastructureError when what it wrote cannot be kept."""
@@ -197,8 +183,6 @@ class Fleet(Harbour):
                     self._news.append(
                         ClockMeasured(node=berth.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns)
                     )
-            case protocol.Did():
-                self._did[frame.number] = frame
             case protocol.Cleared():
                 berth.cleared = frame.left
             case protocol.Warned():

@@ -7,7 +7,7 @@ refused. JSON, one message a line, nothing is unpickled. Times are nanoseconds o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -113,15 +113,6 @@ class Pong(Frame):
     answered_ns: int
 
 
-class Did(Frame):
-    """The answer to ``Act``. ``error``: why it was not done."""
-
-    type: Literal["did"] = "did"
-    number: int
-    result: dict[str, Any] = {}
-    error: str = ""
-
-
 class Cleared(Frame):
     """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid -> name)."""
 
@@ -180,15 +171,6 @@ class Signal(Frame):
     signum: int
 
 
-class Act(Frame):
-    """Do something to the node itself (``what``: a plugin's name); answered by ``Did`` with the same number."""
-
-    type: Literal["act"] = "act"
-    number: int
-    what: str
-    params: dict[str, Any] = {}
-
-
 class Ping(Frame):
     """For the offset of the node's clock."""
 
@@ -208,8 +190,8 @@ class Bye(Frame):
     type: Literal["bye"] = "bye"
 
 
-FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Did | Cleared | Warned
-FromCoordinator = Welcome | Fence | Start | Tell | Signal | Act | Ping | Clear | Bye
+FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Cleared | Warned
+FromCoordinator = Welcome | Fence | Start | Tell | Signal | Ping | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(

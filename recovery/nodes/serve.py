@@ -9,13 +9,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from chaos.errors import ChaosError, InfrastructureError, ScenarioError
 from recovery.local import rank_environment
-from recovery.nodes.agent import LEASE_S, Agent, AgentConfig, Deed
+from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
 from recovery.nodes.node import Recipe
 
 MIN_TOKEN = 16
@@ -67,7 +67,7 @@ def devices() -> tuple[str, ...]:
 
 def serve(
     *, coordinator: str, node: int, address: str, token_file: Path, scratch: Path, lease_s: float, recipe: Recipe,
-    coordinator_boot: str = "", deeds: Mapping[str, Deed] | None = None,
+    coordinator_boot: str = "",
 ) -> int:  # fmt: skip
     """Be an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
 
@@ -76,7 +76,7 @@ def serve(
     config = AgentConfig(
         coordinator=address_of(coordinator), node=node, address=address, token=read_token(token_file),
         scratch=scratch.resolve(), lease_s=lease_s, devices=devices(), versions=versions(), recipe=recipe,
-        coordinator_boot=coordinator_boot, deeds=deeds or {},
+        coordinator_boot=coordinator_boot,
     )  # fmt: skip
     try:
         config.scratch.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,367 @@
+"""A fleet by a clock of the test's own, with agents that do exactly what they are told: whom it misses, and when."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chaos.cli import cli
+from chaos.errors import InfrastructureError
+from recovery.local import Dying, Exited, Said
+from recovery.nodes import handshake
+from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost
+from recovery.nodes.fleet import Fleet, FleetReport
+from recovery.nodes.link import Link
+from recovery.nodes.protocol import (
+    FROM_COORDINATOR,
+    Beat,
+    Ended,
+    Frame,
+    Heard,
+    Hello,
+    Lines,
+    Ping,
+    Pong,
+    Sinking,
+    Start,
+    Started,
+    Tell,
+    Welcome,
+)
+from recovery.wire import Ready, Stop
+
+TOKEN = b"t" * 32
+LIMIT_S = 10.0
+SECOND = 1_000_000_000
+MARK = (1, 7, 4, 2, 1000 * SECOND, 6, 41)
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10_000 * SECOND
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Puppet:
+    """An agent in the test's hands."""
+
+    def __init__(
+        self, fleet: Fleet, node: int, incarnation: str, boot: str = "elsewhere", **hello: Any
+    ) -> None:
+        self.fleet = fleet
+        self.heard: list[Any] = []
+        self.number = 0
+        self.link = dialled(fleet)
+        self.link.put(
+            Hello(
+                node=node, incarnation=incarnation, epoch=0, host="h", boot=boot, address=f"127.0.1.{node}", **hello
+            )
+        )  # fmt: skip
+        self.link.flush()
+
+    def say(self, *frames: Frame, reliable: bool = True) -> None:
+        for frame in frames:
+            self.number += reliable
+            self.link.put(frame, number=self.number if reliable else 0)
+        self.link.flush()
+
+    def listen(self) -> list[Any]:
+        try:
+            self.heard += [parcel.frame for parcel in self.link.take()]
+        except OSError:
+            pass
+        return self.heard
+
+
+def dialled(fleet: Fleet) -> Link:
+    sock = socket.create_connection(fleet.address, timeout=LIMIT_S)
+    return Link(sock, handshake.enter(sock, TOKEN), FROM_COORDINATOR)
+
+
+class Stage:
+    """A fleet and its clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.refused: list[str] = []
+        self.gone: dict[int, str] = {}
+        self.asked = 0
+        self.fleet = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=self.clock, refused=self.refused.append)
+        self.fleet.await_nodes([], limit_s=1.0, gone=self._gone)
+        self.fleet.begin("arm", folder)
+
+    def _gone(self, node: int) -> str | None:
+        self.asked += 1
+        return self.gone.get(node)
+
+    def until(self, enough: Callable[[list[FleetReport]], bool]) -> list[FleetReport]:
+        """Turn at one moment of the test's clock until something is there."""
+        found: list[FleetReport] = []
+        deadline_s = time.monotonic() + LIMIT_S
+        while not enough(found):
+            assert time.monotonic() < deadline_s, found
+            found += self.fleet.wait(0.01)
+        return found
+
+    def until_kind(self, kind: type) -> list[FleetReport]:
+        return self.until(lambda found: any(isinstance(r, kind) for r in found))
+
+    def join(self, node: int = 0, incarnation: str = "a", **hello: Any) -> Puppet:
+        puppet = Puppet(self.fleet, node, incarnation, **hello)
+        self.until_kind(NodeJoined)
+        assert isinstance(self.answer(puppet), Welcome)
+        return puppet
+
+    def answer(self, puppet: Puppet) -> Any:
+        """The first that it hears."""
+        self.until(lambda _: bool(puppet.listen()))
+        return puppet.heard[0]
+
+    def spawn(self, puppet: Puppet, name: str = "w0", node: int = 0) -> None:
+        """A process that it says to have."""
+        puppet.say(Started(process=name, pid=4711))
+        assert self.fleet.spawn(name, node, {"name": name}, mode="warm", log=f"{name}.jsonl") == 4711
+
+    def passes(self, seconds: float) -> list[FleetReport]:
+        """Time, and a turn."""
+        self.clock.now_ns += int(seconds * SECOND)
+        return [r for r in self.fleet.wait(0.0) if not isinstance(r, ClockMeasured)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.fleet.away()
+
+
+def test_a_process_is_what_its_agent_says(stage: Stage, tmp_path: Path) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    stage.until(lambda _: any(isinstance(f, Start) for f in puppet.listen()))
+    puppet.say(Beat(time_ns=1, marks={"w0": MARK}, states={"w0": "T"}), reliable=False)
+    puppet.say(Heard(process="w0", message=Ready()), Sinking(process="w0"), Sinking(process="w0"))
+    puppet.say(Lines(file="w0.jsonl", offset=0, text="one\n"))
+    puppet.say(Ended(process="w0", exit_code=3, signal=None, time_ns=5, mark=MARK))
+    reports = [r for r in stage.until_kind(Exited) if not isinstance(r, ClockMeasured)]
+    assert [type(r) for r in reports] == [Said, Dying, Exited]
+    mark = stage.fleet.mark("w0")
+    assert (mark.generation, mark.step, mark.phase, mark.committed, mark.last_seq) == (
+        1,
+        7,
+        "collective",
+        6,
+        41,
+    )
+    assert (tmp_path / "w0.jsonl").read_text() == "one\n"
+    assert not stage.fleet.send("w0", Stop())
+
+
+def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None:
+    puppet, ahead_ns = stage.join(), 3600 * SECOND
+    stage.spawn(puppet)
+    for _ in range(20):
+        stage.passes(0.05)
+        stage.until(lambda _: isinstance(puppet.listen()[-1], Ping))
+        ping = puppet.heard[-1]
+        at_ns = ping.sent_ns + ahead_ns
+        puppet.say(Pong(sent_ns=ping.sent_ns, received_ns=at_ns, answered_ns=at_ns), reliable=False)
+        puppet.heard.clear()
+        puppet.say(
+            Beat(time_ns=at_ns, marks={"w0": (*MARK[:4], at_ns, *MARK[5:])}, states={}), reliable=False
+        )
+        stage.until(lambda _, at_ns=at_ns: bool(stage.fleet.mark("w0").time_ns))  # type: ignore[misc]
+        if stage.clock.now_ns > 10_001 * SECOND:
+            break
+        puppet.heard.append(ping)
+    info = stage.fleet.nodes()[0]
+    assert info.offset_ns is not None and info.bound_ns is not None
+    assert abs(info.offset_ns - ahead_ns) <= info.bound_ns < SECOND
+    puppet.say(
+        Ended(process="w0", exit_code=0, signal=None, time_ns=stage.clock.now_ns + ahead_ns, mark=MARK)
+    )
+    (end,) = [r for r in stage.until_kind(Exited) if isinstance(r, Exited)]
+    assert abs(end.time_ns - stage.clock.now_ns) <= info.bound_ns
+
+
+def test_silence_is_not_loss_until_it_lasts(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    stage.passes(0.0)
+    for _ in range(2):
+        assert stage.passes(0.7) == []
+    assert stage.asked == 0
+    assert stage.passes(0.2) == [] and stage.asked == 1, "now the platform is asked"
+    for _ in range(28):
+        assert stage.passes(0.99) == []
+    assert stage.fleet.alive("w0")
+    reports = [*stage.passes(0.9), *stage.passes(0.9)]
+    assert [type(r) for r in reports] == [NodeLost, Exited]
+    assert "it was silent for 30" in str(reports[0])
+
+
+def test_silence_is_loss_when_the_platform_says_so(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    stage.gone[0] = "its container was killed"
+    assert stage.passes(0.8) == []
+    reports = stage.passes(0.8)
+    assert reports[0] == NodeLost(node=0, why="its container was killed")
+
+
+def test_a_coordinator_that_slept_holds_it_against_nobody(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    stage.passes(0.0)
+    assert stage.passes(100.0) == []
+    assert stage.passes(0.5) == [] and stage.fleet.alive("w0")
+
+
+def test_a_connection_that_ends_is_a_hint_then_a_loss(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.link.close()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    assert stage.passes(0.04) == []
+    assert stage.passes(0.02) == [Dying(process="w0")]
+    assert stage.passes(0.10) == []
+    reports = stage.passes(0.10)
+    assert [type(r) for r in reports] == [NodeLost, Exited]
+
+
+def test_an_agent_that_comes_back_at_once_is_the_same(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.link.close()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
+    answer = stage.answer(again)
+    assert isinstance(answer, Welcome) and not answer.fresh
+    again.number = puppet.number
+    assert stage.passes(0.5) == [] and stage.fleet.alive("w0")
+    again.say(Heard(process="w0", message=Ready()))
+    stage.until_kind(Said)
+
+
+def test_one_that_comes_back_after_it_was_counted_dead_is_fenced(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.link.close()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    assert stage.passes(0.06) == [Dying(process="w0")]
+    again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
+    reports = stage.until_kind(Exited)
+    assert [type(r) for r in reports] == [NodeLost, Exited]
+    assert stage.answer(again).type == "fence"
+    stage.join(0, "b")
+    assert stage.fleet.nodes()[0].lost == ""
+
+
+def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.link.close()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    Puppet(stage.fleet, 0, "b")
+    reports = stage.until_kind(NodeJoined)
+    assert [type(r) for r in reports] == [NodeLost, Exited, NodeJoined]
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (Lines(file="../w0", offset=0, text="x"), "a file outside of the run's directory"),
+        (Lines(file="/w0", offset=0, text="x"), "a file outside of the run's directory"),
+        (Lines(file="w0", offset=0, text="€"), "bytes of 'w0' that are none"),
+        (Beat(time_ns=1, marks={"w0": (*MARK[:2], 99, *MARK[3:])}, states={}), "a mark of an unknown phase"),
+    ],
+)
+def test_an_agent_that_talks_nonsense_is_cut_off_and_logged(stage: Stage, frame: Frame, why: str) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.say(frame)
+    stage.until(lambda _: bool(stage.refused))
+    assert stage.refused[0].startswith("node 0 at 127.0.1.0: ") and why in stage.refused[0]
+    assert not stage.fleet.nodes()[0].connected
+
+
+def test_what_one_node_says_of_anothers_process_is_not_heard(stage: Stage, tmp_path: Path) -> None:
+    one, other = stage.join(0), stage.join(1, "z")
+    stage.spawn(one)
+    other.say(Ended(process="w0", exit_code=0, signal=None, time_ns=1, mark=MARK), Sinking(process="w0"))
+    other.say(Lines(file="w0.jsonl", offset=0, text="lie\n"), Heard(process="w0", message=Ready()))
+    other.say(Beat(time_ns=1, marks={"w0": MARK}, states={}), reliable=False)
+    stage.spawn(other, "w1", 1)  # by then all that was heard
+    assert stage.passes(0.0) == [] and stage.fleet.alive("w0") and stage.fleet.mark("w0").step == 0
+    assert not (tmp_path / "w0.jsonl").exists()
+
+
+def test_a_full_disk_here_is_an_error_in_words(stage: Stage, tmp_path: Path) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    (tmp_path / "w0.jsonl").mkdir()
+    puppet.say(Lines(file="w0.jsonl", offset=0, text="x"))
+    with pytest.raises(InfrastructureError, match=r"cannot keep what w0 wrote \(w0.jsonl\): Is a directory"):
+        stage.until(lambda _: False)
+
+
+def test_a_message_to_a_node_that_is_missed_arrives_when_it_is_back(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    puppet.link.close()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    assert stage.fleet.send("w0", Stop())
+    again = Puppet(stage.fleet, 0, "a")
+    stage.until(lambda _: any(isinstance(f, Tell) for f in again.listen()))
+    assert sum(isinstance(f, Tell) for f in again.heard) == 1
+
+
+def test_who_dials_in_while_the_coordinator_is_away_finds_nobody(stage: Stage) -> None:
+    stage.join()
+    stage.fleet.away()
+    with pytest.raises(OSError):
+        dialled(stage.fleet)
+    stage.fleet.back()
+    assert stage.passes(1.0) == [], "it has longer to come back to another coordinator"
+    again = Puppet(stage.fleet, 0, "a")
+    answer = stage.answer(again)
+    assert isinstance(answer, Welcome) and answer.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--coordinator", "nowhere"], "not HOST:PORT: 'nowhere'"),
+        (["--coordinator", "h:1"], "cannot read the token in token: No such file"),
+        (["--coordinator", "h:1", "--node", "-1"], "is not in the range"),
+    ],
+)
+def test_chaos_agent_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(
+        cli,
+        ["agent", "--node", "0", "--token-file", "token", "--scratch", "s", *options],
+        standalone_mode=True,
+    )
+    assert found.exit_code != 0
+    assert why in f"{found.output}{found.exception}"
+
+
+def test_a_parcel_out_of_turn_cuts_the_connection(stage: Stage) -> None:
+    puppet = stage.join()
+    puppet.number = 5
+    puppet.say(Sinking(process="w0"))
+    stage.until(lambda _: bool(stage.refused))
+    assert "message 6 came where 1 was due" in stage.refused[0]

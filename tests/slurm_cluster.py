@@ -56,7 +56,7 @@ MailProg=/bin/true
 SchedulerParameters=sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-KillWait=2
+KillWait=15
 SlurmdTimeout=4
 MessageTimeout=2
 TcpTimeout=1

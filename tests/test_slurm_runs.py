@@ -83,7 +83,7 @@ def test_a_node_that_is_killed_is_replaced_by_a_spare_node(slurm: SlurmCluster, 
     job = Job(slurm, tmp_path, SPARE_NODE, "--launcher", "slurm", nodes=4)
     assert job.ended() == EXIT_PASS, job.said()
     assert "not used unless a node is lost: n4" in job.said()
-    (fault,) = job.results()["cells"][0]["faults"]
+    (fault,) = job.results()["faults"]
     assert fault["landed"]
     nothing_is_left(slurm, tmp_path, job.id)
 

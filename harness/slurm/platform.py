@@ -156,6 +156,7 @@ class SlurmPlatform:
         return {
             "host": self._hosts[node], "state": "exited" if code is not None else "running", "exit_code": code,
             "slurm_state": str(state or ""), "step": "" if step is None else step.id,
+            "machine": "" if step is None else step.name,
         }  # fmt: skip
 
     def _step_id(self, step: Step) -> str:
@@ -236,6 +237,8 @@ class SlurmMachines:
     """Implements ``harness.nodes.platform.MachineControl``: a job can end what it runs on a node, nothing else."""
 
     can_pause = False
+
+    can_pause = False  # a signal to a step need not reach all that runs in it
 
     def __init__(self, platform: SlurmPlatform) -> None:
         self._platform = platform

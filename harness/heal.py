@@ -108,14 +108,14 @@ def heal_all(runs: Path) -> list[Healed]:
 
 
 def heal_everything(runs: Path) -> list[Healed]:
-    """As ``heal_all``, and what runs have left in this machine's container engine whose directories are gone."""
+    """As ``heal_all``, and what is left in this machine's container engine of runs without a ledger to heal by."""
     from harness.containers.orphans import orphans
 
     healed = heal_all(runs)
     for run, records in orphans():
         outcomes = tuple(record.undo() for record in records)
         left = not all(outcome.ok for outcome in outcomes)
-        note = "its directory is gone, and its harness is"
+        note = "it is over, or its directory is gone, and its harness is"
         healed.append(Healed(run=run, state="left" if left else "healed", note=note, outcomes=outcomes))
     return healed
 

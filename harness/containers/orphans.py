@@ -1,4 +1,7 @@
-"""What runs have left in a container engine whose directories are gone, and the ledgers in them with all else."""
+"""What is left in a container engine of runs that are over, or whose directories are gone with the ledgers in them.
+
+The one happens when a harness ends at once, on a second signal, while the engine is still at what it was asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from pydantic import ValidationError
 from chaos.errors import InfrastructureError
 from harness.containers.engine import DIRECTORY_LABEL, HOLDER_LABEL, RUN_LABEL, asking, connect, engine_url
 from harness.containers.undo import RemoveContainers, RemoveNetworks
-from harness.live import Holder
+from harness.live import FILE, Holder
 
 
 def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
     """Where each such run was, and how to remove what it has left; none where no engine can be asked.
 
-    A run whose directory is there heals by its ledger; one whose harness lives, or that this process cannot judge since
+    A run that is not over heals by its ledger; one whose harness lives, or that this process cannot judge since
     it ran in another container, is left alone.
     """
     if not os.path.exists(engine_url().removeprefix("unix://")):
@@ -29,7 +32,7 @@ def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:
     return [
         (place, [kind(engine=engine_url(), run=marker) for kind in (RemoveContainers, RemoveNetworks)])
         for marker, (place, holder) in sorted(found.items())
-        if not place.exists() and holder.here and not holder.alive
+        if not (place / FILE).exists() and holder.here and not holder.alive
     ]
 
 

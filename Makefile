@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast check format soak test-docker test-slurm scenarios bench schema clean help
+.PHONY: run test test-docker test-slurm check format soak scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,9 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
-test: $(STAMP) ## all tests, real processes included, one after the other (under 10 minutes on 2 cores)
+test: $(STAMP) ## all tests but those of clusters, real processes included, one after the other (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m "not real and not soak"
-	$(BIN)/python -m pytest -m "real and not soak"
+	$(BIN)/python -m pytest -m "real and not soak and not docker and not slurm"
 
 check: $(STAMP) ## format, lint, types, unit and simulated tests (under a minute)
 	$(BIN)/ruff format --check .
@@ -34,13 +34,13 @@ format: $(STAMP) ## format the code
 
 soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
 	$(BIN)/python -m pytest -n 2 -m "soak and not real"
-	$(BIN)/python -m pytest -m "soak and real"
+	$(BIN)/python -m pytest -m "soak and real and not docker and not slurm"
 
-test-docker: $(STAMP) ## nodes as containers, more of it than make test; starts a Docker engine when none runs (root, docker.io)
-	$(BIN)/python -m pytest -m "soak or not soak" tests/test_docker_*.py
+test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)
+	$(BIN)/python -m pytest -m docker
 
-test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (root, slurm-wlm, munge)
-	$(BIN)/python -m pytest -m "soak or not soak" tests/test_slurm*.py
+test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (as root, with slurm-wlm and munge)
+	$(BIN)/python -m pytest -m slurm
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \

@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from docker_engine import engine
+from docker_engine import REQUIRED, engine
 from test_docker_real import Nodes, nodes_of, until
 
 from chaos.fault import Need
@@ -22,8 +22,10 @@ from harness.containers.links import NodeLinks
 __all__ = ["engine"]
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.docker,
     pytest.mark.skipif(
-        not may_enter(), reason=f"packets cannot be handled here: {lacks_tools() or 'not root'}"
+        not REQUIRED and not may_enter(),
+        reason=f"packets cannot be handled here: {lacks_tools() or 'not root'}",
     ),
 ]
 

@@ -25,7 +25,7 @@ from harness.rundir import RunDirectory
 from harness.undo import MARKER
 
 __all__ = ["engine"]
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.docker]
 
 INTERRUPTIONS = int(os.environ.get("CHAOS_INTERRUPTIONS", "6"))
 LATEST_S = 12.0

@@ -24,7 +24,7 @@ from harness.slurm.allocation import allocation
 from harness.slurm.commands import Commands, ControllerSilent
 from harness.slurm.platform import SlurmPlatform
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
 STUB = """
 import json, os, signal, sys, time

@@ -390,13 +390,10 @@ def _entries(kind: str) -> list[Entry]:
         ]
     catalogue = build_catalogue()
     if kind == "faults":
-        able = {name: None if each.emulates else each for name, each in _launchers(catalogue).items()}
+        launchers = cast("dict[str, type[Any]]", catalogue.launchers)
+        able = {name: None if each.emulates else each for name, each in launchers.items()}
         return [
             listing.fault_entry(name, cast("Any", model), able) for name, model in catalogue.faults.items()
         ]
     models = cast("dict[str, type[Any]]", getattr(catalogue, kind))
     return [listing.model_entry(name, model) for name, model in models.items()]
-
-
-def _launchers(catalogue: Catalogue) -> dict[str, type[Any]]:
-    return cast("dict[str, type[Any]]", catalogue.launchers)

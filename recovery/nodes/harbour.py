@@ -38,13 +38,15 @@ MAX_REFUSALS = 100
 class FleetLimits:
     """Seconds. ``hint_s``: after which a connection that ended is taken for a sign that its processes died;
     ``redial_s``: after which the node is lost; ``return_s``: the same, after the coordinator itself was away;
-    ``silence_s``: after which the platform is asked; ``unreachable_s``: after which a silent node is given up;
+    ``silence_s``: after which the platform is asked; ``answer_s``: of silence, after which a node that is to start
+    something is not waited for; ``unreachable_s``: after which a silent node is given up;
     ``start_s``: for a process to be started; ``clear_s``: for all of a node's to be ended."""
 
     hint_s: float = 0.05
     redial_s: float = 0.25
     return_s: float = 5.0
     silence_s: float = 1.5
+    answer_s: float = 5.0
     unreachable_s: float = 30.0
     start_s: float = 30.0
     clear_s: float = 30.0
@@ -323,7 +325,7 @@ class Harbour:
             silent_s = (self._clock_ns() - berth.silent_ns) / 1e9
             if berth.lost:
                 raise NodeGone(berth.node, berth.lost)
-            if silent_s > self._limits.silence_s or time.monotonic() > until_s:
+            if silent_s > self._limits.answer_s or time.monotonic() > until_s:
                 raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
 
     def _flush_all(self) -> None:

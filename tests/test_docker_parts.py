@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import socketserver
+import sys
 import tarfile
 import tempfile
 import threading
@@ -237,6 +238,13 @@ def test_software_is_bound_once_and_never_the_whole_machine(tmp_path: Path) -> N
     ours = [Path(place).name for place in found if place.startswith(str(tmp_path))]
     assert ours == ["code", "env", "environment"]
     assert "/" not in found and "/usr" in found
+
+
+def test_nodes_are_told_where_code_is_that_the_interpreter_does_not_find(tmp_path: Path) -> None:
+    ours = str(Path(image.__file__).resolve().parents[2])
+    assert image.import_path([]) == [ours]
+    found = image.import_path(["", str(tmp_path), sys.prefix, f"{tmp_path}/none", ours, str(tmp_path)])
+    assert found == [str(tmp_path), ours]
 
 
 def test_an_image_with_another_torch_is_refused_and_another_build_is_not() -> None:

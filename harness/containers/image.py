@@ -69,7 +69,7 @@ def host_image(client: Any) -> Image:
             found = [client.images.get(f"{REPOSITORY}:{tag}")]
     return Image(
         id=str(found[0].id), python=sys.executable, binds=software(),
-        environment={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **_import_path()},
+        environment={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join(import_path())},
     )  # fmt: skip
 
 
@@ -148,10 +148,17 @@ def _interpreter() -> Iterator[str]:
     yield str(Path(__file__).resolve().parents[2])
 
 
-def _import_path() -> dict[str, str]:
-    """What this process was told of where code is; its nodes begin elsewhere."""
-    told = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, told.split(os.pathsep)))} if told else {}
+def import_path(path: Sequence[str] | None = None) -> list[str]:
+    """Where this process finds code that its interpreter does not find by itself: in the directory that it began in,
+    where it was told to look, and where our own packages are. Nodes begin elsewhere and have to be told. ``path``: instead of
+    ``sys.path``."""
+    own = str(Path(__file__).resolve().parents[2])
+    told = [os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place]
+    known = [os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
+    return [
+        place for place in dict.fromkeys(told)
+        if os.path.isdir(place) and not any(Path(place).is_relative_to(prefix) for prefix in known)
+    ]  # fmt: skip
 
 
 def _is_real(path: str) -> bool:

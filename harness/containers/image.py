@@ -150,8 +150,8 @@ def _interpreter() -> Iterator[str]:
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
     """Where this process finds code that its interpreter does not find by itself: in the directory that it began in,
-    where it was told to look, and where our own packages are. Nodes begin elsewhere and have to be told. ``path``: instead of
-    ``sys.path``."""
+    where it was told to look, and where our own packages are. Nodes begin elsewhere and have to be told. ``path``:
+    instead of ``sys.path``."""
     own = str(Path(__file__).resolve().parents[2])
     told = [os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place]
     known = [os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)]

@@ -13,7 +13,7 @@ from chaos.targets import LinkShape
 from harness.containers import links, rules
 from harness.containers.flapping import Flaps
 from harness.containers.links import NodeLinks, Place
-from harness.containers.probes import rate_of
+from harness.containers.probes import AT_A_RATE, rate_of
 
 OPEN = LinkShape()
 LIMIT_S = 10.0
@@ -193,7 +193,7 @@ def test_a_flapping_link_begins_down_and_comes_up() -> None:
 def test_a_rate_is_of_a_window_after_the_first_rush(
     samples: list[tuple[float, int]], rate: float | None
 ) -> None:
-    assert rate_of(samples) == (None if rate is None else pytest.approx(rate))
+    assert rate_of(samples, AT_A_RATE) == (None if rate is None else pytest.approx(rate))
 
 
 def test_nothing_to_do_is_said_to_nobody() -> None:

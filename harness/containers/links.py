@@ -19,7 +19,7 @@ from chaos.targets import LinkShape
 from harness.containers import rules
 from harness.containers.flapping import Flaps
 from harness.containers.inside import Inside
-from harness.containers.probes import Probes
+from harness.containers.probes import AT_A_RATE, AT_ANY, Probes
 
 Link = tuple[str, str]
 OPEN = LinkShape()
@@ -89,7 +89,8 @@ class NodeLinks:
 
     def probe(self, link: Link) -> int:
         """Begin to measure it, on a thread of its own."""
-        return self._probes.begin((int(link[0]), int(link[1])))
+        limited = self._shapes.get(link, OPEN).bytes_per_s is not None
+        return self._probes.begin((int(link[0]), int(link[1])), AT_A_RATE if limited else AT_ANY)
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
         """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` that arrive from the source while it sends all

@@ -31,7 +31,7 @@ from harness.containers.engine import (
 )
 from harness.containers.image import Image, host_image, user_image
 from harness.containers.inside import ByEngine, ByNamespace, may_enter
-from harness.containers.links import NodeLinks, Place
+from harness.containers.links import BY_QUEUE, NodeLinks, Place
 from harness.containers.machines import PERIOD_US, ContainerMachines
 from harness.containers.network import Network, make_network
 from harness.containers.sharing import PROPAGATION, SharedDirectory
@@ -80,8 +80,6 @@ class Started:
 class DockerPlatform:
     """The containers and the network of one run. Raises InfrastructureError when the engine refuses."""
 
-    emulates = "nodes are containers of one machine: they share its processors, disk and clock"
-
     def __init__(self, wanted: Wanted, settings: Settings) -> None:
         self.client = connect()
         self.run = os.environ[MARKER]
@@ -114,6 +112,14 @@ class DockerPlatform:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def emulates(self) -> str:
+        """Of these nodes, and of the network between them as this kernel has it."""
+        told = "nodes are containers of one machine: they share its processors, disk and clock"
+        if Need.LINKS in self._wanted.needs and not self._links.has_netem():
+            told += f"; a link's delay would be by {BY_QUEUE}"
+        return told
 
     @property
     def machines(self) -> MachineControl | None:

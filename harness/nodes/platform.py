@@ -32,8 +32,9 @@ class Platform(Protocol):
     """The nodes of one run, kept from arm to arm. All names it gives away carry the run's id; everything it makes has
     its undo record before it exists."""
 
-    emulates: str
-    """What is not real here, for every report; empty: nothing."""
+    @property
+    def emulates(self) -> str:
+        """What is not real here, for every report; empty: nothing."""
 
     host: str
     """An address of this machine that the agents of all nodes reach."""

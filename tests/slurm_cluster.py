@@ -56,7 +56,7 @@ MailProg=/bin/true
 SchedulerParameters=sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-KillWait=15
+KillWait={kill_wait_s}
 SlurmdTimeout=4
 MessageTimeout=2
 TcpTimeout=1
@@ -69,8 +69,9 @@ GresTypes=gpu
 class SlurmCluster:
     """A running one. ``nodes``: its names; ``environment``: for commands that are to talk to it."""
 
-    def __init__(self, base: Path, count: int) -> None:
+    def __init__(self, base: Path, count: int, kill_wait_s: int) -> None:
         self.base = base
+        self._kill_wait_s = kill_wait_s
         self.nodes = tuple(f"n{index + 1}" for index in range(count))
         self.conf = base / "slurm.conf"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
@@ -210,7 +211,13 @@ class SlurmCluster:
     def _write(self) -> None:
         host = socket.gethostname().split(".")[0]
         controller, *ports = _free_ports(1 + len(self.nodes))
-        text = _CONF.format(host=host, port=controller, munge=self.base / "munge.socket", base=self.base)
+        text = _CONF.format(
+            host=host,
+            port=controller,
+            munge=self.base / "munge.socket",
+            base=self.base,
+            kill_wait_s=self._kill_wait_s,
+        )
         for node, port in zip(self.nodes, ports, strict=True):
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             text += "CPUs=2 RealMemory=4000 Gres=gpu:2\n"
@@ -227,11 +234,11 @@ class SlurmCluster:
 
 
 @contextmanager
-def cluster(count: int = 4) -> Iterator[SlurmCluster]:
-    """One for as long as the context lasts."""
+def cluster(count: int = 4, *, kill_wait_s: int = 2) -> Iterator[SlurmCluster]:
+    """One for as long as the context lasts. ``kill_wait_s``: from the SIGTERM of a job's end to its SIGKILL."""
     base = Path(tempfile.mkdtemp(prefix="chaos-slurm-", dir="/tmp"))
     base.chmod(0o755)
-    found = SlurmCluster(base, count)
+    found = SlurmCluster(base, count, kill_wait_s)
     try:
         found.begin()
         yield found

@@ -149,6 +149,7 @@ def without(slurm: SlurmCluster, node: str) -> Iterator[None]:
         slurm.until(lambda: slurm.states()[node].split("+")[0] != "DOWN", f"{node} to be back", 20.0)
 
 
+@pytest.mark.soak
 def test_a_lost_node_begins_anew_on_a_host_that_waits(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2, hosts=3)
     other, first = run.start(0), run.start(1)
@@ -165,23 +166,29 @@ def test_a_lost_node_begins_anew_on_a_host_that_waits(begin: Begin, slurm: Slurm
         assert run.platform.close() == ()
 
 
+@pytest.mark.soak
 def test_slurm_tells_a_lost_node_from_a_silent_one(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2)
     facts = run.start(1)
     with without(slurm, str(facts["node"])):
         why = run.until_gone(1, 20.0)
-        assert why.startswith((f"Slurm says that {facts['node']} is DOWN", f"Slurm has lost {facts['node']}"))
+        host = facts["node"]
+        assert why.startswith(
+            (f"Slurm says that {host} is DOWN", f"Slurm has lost {host}", f"{host} runs nothing")
+        )
         assert not run.platform.replaceable(1)
         with pytest.raises(InfrastructureError, match="has no host left"):
             run.platform.start(1, ["true"], {})
 
 
+@pytest.mark.soak
 def test_a_node_is_drained_only_where_the_user_allows_it(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=1)
     assert run.platform.drain(0, "it trains slowly") is None
     assert not any("DRAIN" in state for state in slurm.states().values())
 
 
+@pytest.mark.soak
 def test_a_drained_node_works_on_and_slurm_knows_the_reason(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=1, drain=True)
     facts = run.start(0)
@@ -196,6 +203,18 @@ def test_a_drained_node_works_on_and_slurm_knows_the_reason(begin: Begin, slurm:
         slurm.run("scontrol", "update", f"nodename={host}", "state=resume")
 
 
+@pytest.mark.soak
+def test_a_host_that_is_given_up_is_drained_where_that_is_allowed(begin: Begin, slurm: SlurmCluster) -> None:
+    run = begin(nodes=1, hosts=2, drain=True)
+    first = str(run.start(0)["node"])
+    try:
+        assert run.start(0)["node"] != first  # its step still runs: whoever begins it anew has given it up
+        assert "chaos: its agent fell silent during a run" in slurm.run("scontrol", "show", "node", first)
+    finally:
+        slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
+
+
+@pytest.mark.soak
 def test_preemption_reaches_the_agents_as_a_signal(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2)
     facts = [run.start(node) for node in (0, 1)]
@@ -205,6 +224,7 @@ def test_preemption_reaches_the_agents_as_a_signal(begin: Begin, slurm: SlurmClu
     assert all(map(alive, facts))
 
 
+@pytest.mark.soak
 def test_an_allocation_that_ends_takes_all_nodes_and_says_so(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2)
     facts = [run.start(node) for node in (0, 1)]
@@ -216,6 +236,7 @@ def test_an_allocation_that_ends_takes_all_nodes_and_says_so(begin: Begin, slurm
         run.platform.start(0, ["true"], {})
 
 
+@pytest.mark.soak
 def test_agents_work_on_while_the_controller_is_away(
     begin: Begin, slurm: SlurmCluster, tmp_path: Path
 ) -> None:

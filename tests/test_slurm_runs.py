@@ -17,7 +17,7 @@ from slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 from chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
 from harness.processes import environment_has, since, start_time
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
 ROOT = Path(__file__).resolve().parent.parent
 SPARE_NODE = "scenarios/nodes/lost-node-spare-node.yaml"
@@ -30,7 +30,7 @@ def slurm() -> Iterator[SlurmCluster]:
     reason = lacking()
     if reason:
         skip_or_fail(reason)
-    with cluster(4) as found:
+    with cluster(4, kill_wait_s=15) as found:
         yield found
 
 

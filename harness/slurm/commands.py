@@ -150,7 +150,8 @@ class Commands:
         except ControllerSilent as error:
             self.nodes([host])  # raises where it is the controller that does not answer
             return error.why
-        return last_line(ran.err) if ran.code and any(word in ran.err for word in UNREACHABLE) else ""
+        telling = [line for line in ran.err.splitlines() if any(word in line for word in UNREACHABLE)]
+        return telling[0] if ran.code and telling else ""
 
     def drain(self, node: str, reason: str) -> None:
         """Have Slurm place nobody on a node any more. Raises InfrastructureError, as for a user who may not."""

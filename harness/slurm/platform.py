@@ -190,8 +190,13 @@ class SlurmPlatform:
         return host not in self._bad and self._watch.usable(host)
 
     def _move(self, node: int) -> None:
-        """Give a node a host that waits; the one it had waits from now on, last."""
+        """Give a node a host that waits; the one it had waits from now on, last, and is drained if that is allowed and
+        Slurm itself sees nothing wrong with it."""
         for host in [host for host in self._free if self._usable(host)][:1]:
+            state = self._watch.state(self._hosts[node])
+            if state is None or not state.lost:
+                said = self.drain(node, "its agent fell silent during a run")
+                print(said or "", end="\n" if said else "", file=sys.stderr)
             self._free.remove(host)
             self._free.append(self._hosts[node])
             self._hosts[node] = host

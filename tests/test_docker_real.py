@@ -25,6 +25,7 @@ from chaos.errors import InfrastructureError
 from chaos.fault import Need
 from harness import heal, processes
 from harness.containers.engine import connect
+from harness.containers.image import software
 from harness.containers.platform import DockerPlatform, Settings
 from harness.containers.undo import RemoveContainers
 from harness.ledger import Ledger, read_open
@@ -204,6 +205,16 @@ def test_an_image_that_cannot_be_used(engine: Any, tmp_path: Path, says: Any, co
         engine.images.remove(name, force=True)
     assert found.value.hint
     assert read_open(tmp_path / "run" / "ledger.jsonl") == []
+
+
+def test_an_image_of_the_user_with_its_own_python(engine: Any, tmp_path: Path) -> None:
+    name = image_of(engine, secrets.token_hex(4), {})
+    mounts = [place for place in software() if place not in ("/bin", "/lib", "/lib64", "/sbin")]
+    try:
+        with nodes_of(tmp_path / "run", image=name, python=sys.executable, mounts=mounts) as nodes:
+            assert nodes.start(0) == nodes.platform.address(0)
+    finally:
+        engine.images.remove(name, force=True)
 
 
 def test_an_image_that_is_not_there(engine: Any, tmp_path: Path) -> None:

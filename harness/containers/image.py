@@ -73,9 +73,11 @@ def host_image(client: Any) -> Image:
     )  # fmt: skip
 
 
-def user_image(client: Any, name: str, python: str, *, labels: Mapping[str, str]) -> Image:
-    """An image that the user names. Raises InfrastructureError when it is not here, lacks Python or our package, or has
-    another torch. ``labels``: of the container that finds this out."""
+def user_image(
+    client: Any, name: str, python: str, *, mounts: Sequence[str], labels: Mapping[str, str]
+) -> Image:
+    """An image that the user names; its Python may lie in one of the ``mounts``. Raises InfrastructureError when it is
+    not here, lacks Python or our package, or has another torch. ``labels``: of the container that finds this out."""
     from docker.errors import ImageNotFound
 
     with asking(f"look for the image {name}"):
@@ -86,8 +88,13 @@ def user_image(client: Any, name: str, python: str, *, labels: Mapping[str, str]
                 f"the image {name} is not on this machine",
                 hint=f"docker pull {name}, or leave the parameter image out: then the nodes run this machine's Python",
             ) from error
-    refuse_different(name, _versions(client, name, str(image.id), python, labels))
+    refuse_different(name, _versions(client, image, name, python, mounts, labels))
     return Image(id=str(image.id), python=python)
+
+
+def bound(places: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Directories of this machine that appear in a container at the same place, read-only, as the engine takes them."""
+    return {place: {"bind": place, "mode": "ro"} for place in places}
 
 
 def refuse_different(name: str, found: Mapping[str, str]) -> None:
@@ -185,12 +192,19 @@ def _accounts() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def _versions(client: Any, name: str, image: str, python: str, labels: Mapping[str, str]) -> dict[str, str]:
+def _versions(
+    client: Any, image: Any, name: str, python: str, mounts: Sequence[str], labels: Mapping[str, str]
+) -> dict[str, str]:
     """What a container of the image says of its software."""
     hint = "build an image with Python and this package, or name its Python with the parameter python"
     with asking(f"run {python} of the image {name}", hint=hint):
         container = client.containers.create(
-            image, entrypoint=[python], command=["-c", _PROBE], labels=dict(labels), network_mode="none"
+            image.id,
+            entrypoint=[python],
+            command=["-c", _PROBE],
+            labels=dict(labels),
+            network_mode="none",
+            volumes=bound(mounts),
         )
         container.start()
         code = container.wait(timeout=PROBE_LIMIT_S)["StatusCode"]

@@ -29,7 +29,7 @@ from harness.containers.engine import (
     connect,
     engine_url,
 )
-from harness.containers.image import Image, host_image, user_image
+from harness.containers.image import Image, bound, host_image, user_image
 from harness.containers.inside import ByEngine, ByNamespace, may_enter
 from harness.containers.links import BY_QUEUE, NodeLinks, Place
 from harness.containers.machines import PERIOD_US, ContainerMachines
@@ -256,7 +256,9 @@ class DockerPlatform:
     def _find_image(self) -> Image:
         name = self._settings.image
         if name:
-            found = user_image(self.client, name, self._settings.python, labels=self._labels)
+            found = user_image(
+                self.client, name, self._settings.python, mounts=self._settings.mounts, labels=self._labels
+            )
         else:
             found = host_image(self.client)
         return replace(found, binds=[*found.binds, *self._settings.mounts])
@@ -267,7 +269,7 @@ class DockerPlatform:
         from docker.types import Ulimit
 
         settings, image, root = self._settings, self._image, str(self._root)
-        binds = {place: {"bind": place, "mode": "ro"} for place in image.binds}
+        binds = bound(image.binds)
         binds[root] = {"bind": root, "mode": f"rw,{PROPAGATION}" if self._shared else "rw"}
         return {
             "image": image.id, "entrypoint": [image.python], "command": list(command[1:]), "name": name,

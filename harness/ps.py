@@ -29,7 +29,8 @@ STATES = {
 
 
 class Process(BaseModel):
-    """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that holds none."""
+    """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that holds none;
+    ``node``: None where there are no nodes, or it is none of theirs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,6 +39,7 @@ class Process(BaseModel):
     rank: int | None
     state: str
     memory_mib: int
+    node: int | None = None
 
 
 class Run(BaseModel):
@@ -78,9 +80,9 @@ def _look(run: RunDirectory) -> Run | None:
     if not holder.here:
         state = "elsewhere"
     arm = _newest_arm(run)
-    names, members, step = _progress(run, arm)
+    names, members, step, nodes = _progress(run, arm)
     ours = KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
-    rows = [_process(pid, names.get(pid, ""), members) for pid, _ in ours]
+    rows = [_process(pid, names.get(pid, ""), members, nodes) for pid, _ in ours]
     return Run(
         run=run.root, scenario=run.root.parent.name, state=state, pid=holder.pid,
         since=datetime.fromtimestamp(holder.since_ns / 1e9, UTC).isoformat(timespec="seconds"),
@@ -101,10 +103,16 @@ def _lines(run: Run) -> list[str]:
         found.append(f"  {'PID':>9}  {'RANK':>4}  {'MEMORY':>9}  {'STATE':<9} PROCESS")
     for row in run.processes:
         rank = "" if row.rank is None else str(row.rank)
-        found.append(f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9} {row.name}")
+        found.append(
+            f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9} {row.name}{_on(row)}"
+        )
     found += [f"  container: {each}" for each in run.containers]
     found += [f"  to undo: {what}" for what in run.to_undo]
     return found + ([f"  heal it: chaos heal {run.run}"] if run.state == "dead" else [])
+
+
+def _on(row: Process) -> str:
+    return "" if row.node is None else f" on node {row.node}"
 
 
 def _to_undo(run: RunDirectory) -> tuple[str, ...]:
@@ -123,10 +131,11 @@ def _containers(run: RunDirectory) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _process(pid: int, name: str, members: list[str]) -> Process:
+def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> Process:
     return Process(
         pid=pid, name=name or _command(pid), rank=members.index(name) if name in members else None,
         state=STATES.get(processes.state(pid), "ending"), memory_mib=processes.memory_bytes(pid) >> 20,
+        node=nodes.get(name),
     )  # fmt: skip
 
 
@@ -148,20 +157,23 @@ def _newest_arm(run: RunDirectory) -> str:
     return max(written, key=lambda arm: written[arm], default="")
 
 
-def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], int]:
-    """Of an arm: the names by pid, the members of its present generation, and the last step committed."""
+def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], int, dict[str, int]]:
+    """Of an arm: the names by pid, the members of its present generation, the last step committed, and nodes by name
+    where there is more than one."""
     names: dict[int, str] = {}
     members: list[str] = []
+    nodes: dict[str, int] = {}
     step = 0
     for path in sorted(run.events(arm).glob("*.jsonl")) if arm else ():
         for event in _events(path, whole=path.stem == ORCHESTRATOR):
             if event.kind is Kind.PROCESS_SPAWNED:
                 names[event.data["pid"]] = event.data["process"]
+                nodes[event.data["process"]] = event.data.get("node") or 0
             elif event.kind is Kind.GENERATION_STARTED:
                 members = list(event.data["members"])
             elif event.kind in (Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
                 step = max(step, event.step or 0)
-    return names, members, step
+    return names, members, step, nodes if len(set(nodes.values())) > 1 else {}
 
 
 def _events(path: Path, *, whole: bool) -> list[Event]:

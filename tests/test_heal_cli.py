@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
+from chaos.events import ORCHESTRATOR, EventWriter, Kind
 from harness import live, processes
 from harness.ledger import Ledger, read_open
 from harness.rundir import RunDirectory
@@ -183,6 +184,20 @@ def test_ps_lists_the_processes_of_a_live_run(
     (one,) = json.loads(chaos("ps", "--runs", dead.root.parents[1], "--format", "json")[1])
     assert one["state"] == "live" and [row["pid"] for row in one["processes"]] == [marked.pid]
     assert one["to_undo"] == []
+
+
+@pytest.mark.parametrize(("other", "text"), [(1, "w0 on node 1"), (0, "w0")], ids=["nodes", "one node"])
+def test_ps_says_on_which_node(
+    chaos: Chaos, dead: RunDirectory, marked: subprocess.Popen[bytes], other: int, text: str
+) -> None:
+    dead.make_arm("arm")
+    log = EventWriter(dead.events("arm"), ORCHESTRATOR, lambda: 1)
+    about = {"role": "worker", "mode": "warm"}
+    log.write(Kind.PROCESS_SPAWNED, process="w1", pid=1, node=0, **about)
+    log.write(Kind.PROCESS_SPAWNED, process="w0", pid=marked.pid, node=other, **about)
+    log.close()
+    line = chaos("ps", "--runs", dead.root.parents[1])[1].splitlines()[3]
+    assert line.split()[-len(text.split()) :] == text.split()
 
 
 def test_ps_names_python_processes_by_their_module(chaos: Chaos, dead: RunDirectory) -> None:

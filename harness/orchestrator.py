@@ -262,11 +262,13 @@ class Orchestrator:
         """Wait until every process is reaped and its exit recorded, killing what does not end by itself."""
         for name in self._roster.there() if not self.controller.done else ():
             self.kill(name)
+        # A job that broke is nobody's to supervise any more: whoever did would answer each end with a new process.
+        hear = self._hear if self.controller.done else self._note_exit
         deadline = self.now_ns() + int(DRAIN_LIMIT_S * 1e9)
         while self._roster.there() and self.now_ns() < deadline:
             for report in self.cluster.wait(TICK_S):
                 if isinstance(report, Exited):
-                    self._hear(report)
+                    hear(report)
         self._keeping.end()
 
     # ---- Hands and Scene

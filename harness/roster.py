@@ -11,8 +11,6 @@ from harness.launcher import Cluster, Exited, Leftovers
 from harness.placement import Placement
 from harness.scene import Scene
 
-MAX_PLACES = 16  # tried for one process, when nodes are lost faster than it can be started
-
 
 class Roster:
     """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it was."""
@@ -52,8 +50,11 @@ class Roster:
 
     def _start(self, name: str, role: str, mode: str) -> tuple[int, int, str]:
         why = "no node has a device that it may use"
-        for _ in range(MAX_PLACES):
-            usable = [node for node in self._cluster.usable() if self._board.takes(node)]
+        failed: set[int] = set()
+        while True:
+            usable = [
+                node for node in self._cluster.usable() if self._board.takes(node) and node not in failed
+            ]
             if not usable:
                 break
             node = self._placement.place(name, role, self.living(), usable)
@@ -61,7 +62,8 @@ class Roster:
             try:
                 return self._cluster.spawn(name, role, mode, device, node), node, device
             except ConnectionError as error:
-                why = str(error)  # it was lost just now
+                why = str(error)
+                failed.add(node)
         raise InfrastructureError(
             f"no node is left that {name} can start on: {why}", hint="give the run more nodes, or a spare one"
         )

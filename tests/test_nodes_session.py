@@ -356,7 +356,7 @@ def info_of(node: int, *devices: str) -> NodeInfo:
     """A node that is there."""
     return NodeInfo(
         node=node, host="h", boot="b", address="127.0.0.1", devices=devices, incarnation="i", versions={},
-        connected=True, lost="", offset_ns=None, bound_ns=None,
+        connected=True, silent_s=0.0, lost="", offset_ns=None, bound_ns=None,
     )  # fmt: skip
 
 

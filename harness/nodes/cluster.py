@@ -26,6 +26,7 @@ from harness.undoing import Undo
 from recovery.jobconfig import Net
 from recovery.local import start_store
 from recovery.marks import Mark
+from recovery.nodes.agent import QUIET_BEAT_S
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.fleet import FleetReport, NodeGone
 from recovery.nodes.remains import gather
@@ -33,6 +34,9 @@ from recovery.wire import Message
 
 if TYPE_CHECKING:
     from harness.nodes.session import NodesSession
+
+
+QUIET_S = 2 * QUIET_BEAT_S
 
 
 class NodesCluster:
@@ -88,9 +92,13 @@ class NodesCluster:
         return self._places[node]
 
     def usable(self) -> list[int]:
-        """Nodes whose agents are there."""
+        """Nodes whose agents are there and say so: whoever asked another to start a process would wait for it."""
         known = self._fleet.nodes()
-        return [node for node in self._nodes if known[node].connected and not known[node].lost]
+        return [
+            node
+            for node in self._nodes
+            if known[node].connected and not known[node].lost and known[node].silent_s < QUIET_S
+        ]
 
     def news(self) -> list[NodeNews]:
         """See harness.launcher.Cluster."""

@@ -14,9 +14,9 @@ MAX_KEPT = 20_000  # messages that wait for one agent
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """One node. ``connected``: its agent is, now; ``lost``: why it was given up, "" while it was not; ``offset_ns``,
-    ``bound_ns``: its monotonic clock minus ours, and how far that can be off (None: not measured yet); the rest as its
-    agent said."""
+    """One node. ``connected``: its agent is, now; ``silent_s``: for how long we listened and heard
+    nothing; ``lost``: why it was given up, "" while it was not; ``offset_ns``, ``bound_ns``: its monotonic clock minus
+    ours, and how far that can be off (None: not measured yet); the rest as its agent said."""
 
     node: int
     host: str
@@ -26,6 +26,7 @@ class NodeInfo:
     incarnation: str
     versions: dict[str, str]
     connected: bool
+    silent_s: float
     lost: str
     offset_ns: int | None
     bound_ns: int | None
@@ -102,12 +103,13 @@ class Berth:
     cleared: dict[int, str] | None = None
     traffic: tuple[int, int] = (0, 0)
 
-    def info(self, now_ns: int) -> NodeInfo:
-        """For everybody else."""
+    def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
+        """For everybody else. ``heard_ns``: when we listened last."""
         hello, offset = self.hello, self.clock.offset(now_ns)
         return NodeInfo(
             node=self.node, host=hello.host, boot=hello.boot, address=hello.address, devices=hello.devices,
             incarnation=hello.incarnation, versions=dict(hello.versions), connected=self.link is not None,
+            silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
             lost=self.lost, offset_ns=offset.offset_ns if offset else None,
             bound_ns=offset.bound_ns if offset else None,
         )  # fmt: skip

@@ -126,9 +126,13 @@ class Fleet(Harbour):
         return self._processes[name].mark
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on the process as last heard of, X when gone."""
+        """The kernel's word on the process as last heard of, X when gone; "?" once its node is silent: what was true
+        then says nothing about now."""
         process = self._processes[name]
-        return "X" if process.gone else process.state
+        if process.gone:
+            return "X"
+        silent_ns = self._turned_ns - self._berths[process.node].silent_ns
+        return process.state if silent_ns < self._limits.silence_s * 1e9 else "?"
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come

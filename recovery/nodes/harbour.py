@@ -113,7 +113,9 @@ class Harbour:
     def nodes(self) -> Mapping[int, NodeInfo]:
         """Every node that an agent ever came for."""
         now_ns = self._clock_ns()
-        return {node: berth.info(now_ns) for node, berth in sorted(self._berths.items())}
+        return {
+            node: berth.info(now_ns, heard_ns=self._turned_ns) for node, berth in sorted(self._berths.items())
+        }
 
     def traffic(self) -> Mapping[int, tuple[int, int]]:
         """Bytes sent to each node's agent and received from it."""
@@ -287,7 +289,7 @@ class Harbour:
         berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
         self._berths[hello.node] = berth
         link.put(protocol.Welcome(epoch=self._epoch, fresh=True))
-        self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns)))
+        self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
 
     def _fence(self, berth: Berth) -> None:
         if berth.link is not None:

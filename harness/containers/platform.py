@@ -95,6 +95,7 @@ class DockerPlatform:
         self._records = [wanted.will(undo) for undo in self._undo]
         self._ledger = Ledger(wanted.run.ledger)
         self._nodes: dict[int, Started] = {}
+        self._lives: dict[int, int] = {}
         self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
         self._root = wanted.run.root.resolve()
         self._shared: SharedDirectory | None = None
@@ -193,19 +194,22 @@ class DockerPlatform:
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """A container; the one before is removed."""
         with self._lock:
-            before = self._nodes.get(node)
-        life = 1
+            before = self._nodes.pop(node, None)
+            life = self._lives[node] = self._lives.get(node, 0) + 1
         if before is not None:
-            life = before.life + 1
             self._keep_output(node, before)
-            with asking(f"remove the lost node {before.container.name}"):
-                before.container.remove(force=True, v=True)
             _close(before)
+            with asking(f"remove the lost node {before.container.name}"):
+                _remove(before.container)
         name = f"{self.name}-n{node}"
         with asking(f"start node {node} as {name}"):
             made = self.client.containers.create(**self._container(node, name, command, environment))
-            made.start()
-            made.reload()
+            try:
+                made.start()
+                made.reload()
+            except BaseException:
+                _remove(made)  # its name is wanted when it is tried again
+                raise
         pid = int(made.attrs["State"]["Pid"])
         pidfd = _hold(pid, str(made.id))
         found = Started(
@@ -224,7 +228,7 @@ class DockerPlatform:
         with self._lock:
             found = self._nodes.get(node)
         if found is None:
-            return "it was never started"
+            return "it has no container"
         if not _ended(found):
             return None
         if time.monotonic() - found.at_s < SETTLING_S:
@@ -296,7 +300,7 @@ class DockerPlatform:
         with self._lock:
             found = self._nodes.get(node)
         if found is None:
-            raise ProcessLookupError(f"node {node} was not started")
+            raise ProcessLookupError(f"node {node} has no container")
         return found
 
     def _last_words(self, found: Started) -> str:
@@ -359,6 +363,14 @@ def _ended(found: Started) -> bool:
     except InfrastructureError:
         return False  # the engine is away; its containers may well live
     return found.container.status in ("exited", "dead", "removing")
+
+
+def _remove(container: Any) -> None:
+    """Kill and remove it, unless somebody else has."""
+    from docker.errors import NotFound
+
+    with contextlib.suppress(NotFound):
+        container.remove(force=True, v=True)
 
 
 def _close(found: Started) -> None:

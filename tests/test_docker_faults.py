@@ -200,12 +200,12 @@ def test_a_quota_holds_and_the_kernel_counts_the_waiting(nodes: Nodes) -> None:
     machines = nodes.platform.machines
     assert machines is not None
     before = machines.seen(0)["throttled"]
-    machines.limit_cores(0, 0.2)
-    assert burned(nodes, 0) <= 0.2 * 1.25
+    machines.limit_cores(0, 0.05)  # less than it gets beside whatever else runs on this machine
+    assert burned(nodes, 0) <= 0.1
     assert machines.seen(0)["throttled"] > before
     for _ in range(2):
         machines.limit_cores(0, None)
-    assert nodes.platform.container(0).attrs["HostConfig"]["CpuQuota"] != 20_000
+    assert nodes.platform.container(0).attrs["HostConfig"]["CpuQuota"] != 5_000
 
 
 def test_who_takes_more_memory_than_a_node_has_is_killed_and_nobody_else(nodes: Nodes) -> None:

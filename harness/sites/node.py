@@ -138,6 +138,6 @@ def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """In how many periods the kernel kept them waiting for a processor."""
-    kept = sum(scene.groups.throttled(name) for name in names) if scene.groups is not None else 0
+    """In how many periods the kernel kept one of them waiting for a processor."""
+    kept = max(map(scene.groups.throttled, names), default=0) if scene.groups is not None else 0
     return {"throttled": kept} if kept else None

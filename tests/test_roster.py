@@ -1,0 +1,201 @@
+"""Processes of an arm that are placed while nodes are lost, and keepers of nodes that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.errors import InfrastructureError
+from chaos.events import Kind
+from chaos.topology import Topology
+from harness.launcher import Exited, Leftovers
+from harness.roster import Roster
+from recovery.local import Report, Said
+from recovery.memory.keeper import TOPIC, KeeperConfig
+from recovery.memory.keepers import Keepers, Started
+from recovery.wire import Extra, Message
+
+
+class FakeNodes:
+    """A cluster of two nodes, some of which refuse to start anything."""
+
+    def __init__(self) -> None:
+        self.there: Collection[int] = (0, 1)
+        self.refuses: set[int] = set()
+        self.started: list[tuple[str, int, str]] = []
+
+    def usable(self) -> Collection[int]:
+        return self.there
+
+    def places_on(self, node: int) -> Sequence[str]:
+        return [f"cpu:0@n{node}"]
+
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int) -> int:
+        if node in self.refuses:
+            raise ConnectionError(f"node {node}: the power failed")
+        self.started.append((name, node, device))
+        return 100 + len(self.started)
+
+    def undo(self, name: str, pid: int) -> None:
+        return None
+
+
+@pytest.fixture
+def nodes() -> FakeNodes:
+    return FakeNodes()
+
+
+@pytest.fixture
+def record() -> list[tuple[Kind, dict[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def roster(nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]) -> Roster:
+    scenario = SimpleNamespace(topology=Topology(ranks=2, nodes=2))
+    setup = SimpleNamespace(id="arm", cell=SimpleNamespace(scenario=scenario))
+    scene: Any = SimpleNamespace(
+        setup=setup, ledger=None, record=lambda kind, **data: record.append((kind, data))
+    )
+    cluster: Any = nodes
+    return Roster(scene, cluster, spares=0)
+
+
+def test_a_process_whose_node_is_lost_as_it_starts_begins_on_another(
+    roster: Roster, nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]
+) -> None:
+    nodes.refuses = {0}
+    assert roster.spawn("worker", "warm") == "w0"
+    assert nodes.started == [("w0", 1, "cpu:0@n1")]
+    assert roster.node_of("w0") == 1 and roster.on_node(1) == ["w0"] and roster.on_node(0) == []
+    ((kind, data),) = record
+    assert kind is Kind.PROCESS_SPAWNED
+    assert (data["node"], data["device"], data["pid"]) == (1, "cpu:0@n1", 101)
+
+
+def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: FakeNodes) -> None:
+    nodes.refuses = {0, 1}
+    with pytest.raises(
+        InfrastructureError, match="no node is left that w0 can start on: node 1: the power failed"
+    ):
+        roster.spawn("worker", "warm")
+    nodes.there = ()
+    with pytest.raises(InfrastructureError, match="no node has a device"):
+        roster.spawn("worker", "warm")
+
+
+def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: FakeNodes) -> None:
+    assert [roster.spawn("worker", "warm") for _ in range(2)] == ["w0", "w1"]
+    roster.refuse_device("w0")
+    roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=1))
+    roster.spawn("spare", "warm")
+    assert nodes.started[-1] == ("s2", 1, "cpu:0@n1")
+    assert roster.there() == ["w1", "s2"] and roster.gone("w0")
+    roster.asked_ns["w1"] = 5
+    assert roster.living() == ["s2"]
+    roster.ended(Leftovers(processes=[], ports=[], shared_memory=[]))
+
+
+# ---- keepers
+
+
+class FakeHousing:
+    """Keepers that say their port as soon as they are started. ``lost``: nodes that take nobody."""
+
+    def __init__(self) -> None:
+        self.lost: set[int] = set()
+        self.vanishes: set[int] = set()  # lost in the very moment
+        self.started: list[KeeperConfig] = []
+        self.told: list[tuple[str, Message]] = []
+        self.reports: list[Report] = []
+
+    def takes(self, node: int) -> bool:
+        return node not in self.lost
+
+    def address(self, node: int) -> str:
+        return f"10.0.0.{node}"
+
+    def start(self, process: str, config: KeeperConfig) -> int:
+        if config.node in self.vanishes:
+            raise ConnectionError("gone")
+        self.started.append(config)
+        payload = {"port": 1000 + len(self.started)}
+        self.reports.append(Said(process=process, message=Extra(topic=TOPIC, payload=payload)))
+        return len(self.started)
+
+    def alive(self, process: str) -> bool:
+        return False
+
+    def send(self, process: str, message: Message) -> bool:
+        self.told.append((process, message))
+        return True
+
+    def signal(self, process: str, signum: int) -> None:
+        """They are gone at once."""
+
+    def os_state(self, process: str) -> str:
+        return "R"
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        reports, self.reports = self.reports, []
+        return reports
+
+    def close(self) -> dict[int, str]:
+        return {}
+
+
+def keepers_of(housing: FakeHousing) -> Keepers:
+    return Keepers(housing, job="job", nodes=2, limit_bytes=1, replicate=True)
+
+
+def lose(housing: FakeHousing, process: str) -> None:
+    housing.reports.append(Exited(process=process, exit_code=None, signal=9, time_ns=1))
+
+
+def starts(keepers: Keepers) -> list[tuple[str, int]]:
+    return [(news.process, news.node) for news in keepers.look() if isinstance(news, Started)]
+
+
+def test_keepers_listen_at_their_nodes_addresses_and_know_each_other_by_them() -> None:
+    housing = FakeHousing()
+    keepers = keepers_of(housing)
+    assert starts(keepers) == [("k0", 0), ("k1", 1)]
+    assert [config.host for config in housing.started] == ["10.0.0.0", "10.0.0.1"]
+    peers = {name: message.payload["peers"] for name, message in housing.told if isinstance(message, Extra)}
+    assert peers == {"k0": {"1": ["10.0.0.1", 1002]}, "k1": {"0": ["10.0.0.0", 1001]}}
+
+
+@pytest.mark.parametrize("how", ["lost", "vanishes"])
+def test_a_lost_node_lacks_a_keeper_until_it_is_back(how: str) -> None:
+    housing = FakeHousing()
+    keepers = keepers_of(housing)
+    keepers.look()
+    getattr(housing, how).add(1)
+    lose(housing, "k1")
+    assert starts(keepers) == [] and starts(keepers) == []
+    getattr(housing, how).clear()
+    ((name, node),) = starts(keepers)
+    assert node == 1 and keepers.keeper_of(1) == name
+    assert starts(keepers) == []
+
+
+def test_nobody_follows_a_keeper_once_they_are_ended() -> None:
+    housing = FakeHousing()
+    keepers = keepers_of(housing)
+    keepers.look()
+    housing.lost.add(1)
+    lose(housing, "k1")
+    keepers.look()
+    keepers.end(limit_s=0.1)
+    housing.lost.clear()
+    assert starts(keepers) == []
+
+
+def test_a_node_that_is_lost_before_its_first_keeper_ends_the_beginning_in_words() -> None:
+    housing = FakeHousing()
+    housing.vanishes.add(1)
+    with pytest.raises(InfrastructureError, match="node 1 was lost before its keeper had started"):
+        keepers_of(housing)

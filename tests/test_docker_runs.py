@@ -72,6 +72,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(engine: Any,
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(INTERRUPTIONS * (LATEST_S + LIMIT_S))
 def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
     draw, runs, pause = random.Random(7), tmp_path / "runs", Event()
     path = scenario(tmp_path, steps=1_000_000)

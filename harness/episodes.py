@@ -159,7 +159,7 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
                 continue
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
             due = [failure for failure in left if start <= failure.time_ns < end]
-            found = [f for f in due if _explains(episode, f)] if direct else due[:1]
+            found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
                 paired[index] = found
@@ -170,6 +170,14 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
         else episode
         for index, episode in enumerate(episodes)
     ]
+
+
+def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
+    """The first failure after an episode that hit no process by name, and those of its generation at the ends of its
+    links: who is cut off from its supervisor too does not leave what is aborted."""
+    ends = episode.target.get("processes")
+    hit = set(ends.values()) if isinstance(ends, dict) else set()
+    return due[:1] + [f for f in due[1:] if f.generation == due[0].generation and f.data["process"] in hit]
 
 
 def _explains(episode: Episode, failure: Event) -> bool:

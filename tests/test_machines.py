@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from chaos import plugins
+from chaos.events import Event, Kind
 from chaos.fault import Fault, Fidelity, Need
 from chaos.listing import fault_entry
 from chaos.schedule import PlannedFault
 from chaos.targets import LinkShape
 from chaos.topology import Topology
+from harness.episodes import Episode, _first_of
 from harness.launchers.docker import Docker
 from harness.launchers.local import Local
 from harness.nodes.by_process import GroupsByNode, LinksByNode
@@ -259,3 +261,21 @@ def test_links_are_real_where_the_kernel_has_them() -> None:
     assert throttle(mbit_per_s=1, method="links").acts(cuda=False, real=real) is Fidelity.REAL
     assert throttle(mbit_per_s=1).acts(cuda=False, real=real) is Fidelity.EMULATED
     assert KINDS["node-isolate"](control="cut").wants() - Local.offers == {Need.MACHINES}
+
+
+def test_ranks_cut_off_with_their_supervisor_are_one_incident() -> None:
+    cut = Episode(
+        fault="f", kind="node-isolate", occurrence=0, process=None, rank=None, planned=None, injected=None,
+        landed=None, failed=None, healed=None, failure=None,
+        target={"links": [[2, 0]], "processes": {"0": "w0", "2": "w2", "3": "w3"}},
+    )  # fmt: skip
+    first, second, later = hung("w2", 1), hung("w3", 1), hung("w3", 2)
+    assert _first_of(cut, [first, second, hung("w1", 1), later]) == [first, second]
+    assert _first_of(cut, []) == []
+
+
+def hung(process: str, generation: int) -> Event:
+    data = {"failure": 1, "cause": "hang", "process": process, "rank": 1, "detail": "did not leave"}
+    return Event(
+        kind=Kind.FAILURE_DETECTED, actor="orchestrator", seq=0, time_ns=1, generation=generation, step=None, data=data
+    )  # fmt: skip

@@ -29,7 +29,7 @@ class Placement:
     def place(self, process: str, role: str, living: Collection[str], usable: Collection[int]) -> int:
         """The node of a process about to start. ``living``: those that are not gone and not about to go; ``usable``:
         nodes that take processes now, at least one. Asked again for one that could not be started."""
-        first = self._first.get(role, [])
+        first = self._first.get(role, []) if process not in self._node_of else []
         node = first.pop(0) if first else None
         if node is None or node not in usable:
             node = self._best(Counter(self._node_of[n] for n in living if n in self._node_of), sorted(usable))
@@ -37,11 +37,8 @@ class Placement:
         return node
 
     def _best(self, there: Counter[int], usable: list[int]) -> int:
-        for wanted in (self._full, self._room):
-            lacking = [node for node in usable if there[node] < wanted[node]]
-            if lacking:
-                return lacking[0]
-        return min(usable, key=lambda node: (there[node] - self._room[node], node))
+        lacking = [node for node in usable if there[node] < self._full[node]]
+        return lacking[0] if lacking else min(usable, key=lambda node: (there[node] - self._room[node], node))
 
     def node_of(self, process: str) -> int | None:
         """The node a process was placed on."""

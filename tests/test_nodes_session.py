@@ -81,6 +81,8 @@ def begun_twice(platform: FakePlatform, act: Callable[[Renewal], None]) -> list[
             made.await_begun(node, limit_s=LIMIT_S)
         begun.clear()
         act(made)
+        for node in range(2):
+            made.await_begun(node, limit_s=LIMIT_S)
     finally:
         made.close()
     return begun

@@ -380,6 +380,22 @@ def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
     return link, hello
 
 
+def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
+    """A network that was cut for a while would keep the old connection dead for longer than that."""
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pid = yard.spawn("w0", 0)
+    ready(yard, "w0")
+    before = yard.fleet._berths[0].link
+    yard.agents[0].log.write_text("")
+    eventually(lambda: "nothing came for 3 s" in yard.agents[0].said())  # nobody turns here meanwhile
+    yard.until(lambda _: yard.fleet._berths[0].link is not before)
+    yard.await_nodes(0)
+    yard.order("w0", "say")
+    reports = yard.until_kind(Said)
+    assert not any(isinstance(r, NodeLost | Exited) for r in reports) and processes.state(pid) in "RSD"
+
+
 def test_an_agent_that_has_obeyed_a_newer_coordinator_is_turned_away(yard: Yard) -> None:
     with pytest.raises((ConnectionError, TimeoutError)):
         say_hello(yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1"))

@@ -32,6 +32,9 @@ QUIET_BEAT_S = 0.5
 LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
+SILENT_S = (
+    3.0  # the coordinator asks for the time every second; a cut network may keep a connection dead for long
+)
 STRAYS_EVERY_S = 2.0
 
 
@@ -65,7 +68,7 @@ class Agent:
         self._link: Link | None = None
         self._welcome = False
         self._epoch = 0
-        self._away_s = time.monotonic()
+        self._away_s = self._heard_s = time.monotonic()
         self._ended = ""
         self._warned = False
         self._wake, self._waker = os.pipe()
@@ -179,6 +182,8 @@ class Agent:
         if now_s >= self._strays_due_s:
             self._strays_due_s = now_s + STRAYS_EVERY_S
             self._reap_strays()
+        if now_s > self._heard_s + SILENT_S:
+            self._lose(f"nothing came for {SILENT_S:g} s")
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
             self.end(f"the coordinator was away for {self._config.lease_s:g} s")
         if not len(self._post):
@@ -210,6 +215,7 @@ class Agent:
         if link is None:
             return
         self._link = link
+        self._heard_s = time.monotonic()
         config = self._config
         hello = protocol.Hello(
             node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
@@ -222,7 +228,9 @@ class Agent:
         if self._link is None:
             return
         try:
-            for parcel in self._link.take():
+            parcels = self._link.take()
+            self._heard_s = time.monotonic() if parcels else self._heard_s
+            for parcel in parcels:
                 if isinstance(parcel.frame, protocol.Welcome):
                     self._be_welcomed(parcel.frame)
                 elif not self._welcome and not isinstance(parcel.frame, protocol.Fence):

@@ -182,9 +182,15 @@ class Log:
         )
 
     @cached_property
+    def clock_bounds_s(self) -> Mapping[str, float]:
+        """Actor -> how far from the truth the time of any of its events may be; 0 where it shares our clock."""
+        bound = self.clocks.bound_ns
+        return {name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()}
+
+    @property
     def clock_bound_s(self) -> float:
-        """How far from the truth the time of any rank's event may be; 0 where all share one clock."""
-        return max((self.clocks.bound_ns(event) for event in self.events), default=0) / 1e9
+        """How far from the truth the time of any event may be."""
+        return max(self.clock_bounds_s.values(), default=0.0)
 
 
 def read_actor(path: Path) -> ActorLog:

@@ -16,7 +16,7 @@ def nodes_of(log: Log) -> list[NodeResult]:
     A launcher whose nodes are names only says nothing of them but where it put its processes: they are on the host of
     the harness.
     """
-    home, bound = homes(log), log.clocks.bound_ns
+    home, bounds = homes(log), log.clock_bounds_s
     joined = {event.data["node"]: event.data for event in log.of(Kind.NODE_JOINED)}
     if not joined and len(set(home.values())) < 2:
         return []
@@ -26,7 +26,7 @@ def nodes_of(log: Log) -> list[NodeResult]:
             address=str(joined[node]["address"]) if node in joined else "",
             devices=[str(device) for device in joined[node]["devices"]] if node in joined else [],
             processes=[name for name, its in home.items() if its == node], lost=_lost(log, node),
-            clock_bound_s=max((bound(e) for e in log.events if home.get(e.actor) == node), default=0) / NS,
+            clock_bound_s=max((s for name, s in bounds.items() if home.get(name) == node), default=0.0),
         )
         for node in sorted({*joined, *home.values()})
     ]  # fmt: skip

@@ -151,7 +151,7 @@ def test_a_step_is_not_subject_to_the_batch_scripts_own_options() -> None:
     assert step_environment(own, {"CHAOS": "1"}) == {"SLURM_CONF": "/x", "PATH": "/bin", "CHAOS": "1"}
 
 
-RUNNING = "JobId=12 JobState=RUNNING Reason=None\n"
+RUNNING = "JobId=12 JobState=RUNNING Reason=None NodeList=n[1-3]\n"
 NODES = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=DOWN Reason=Not responding [slurm@x]\n"
 
 
@@ -242,12 +242,11 @@ def test_the_facts_of_a_run_name_its_job_and_that_it_was_requeued() -> None:
 def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = "chaos-0123456789abcdef-", "chaos-fedcba9876543210-"
     listed = [f"12.1|n1|{mine}n0.0", f"12.2|n2|{other}n0.0", "12.batch|n1|batch", f"12.3|n2|{mine}n1.0"]
-    fake = FakeSlurm(
-        {
-            "scontrol --oneliner show job 12": RUNNING,
-            "scontrol --oneliner show node": "NodeName=n1 State=IDLE\n",
-        }
-    )
+    shown = {
+        "scontrol --oneliner show job 12": RUNNING,
+        "scontrol --oneliner show node": "NodeName=n1 State=IDLE\n",
+    }
+    fake = FakeSlurm({**HOSTS, **shown})
 
     def run(command: Sequence[str], limit_s: float) -> Ran:
         line = " ".join(command)
@@ -264,6 +263,19 @@ def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) 
     assert listed == [f"12.2|n2|{other}n0.0", "12.batch|n1|batch"]
     again = CancelSteps.of("12", mine).undo()
     assert (again.ok, again.did) == (True, False)
+
+
+def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = "chaos-0123456789abcdef-"
+    answers = {
+        **HOSTS, "squeue": f"12.3|n7|{mine}n1.0", "scancel": Ran(code=1, err="odd"),
+        "scontrol --oneliner show job 12": RUNNING, "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
+    }  # fmt: skip
+    monkeypatch.setattr("harness.slurm.undo.run_command", FakeSlurm(answers))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    outcome = CancelSteps.of("12", mine).undo()
+    assert outcome.ok
+    assert "12.3 is on a node that Slurm has lost" in outcome.text
 
 
 def test_steps_of_a_job_that_is_over_need_no_undoing(monkeypatch: pytest.MonkeyPatch) -> None:

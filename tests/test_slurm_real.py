@@ -102,6 +102,7 @@ def begin(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield begin
     for each in begun:
         each.platform.close()
+        heal.finish(each.run)
         slurm.run("scancel", "--signal=KILL", "--full", each.job, check=False)
         slurm.run("scancel", each.job, check=False)
         slurm.ended(each.job, 20.0)
@@ -145,6 +146,8 @@ def without(slurm: SlurmCluster, node: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # A machine takes longer to start than Slurm to notice; a daemon alone would come back to steps it cannot know.
+        slurm.until(lambda: slurm.states()[node].startswith("DOWN"), f"Slurm to give {node} up", 20.0)
         slurm.start_node(node)
         slurm.until(lambda: slurm.states()[node].split("+")[0] != "DOWN", f"{node} to be back", 20.0)
 

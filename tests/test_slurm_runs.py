@@ -100,6 +100,7 @@ def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(slurm: SlurmClu
         job.ended()
         assert "300 steps" in job.said(), job.said()
     finally:
+        slurm.until(lambda: slurm.states()["n2"].startswith("DOWN"), "Slurm to give n2 up", 20.0)
         slurm.start_node("n2")
 
 

@@ -81,10 +81,12 @@ class NodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why."""
+    """What Slurm says of a job. ``state``: RUNNING, PREEMPTED ...; ``reason``: why; ``nodelist``: that it has now: a
+    node that was lost has left it, and does not come back to it."""
 
     state: str
     reason: str = ""
+    nodelist: str = ""
 
     @property
     def over(self) -> bool:
@@ -120,7 +122,12 @@ class Commands:
             if NO_JOB.search(error.message):
                 return None
             raise
-        return Job(state=rows[0].get("JobState", ""), reason=rows[0].get("Reason", "")) if rows else None
+        if not rows:
+            return None
+        row = rows[0]
+        return Job(
+            state=row.get("JobState", ""), reason=row.get("Reason", ""), nodelist=row.get("NodeList", "")
+        )
 
     def nodes(self, names: Sequence[str]) -> dict[str, NodeState]:
         """States of nodes, by name."""

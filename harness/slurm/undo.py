@@ -15,6 +15,7 @@ from harness.undoing import Outcome, Undo, done, failed, nothing
 
 END_LIMIT_S = 15.0
 LOOK_S = 0.1
+AGAIN_S = 1.0
 
 
 class CancelSteps(Undo):
@@ -44,15 +45,17 @@ class CancelSteps(Undo):
     def _undo(self) -> Outcome:
         slurm = Commands(self._run(), limit_s=ASK_LIMIT_S)
         killed: set[str] = set()
-        deadline = time.monotonic() + END_LIMIT_S
+        deadline, due = time.monotonic() + END_LIMIT_S, 0.0
         try:
             while mine := self._mine(slurm):
-                for step in set(mine) - killed:
-                    slurm.kill(step)
+                if set(mine) - killed or time.monotonic() > due:  # again: a node may come back meanwhile
+                    due = time.monotonic() + AGAIN_S
+                    for step in mine:
+                        slurm.kill(step)
                 killed |= set(mine)
                 if self._on_lost_nodes(slurm, mine):
                     return done(
-                        f"step {', '.join(mine)} is on a node that Slurm has lost: nothing runs there"
+                        f"step {', '.join(mine)} is on a node that Slurm has lost: Slurm ends what is there"
                     )
                 if time.monotonic() > deadline:
                     return failed(f"steps {', '.join(mine)} do not end: scancel {' '.join(mine)}")
@@ -71,8 +74,13 @@ class CancelSteps(Undo):
         return {step.id: step.nodes for step in slurm.steps(self.job) if step.name.startswith(self.names)}
 
     def _on_lost_nodes(self, slurm: Commands, mine: Mapping[str, str]) -> bool:
+        job = slurm.job(self.job)
+        left = slurm.hostnames(job.nodelist) if job is not None and job.nodelist else ()
         states = slurm.nodes(sorted(set(mine.values())))
-        return all(state.lost or "NOT_RESPONDING" in state.flags for state in states.values())
+        return all(
+            state.lost or "NOT_RESPONDING" in state.flags or state.name not in left
+            for state in states.values()
+        )
 
     def _run(self) -> Run:
         """With the run's own configuration, whoever heals."""

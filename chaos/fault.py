@@ -79,13 +79,14 @@ class Landed:
 class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
-    ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a difference
-    (a simulator simulates them all); ``needs``: what the launcher must offer; ``lasting``: needs a duration
-    and a heal; ``may_last``: takes a duration; otherwise it is over when done. ``harmless``: leaves nothing
-    to recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: it fires again at every
-    attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that takes racks; ``role``: the only role it
-    hits, whatever the target says. ``everywhere``: one occurrence acts in all ranks, in those that join later too,
-    until the run ends. ``on_saves``: a RANK fault of the saves, which the first rank alone makes.
+    ``fidelity``: on launchers that run real processes, and ``on_cuda`` where CUDA devices make a difference (a
+    simulator simulates them all); ``needs``: what the launcher must offer, ``may_need``: with some parameters only;
+    ``lasting``: needs a duration and a heal; ``may_last``: takes a duration; otherwise it is over when done.
+    ``harmless``: leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
+    ``relentless``: it fires again at every attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that
+    takes racks; ``role``: the only role it hits, whatever the target says. ``everywhere``: one occurrence acts in all
+    ranks, in those that join later too, until the run ends. ``on_saves``: a RANK fault of the saves, which the first
+    rank alone makes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,6 +95,7 @@ class Fault(BaseModel):
     fidelity: ClassVar[Fidelity] = Fidelity.REAL
     on_cuda: ClassVar[Fidelity | None] = None
     needs: ClassVar[frozenset[Need]] = frozenset()
+    may_need: ClassVar[frozenset[Need]] = frozenset()
     lasting: ClassVar[bool] = False
     may_last: ClassVar[bool] = False
     harmless: ClassVar[bool] = False

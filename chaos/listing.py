@@ -78,6 +78,8 @@ def fault_entry(name: str, kind: type[Fault], launchers: Mapping[str, type[Abili
             columns[launcher] = Fidelity.REAL.value
         else:
             columns[launcher] = kind.fidelity.value
+            if by := sorted(kind.may_need & able.real):
+                columns[launcher] += f" (real by {', '.join(by)})"
             if kind.on_cuda not in (None, kind.fidelity):
                 columns[launcher] += f" ({kind.on_cuda.value} on CUDA)"
     return replace(model_entry(name, kind), columns=columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from chaos.fault import Need
 from chaos.targets import LinkShape
 from harness.containers import links, rules
 from harness.containers.flapping import Flaps
 from harness.containers.links import NodeLinks, Place
 from harness.containers.probes import AT_A_RATE, rate_of
+from harness.launchers.docker import Docker
 
 OPEN = LinkShape()
 LIMIT_S = 10.0
@@ -200,3 +203,20 @@ def test_nothing_to_do_is_said_to_nobody() -> None:
     assert rules.device("eth0", {}, {}, {}) == []
     assert "type filter hook" not in rules.table(rules.Inward())
     assert links.BY_QUEUE != ""
+
+
+def test_a_kernel_without_what_links_need_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "lacks_tools", lambda: None)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(links, "refused", lambda argv, text: "unknown qdisc" if argv[0] == "tc" else "")
+    said = links.lacks_links()
+    assert said is not None and "no rate limit by htb (unknown qdisc): modprobe sch_htb" in said
+    monkeypatch.setattr(links, "refused", lambda argv, text: "")
+    assert links.lacks_links() is None
+    monkeypatch.setattr(links, "lacks_tools", lambda: "nft not installed here: apt-get install nftables")
+    assert "apt-get install" in str(Docker().lacks(Need.LINKS)) and Docker().lacks(Need.NODES) is None
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_a_command_that_is_not_there_is_a_refusal() -> None:
+    assert links.refused(["no-such-command-anywhere"], "")

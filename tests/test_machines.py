@@ -257,6 +257,8 @@ def test_links_are_real_where_the_kernel_has_them() -> None:
     columns = fault_entry("link-delay", KINDS["link-delay"], {"docker": Docker, "local": Local}).columns
     assert (columns["docker"], columns["local"]) == ("real", "emulated")
     throttle = KINDS["link-throttle"]
+    shown = fault_entry("link-throttle", throttle, {"docker": Docker, "local": Local}).columns
+    assert (shown["docker"], shown["local"]) == ("emulated (real by links)", "emulated")
     real = frozenset({Need.LINKS})
     assert throttle(mbit_per_s=1, method="links").acts(cuda=False, real=real) is Fidelity.REAL
     assert throttle(mbit_per_s=1).acts(cuda=False, real=real) is Fidelity.EMULATED

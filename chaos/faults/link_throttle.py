@@ -27,6 +27,7 @@ class LinkThrottle(Fault):
 
     where: ClassVar[Where] = Where.LINK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
+    may_need: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 

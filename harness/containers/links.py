@@ -8,6 +8,7 @@ nothing of them is left on the machine, so that they need no undo records of the
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 from chaos.targets import LinkShape
 from harness.containers import rules
 from harness.containers.flapping import Flaps
-from harness.containers.inside import Inside
+from harness.containers.inside import Inside, lacks_tools
 from harness.containers.probes import AT_A_RATE, AT_ANY, Probes
 
 Link = tuple[str, str]
@@ -26,6 +27,10 @@ OPEN = LinkShape()
 READY_LIMIT_S = 10.0
 END_LIMIT_S = 2.0
 USUAL_SEGMENTS = 65535
+TRIALS = (
+    ("rate limit by htb", "sch_htb", ("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb"), ""),
+    ("packet filter by nft", "nf_tables", ("nft", "-f", "-"), rules.table(rules.Inward(lost={"192.0.2.1": 0.5}))),
+)  # fmt: skip
 BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
 
 
@@ -247,13 +252,39 @@ class NodeLinks:
         return ", ".join(means for means, wanted in used.items() if wanted) or "nothing"
 
 
+def lacks_links() -> str | None:
+    """Why packets between nodes cannot be shaped here now, with what to do; None when they can.
+
+    Tried in network namespaces that end with the trial, where this user may make some; else the nodes will show.
+    """
+    if (missing := lacks_tools()) is not None or os.geteuid() != 0:
+        return missing
+    for name, module, argv, text in TRIALS:
+        said = refused(argv, text)
+        if said:
+            return f"this kernel offers no {name} ({said}): modprobe {module}, or use launcher local with its proxy"
+    return None
+
+
 def kernel_has_netem() -> bool:
     """Tried in a network namespace of its own; where that is not allowed, no."""
-    trial = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    return not refused(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], "")
+
+
+def refused(argv: Sequence[str], text: str) -> str:
+    """What a command complains about in a network namespace of its own; "" when it works there."""
     try:
-        return subprocess.run(trial, capture_output=True, timeout=READY_LIMIT_S, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+        ran = subprocess.run(
+            ["unshare", "--net", *argv],
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=READY_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (ran.stderr.strip().splitlines() or ["no reason given"])[0] if ran.returncode else ""
 
 
 def _device(inside: Inside, address: str) -> str:

@@ -80,11 +80,11 @@ class Docker(Launcher):
 
     def lacks(self, need: Need) -> str | None:
         """Privileges and tools of this machine."""
-        from harness.containers.inside import lacks_tools
+        from harness.containers.links import lacks_links
         from harness.storage import lacks_mount
 
         if need in (Need.LINKS, Need.MACHINES):
-            return lacks_tools()
+            return lacks_links()
         return lacks_mount() if need is Need.MOUNT else None
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:

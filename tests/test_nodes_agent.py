@@ -25,8 +25,8 @@ from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake, serve
 from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.fleet import Fleet, FleetLimits, NodeGone
-from recovery.nodes.link import Link, await_parcel
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Hello, Welcome
+from recovery.nodes.link import Link, Post, await_parcel
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
 from recovery.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real
@@ -355,7 +355,7 @@ def test_a_coordinator_of_an_older_epoch_is_not_obeyed(yard: Yard) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         link, hello = answer(listener, yard.token)
         assert (hello.epoch, hello.processes) == (2, {"w0": pid})
-        link.put(Welcome(epoch=1))
+        link.put(Welcome(epoch=1, coordinator="old"))
         link.flush()
         poll = select.poll()
         poll.register(link.fileno(), select.POLLIN)
@@ -553,3 +553,24 @@ def test_a_fleet_that_is_gone_without_a_word_leaves_descriptors_to_nobody(tmp_pa
 def test_an_address_that_is_not_ours_is_an_error() -> None:
     with pytest.raises(InfrastructureError, match=r"cannot listen for the nodes' agents at 192\.0\.2\.1"):
         Fleet(token=b"t" * 32, host="192.0.2.1")
+
+
+def test_another_coordinator_is_told_what_waits_from_its_own_first_message_on(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pid = yard.spawn("w0", 0)
+    ready(yard, "w0")
+    yard.order("w0", "exit", 3)
+    yard.fleet._flush_all()
+    yard.fleet.away()
+    eventually(lambda: processes.state(pid) == "X")
+    with socket.create_server(yard.fleet.address) as listener:
+        link, _ = answer(listener, yard.token)
+        link.put(Welcome(epoch=2, coordinator="another"))
+        link.flush()
+        post, heard = Post(limit=10), []
+        until_s = time.monotonic() + LIMIT_S
+        while not any(isinstance(frame, Ended) for frame in heard):
+            assert time.monotonic() < until_s
+            heard += [parcel.frame for parcel in link.take() if post.accept(parcel)]
+        link.close()

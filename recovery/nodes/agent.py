@@ -68,6 +68,7 @@ class Agent:
         self._link: Link | None = None
         self._welcome = False
         self._epoch = 0
+        self._coordinator = ""
         self._away_s = self._heard_s = time.monotonic()
         self._ended = ""
         self._warned = False
@@ -248,7 +249,8 @@ class Agent:
             self._lose(why, OLD_COORDINATOR_S)
             return
         self._epoch = welcome.epoch
-        if welcome.fresh:
+        if welcome.coordinator != self._coordinator:
+            self._coordinator = welcome.coordinator
             self._post.renumber()
         self._welcome = True
         self._post.reconnected()

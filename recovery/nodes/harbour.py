@@ -7,6 +7,7 @@ that the node is gone; one that is silent is only unreachable, and what hangs is
 
 from __future__ import annotations
 
+import secrets
 import select
 import signal as signals
 import sys
@@ -77,6 +78,7 @@ class Harbour:
         self._clock_ns = clock_ns
         self._limits = limits
         self._epoch = epoch
+        self._id = secrets.token_hex(8)
         self._log = refused or _say
         self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
         self._boot = boot_id()
@@ -281,15 +283,18 @@ class Harbour:
         berth.hang_up()
         berth.post.accept(parcel)
         berth.link, berth.left_ns, berth.silent_ns = link, 0, self._clock_ns()
-        link.put(protocol.Welcome(epoch=self._epoch), got=berth.post.received)
+        link.put(self._welcome(), got=berth.post.received)
         berth.post.reconnected()
 
     def _join(self, link: Link, hello: protocol.Hello) -> None:
         now_ns = self._clock_ns()
         berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
         self._berths[hello.node] = berth
-        link.put(protocol.Welcome(epoch=self._epoch, fresh=True))
+        link.put(self._welcome())
         self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
+
+    def _welcome(self) -> protocol.Welcome:
+        return protocol.Welcome(epoch=self._epoch, coordinator=self._id)
 
     def _fence(self, berth: Berth) -> None:
         if berth.link is not None:

@@ -130,12 +130,12 @@ class Warned(Frame):
 
 
 class Welcome(Frame):
-    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before; ``fresh``: it knows nothing
-    of this agent yet, so that both number their messages anew."""
+    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before; ``coordinator``: which one it
+    is: with another than before, the agent numbers its messages anew."""
 
     type: Literal["welcome"] = "welcome"
     epoch: int
-    fresh: bool = False
+    coordinator: str
 
 
 class Fence(Frame):

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,7 @@ from chaos.cli import invoke
 from chaos.errors import InfrastructureError
 from chaos.fault import Need
 from harness import heal, processes
-from harness.containers.engine import connect
+from harness.containers.engine import connect, engine_url
 from harness.containers.image import software
 from harness.containers.platform import DockerPlatform, Settings
 from harness.containers.undo import RemoveContainers
@@ -37,6 +38,7 @@ __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]
 
 LIMIT_S = 60.0
+ROOT = Path(__file__).resolve().parent.parent
 DIAL = """
 import socket, sys
 link = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20)
@@ -61,6 +63,30 @@ with heal.guarded(run) as ledger:
         platform.start(node, [sys.executable, "-c", "import time; time.sleep(600)"], {})
     print("up", flush=True)
     time.sleep(600)
+"""
+
+
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from chaos.fault import Need
+from harness import heal
+from harness.containers.inside import ByEngine
+from harness.containers.platform import DockerPlatform, Settings
+from harness.nodes.platform import Wanted
+from harness.rundir import RunDirectory
+assert os.geteuid() != 0
+run = RunDirectory(Path(sys.argv[1], "run"))
+run.root.mkdir()
+with heal.guarded(run) as ledger:
+    platform = DockerPlatform(
+        Wanted(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will), Settings()
+    )
+    platform.start(0, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+    inside = ByEngine(platform.container(0))
+    inside.run(["nft", "-f", "-"], "table inet trial {}")
+    print(inside.run(["nft", "list", "tables"]))
+    assert platform.close() == []
 """
 
 
@@ -279,6 +305,27 @@ def test_what_a_run_left_whose_directory_is_gone_is_removed_once_its_harness_is(
     assert invoke(["heal", "--runs", str(tmp_path / "runs")]) == 0
     assert f"{run.root}: it is over, or its directory is gone" in capsys.readouterr().out
     assert labelled(engine, record.run) == []
+
+
+def test_a_user_who_is_not_root_may_change_the_network_of_nodes(engine: Any) -> None:
+    group = Path(engine_url().removeprefix("unix://")).stat().st_gid
+    if os.geteuid() != 0 or not group:
+        pytest.skip("needs root, to become a user of the engine's group")
+    reading = "+dac_read_search"  # this machine's Python may lie where that user cannot look
+    become = [
+        "setpriv", "--reuid=65534", "--regid=65534", f"--groups={group}", f"--inh-caps={reading}",
+        f"--ambient-caps={reading}", f"--bounding-set=-all,{reading}",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        os.chown(place, 65534, 65534)
+        ran = subprocess.run(
+            [*become, sys.executable, "-B", "-c", OTHER_USER, place], cwd=ROOT, capture_output=True, text=True,
+            timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        left = read_open(Path(place) / "run" / "ledger.jsonl")
+    assert ran.returncode == 0, ran.stderr
+    assert "table inet trial" in ran.stdout
+    assert left == []
 
 
 @pytest.mark.soak

@@ -283,7 +283,9 @@ class DockerPlatform:
             "network": self._network.name, "networking_config": {self._network.name: self._endpoint(node)},
             "dns_opt": ["timeout:1", "attempts:1"],
             "extra_hosts": {f"n{each}": self.address(each) for each in range(self.nodes)},
-            "shm_size": settings.shm_mib * MIB, "security_opt": ["no-new-privileges"],
+            "shm_size": settings.shm_mib * MIB,
+            # Under it, what the engine runs as root in the container of another user has no capability at all.
+            "security_opt": [] if self.net_admin else ["no-new-privileges"],
             "cap_drop": ["MKNOD", "NET_RAW"], "cap_add": ["NET_ADMIN"] if self.net_admin else [],
             # As a quota: nodes that were given nano_cpus cannot be given another one while they run.
             "cpu_period": PERIOD_US, "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 from slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 
 from chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
-from harness.processes import environment_has, since, start_time
+from harness.processes import environment_has, since
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
@@ -151,38 +153,63 @@ def test_two_runs_in_one_allocation_do_not_know_each_other(slurm: SlurmCluster, 
         nothing_is_left(slurm, tmp_path / name, job)
 
 
-@pytest.mark.soak
-def test_a_killed_harness_leaves_nothing_that_heal_does_not_find(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """In an allocation that outlives it, as with salloc."""
-    holder = slurm.submit("exec sleep 120", *OPTIONS, nodes=3)
+@pytest.fixture
+def inside(slurm: SlurmCluster) -> Iterator[dict[str, str]]:
+    """The environment in an allocation that outlives what runs in it, as with salloc."""
+    slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
+    holder = slurm.submit("exec sleep 600", *OPTIONS, nodes=3)
     slurm.until(lambda: slurm.job(holder).get("JobState") == "RUNNING", "the allocation")
-    inside = {
-        **slurm.environment, "SLURM_JOB_ID": holder, "SLURM_JOB_NODELIST": slurm.job(holder)["NodeList"],
-    }  # fmt: skip
-    chaos = [sys.executable, "-m", "chaos"]
-    log = tmp_path / "log"
+    nodelist = slurm.job(holder)["NodeList"]
+    yield {**slurm.environment, "SLURM_JOB_ID": holder, "SLURM_JOB_NODELIST": nodelist}
+    slurm.run("scancel", holder)
+    slurm.ended(holder, 30.0)
+    slurm.until(lambda: not processes_of(holder), "its processes to end", 15.0)
+
+
+def processes_of(job: str) -> list[int]:
+    """Living processes of a job."""
+    entry = f"SLURM_JOB_ID={job}"
+    return [pid for pid, _ in since(0) if environment_has(pid, entry)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_is_ended_at_any_moment_leaves_nothing(
+    slurm: SlurmCluster, inside: dict[str, str], tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    number = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[seed]
+    chaos, log = [sys.executable, "-m", "chaos"], tmp_path / "log"
+    command = [
+        *chaos,
+        "run",
+        SPARE_NODE,
+        "--launcher",
+        "slurm",
+        "--set",
+        "workload.steps=2000",
+        "--runs",
+        str(tmp_path),
+    ]
     with log.open("wb") as out:
-        harness = subprocess.Popen(
-            [*chaos, "run", SPARE_NODE, "--launcher", "slurm", "--set", "workload.steps=2000", "--runs", str(tmp_path)],
-            env=inside, stdout=out, stderr=out, cwd=ROOT,
-        )  # fmt: skip
+        harness = subprocess.Popen(command, env=inside, stdout=out, stderr=out, cwd=ROOT)
     try:
-        slurm.until(lambda: "step " in log.read_text(), "the run to train", RUN_LIMIT_S)
-        mine = [(pid, start_time(pid)) for pid in slurm.members()]
+        words = rng.choice(["Slurm job", "[1/2]", "step "])
+        slurm.until(lambda: words in log.read_text(), f"{words!r} in the output", RUN_LIMIT_S)
+        with pytest.raises(subprocess.TimeoutExpired):
+            harness.wait(timeout=rng.uniform(0.0, 2.0))
+        harness.send_signal(number)
+        harness.wait(timeout=60.0)
     finally:
         harness.kill()
         harness.wait(timeout=10.0)
-    healed = subprocess.run(
-        [*chaos, "heal", "--runs", str(tmp_path)], env=inside, capture_output=True, text=True, timeout=60.0, cwd=ROOT,
-        check=False,
-    )  # fmt: skip
-    assert healed.returncode == EXIT_PASS, healed.stdout + healed.stderr
-    assert mine
-    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%j", f"--jobs={holder}").split()
+    healed = chaos_in(slurm, tmp_path, "heal", **inside)
+    assert healed.returncode == EXIT_PASS, healed.stdout + healed.stderr + log.read_text()
+    steps = slurm.run(
+        "squeue", "--steps", "--noheader", "--format=%j", f"--jobs={inside['SLURM_JOB_ID']}"
+    ).split()
     assert not [name for name in steps if name.startswith("chaos-")]
-    slurm.run("scancel", holder)
-    slurm.ended(holder, 20.0)
-    nothing_is_left(slurm, tmp_path, holder)
+    assert not list(tmp_path.glob("*/*/live.json"))
 
 
 def chaos_in(

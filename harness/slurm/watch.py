@@ -61,10 +61,12 @@ class Watch:
         node = self._nodes.get(host)
         return host not in self._dead and not (node is not None and node.lost)
 
-    def ask(self) -> None:
-        """Have the thread look, if what is known is older than a second."""
-        if self._clock_s() - self._looked_s >= self._every_s:
+    def ask(self) -> bool:
+        """Have the thread look, if what is known is older than a second; whether it will."""
+        due = self._clock_s() - self._looked_s >= self._every_s
+        if due:
             self._asked.set()
+        return due
 
     def over(self) -> bool:
         """Whether the allocation is known to be over."""

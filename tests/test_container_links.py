@@ -77,7 +77,7 @@ def test_a_rate_is_a_class_at_the_source_and_goes_with_the_heal() -> None:
     assert "match ip dst 10.0.0.2/32" in said and rig.told(2) == []
     rig.links.shape([("1", "3")], LinkShape(bytes_per_s=1_250_000))
     (said,) = rig.told(1)
-    assert "qdisc add" not in said and "10.0.0.2" not in said, "the class that stays is not touched"
+    assert "qdisc add" not in said and "classid 1:1 " not in said, "the class that stays is not touched"
     rig.links.shape([("1", "2")], OPEN)
     (said,) = rig.told(1)
     assert (
@@ -138,6 +138,15 @@ def test_a_node_that_began_anew_gets_what_holds_for_its_links() -> None:
     rig.links.renewed(2)
     (said,) = rig.told(2)
     assert "ip saddr 10.0.0.1 drop" in said and rig.insides[2].closed == 1
+
+
+def test_another_life_of_a_node_has_no_rules_though_nobody_said_so() -> None:
+    rig = Rig()
+    rig.links.shape([("1", "2")], LinkShape(blocked=True))
+    rig.told(2)
+    rig.lives[2] = 2
+    rig.links.shape([("1", "2")], LinkShape(blocked=True))
+    assert "ip saddr 10.0.0.1 drop" in rig.told(2)[0]
 
 
 def test_a_node_that_is_gone_cannot_be_shaped_but_healed() -> None:

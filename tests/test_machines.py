@@ -219,6 +219,12 @@ def test_links_of_ranks_are_those_of_their_nodes_once() -> None:
     assert aim.look() == {"link": [2, 0], "by": "a fake", "round_trip_s": 0.1, "mbit_per_s": 0.0}
 
 
+def test_a_nodes_links_to_itself_are_left_out() -> None:
+    links = FakeLinks()
+    LinksByNode(links, NODE_OF.__getitem__).shape([("w2", "w3"), ("w3", "w0")], LinkShape(blocked=True))
+    assert links.shaped == [(("1", "0"),)]
+
+
 def test_a_link_within_a_node_is_missed_with_the_reason() -> None:
     plan, fault = planned("link-delay", {"delay_ms": 5}, links=((2, 3),))
     (miss,) = LinkSite(FakeScene()).aims(plan, fault, 0)  # type: ignore[arg-type]

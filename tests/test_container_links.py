@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from chaos.fault import Need
 from chaos.targets import LinkShape
 from harness.containers import links, rules
 from harness.containers.flapping import Flaps
+from harness.containers.inside import ByEngine
 from harness.containers.links import NodeLinks, Place
 from harness.containers.probes import AT_A_RATE, rate_of
 from harness.launchers.docker import Docker
@@ -32,9 +34,11 @@ class FakeInside:
         self.told: list[tuple[str, str]] = []
         self.refuses: set[str] = set()
         self.closed = 0
+        self.dies: Callable[[], None] = lambda: None
 
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = 1.0) -> str:
         if argv[0] in self.refuses:
+            self.dies()
             raise RuntimeError(f"{argv[0]} refused: Operation not permitted")
         if argv[:2] == ["ip", "-o"]:
             return f"1: lo    inet 127.0.0.1/8 scope host lo\n9: eth1    inet 10.0.0.{self.node}/24 scope global eth1"
@@ -157,6 +161,25 @@ def test_a_node_that_is_gone_cannot_be_shaped_but_healed() -> None:
         rig.links.shape([("1", "2")], LinkShape(blocked=True, loss=0.1))
     rig.links.shape([("1", "2")], OPEN)
     rig.links.renewed(2)
+
+
+def test_a_node_that_goes_while_it_is_healed_is_healed() -> None:
+    rig = Rig()
+    rig.links.shape([("1", "2")], LinkShape(blocked=True))
+    rig.insides[2].refuses.add("nft")
+    with pytest.raises(RuntimeError, match="nft refused"):
+        rig.links.shape([("1", "2")], OPEN)
+    rig.insides[2].dies = lambda: rig.lives.update({2: 0})
+    rig.links.shape([("1", "2")], OPEN)
+    assert rig.insides[2].closed == 1
+
+
+def test_an_image_without_the_tools_is_said() -> None:
+    def exec_run(argv: Sequence[str], **how: Any) -> tuple[int, tuple[bytes, None]]:
+        return 126, (b"OCI runtime exec failed: executable file not found", None)
+
+    with pytest.raises(RuntimeError, match="nft is not in the image of n1: it needs tc, nft, ip"):
+        ByEngine(SimpleNamespace(name="n1", exec_run=exec_run)).run(["nft", "-f", "-"], "text")
 
 
 def test_a_refusal_says_who_refused_and_a_second_try_is_made_anew() -> None:

@@ -161,6 +161,7 @@ def test_a_link_that_flaps_is_down_and_comes_back_by_itself(links: NodeLinks, ah
     assert "down" not in arrived
 
 
+@pytest.mark.soak
 def test_a_late_link_is_late_one_way_and_a_lossy_one_loses(links: NodeLinks) -> None:
     usual = measured(links)["round_trip_s"]
     by = links.shape([AHEAD], LinkShape(delay_s=0.05))
@@ -221,6 +222,7 @@ def test_who_takes_more_memory_than_a_node_has_is_killed_and_nobody_else(nodes: 
     assert container.exec_run(hog).exit_code == 0
 
 
+@pytest.mark.soak
 def test_a_killed_node_is_the_engines_word_and_anew_it_is_another_machine(
     engine: Any, tmp_path: Path
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_killed_node_is_the_engines_word_and_anew_it_is_another_machine(
         assert measured(links, BACK)["mbit_per_s"] is None, "its link is still blocked"  # type: ignore[arg-type]
 
 
+@pytest.mark.soak
 def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_path: Path) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -17,6 +17,7 @@ from harness.containers.engine import asking
 
 RUN_LIMIT_S = 10.0
 TOOLS = ("tc", "nft", "ip")
+NOT_THERE = (126, 127)  # exit codes of an engine that finds no such program
 _FED = 'printf %s "$0" | "$@"'  # standard input for a command that the engine starts
 
 
@@ -92,6 +93,11 @@ class ByEngine:
         fed = ["sh", "-c", _FED, text, *argv] if text else list(argv)
         with asking(f"run {argv[0]} in {self._container.name}"):
             code, (out, err) = self._container.exec_run(fed, user="0", demux=True)
+        if code in NOT_THERE:
+            raise RuntimeError(
+                f"{argv[0]} is not in the image of {self._container.name}: it needs {', '.join(TOOLS)}, or a harness "
+                "that is root, which brings its own"
+            )
         return _answer(argv, code, out or b"", err or b"")
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -134,7 +134,15 @@ class NodeLinks:
     # ---- leading a node to what is wanted of it
 
     def _lead(self, node: int, *, must: bool) -> None:
-        """``must``: a node that is not there is an error."""
+        """``must``: a node that is not there, or goes meanwhile, is an error."""
+        try:
+            self._lead_on(node, must=must)
+        except RuntimeError:
+            if must or self._place_of(node) is not None:
+                raise
+            self._forget(node)
+
+    def _lead_on(self, node: int, *, must: bool) -> None:
         inward, outward, late = self._inward(node), self._outward(node), self._late(node)
         if node not in self._in_force and not must and not outward and not late and inward == rules.Inward():
             return

@@ -18,7 +18,7 @@ class NodeIsolate(Fault):
     carries the links between nodes (docker); elsewhere emulated by the link proxy.
 
     Choose the node with ``target: {node: n, select: all}``. The node's ranks talk on among themselves. The supervisor
-    hears them, as over a network of its own for control; ``control: cut`` takes that away too (needs nodes that are
+    hears them, as over a network of its own; ``control``: with ``cut`` it is taken away too (needs nodes that are
     machines). Landed: a collective of the job stood still for 0.2 s, or the job gave the group up for a stuck
     collective; whether a probe came through stands beside it.
     """

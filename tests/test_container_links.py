@@ -28,6 +28,7 @@ class FakeInside:
     """Keeps what it was told; refuses the commands of ``refuses``."""
 
     entered = True
+    python = "python"
 
     def __init__(self, node: int) -> None:
         self.node = node
@@ -179,7 +180,7 @@ def test_an_image_without_the_tools_is_said() -> None:
         return 126, (b"OCI runtime exec failed: executable file not found", None)
 
     with pytest.raises(RuntimeError, match="nft is not in the image of n1: it needs tc, nft, ip"):
-        ByEngine(SimpleNamespace(name="n1", exec_run=exec_run)).run(["nft", "-f", "-"], "text")
+        ByEngine(SimpleNamespace(name="n1", exec_run=exec_run), "python").run(["nft", "-f", "-"], "text")
 
 
 def test_a_refusal_says_who_refused_and_a_second_try_is_made_anew() -> None:

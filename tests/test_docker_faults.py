@@ -260,7 +260,7 @@ def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_pat
         assert links.shape([AHEAD], LinkShape(bytes_per_s=1.25e6)) == "htb"
         assert abs(measured(links)["mbit_per_s"] - 10) <= WITHIN * 10
         with pytest.raises(RuntimeError, match="nft refused"):
-            ByEngine(nodes.platform.container(0)).run(["nft", "-f", "-"], "nonsense\n")
+            ByEngine(nodes.platform.container(0), sys.executable).run(["nft", "-f", "-"], "nonsense\n")
 
 
 def test_a_tool_that_refuses_says_why(nodes: Nodes) -> None:

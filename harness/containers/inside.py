@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -27,6 +28,9 @@ class Inside(Protocol):
     entered: bool
     """Whether its namespace is entered from here, and helpers of this machine can stay there."""
 
+    python: str
+    """The Python that has this package there."""
+
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = RUN_LIMIT_S) -> str:
         """What a command prints, fed with ``text``. Raises RuntimeError with what it complained about, or that it did
         not end in time."""
@@ -42,6 +46,7 @@ class ByNamespace:
     """``pid``: of the node's first process, held by the caller's pidfd meanwhile. Raises RuntimeError."""
 
     entered = True
+    python = sys.executable
 
     def __init__(self, pid: int) -> None:
         try:
@@ -81,12 +86,13 @@ class ByNamespace:
 
 
 class ByEngine:
-    """``container``: docker-py's."""
+    """``container``: docker-py's; ``python``: of its image."""
 
     entered = False
 
-    def __init__(self, container: Any) -> None:
+    def __init__(self, container: Any, python: str) -> None:
         self._container = container
+        self.python = python
 
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = RUN_LIMIT_S) -> str:
         """See ``Inside``. The engine's own limit bounds the wait."""

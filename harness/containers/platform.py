@@ -184,11 +184,11 @@ class DockerPlatform:
             found = self._nodes.get(node)
         if found is None or _ended(found):
             return None
-        pid, container = found.pid, found.container
+        pid, container, python = found.pid, found.container, self._image.python
         enter = pid > 0 and may_enter()
         return Place(
             address=self.address(node), life=found.life,
-            open=lambda: ByNamespace(pid) if enter else ByEngine(container),
+            open=lambda: ByNamespace(pid) if enter else ByEngine(container, python),
         )  # fmt: skip
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:

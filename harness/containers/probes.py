@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +36,8 @@ class Sample:
 AT_A_RATE = Sample(send_s=1.2, settle_s=0.3, window_s=0.8)
 AT_ANY = Sample(send_s=0.35, settle_s=0.05, window_s=0.2)
 """Of a link without a rate: it takes what the job could have, so it is short."""
+BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
+"""Where each look goes through the engine, and takes longer."""
 _BYTES = re.compile(r"bytes (\d+)")
 
 
@@ -86,6 +87,7 @@ class Probes:
         try:
             source, sink = self._standing(link[0]), self._standing(link[1])
             if source is not None and sink is not None:
+                sample = sample if sink.inside.entered else BY_ENGINE
                 found = measure(source.inside, sink.inside, source.place.address, sink.place.address, sample)
         except RuntimeError:
             pass  # a node went meanwhile: nothing came through
@@ -99,7 +101,7 @@ def measure(
     """See ``LinkControl.probed``. Bounded by PROBE_LIMIT_S. Raises RuntimeError."""
     port = random.randrange(*PORTS)
     client = [
-        sys.executable,
+        source.python,
         "-m",
         "harness.containers.probing",
         "ask",
@@ -107,7 +109,7 @@ def measure(
         str(port),
         str(sample.send_s),
     ]
-    server = [sys.executable, "-m", "harness.containers.probing", "serve", sink_address, str(port)]
+    server = [sink.python, "-m", "harness.containers.probing", "serve", sink_address, str(port)]
     said: list[str] = []
     ends = [
         threading.Thread(target=_run, args=(sink, server, []), daemon=True),

@@ -11,7 +11,7 @@ import sys
 import time
 
 CONNECT_LIMIT_S = 2.0
-SERVE_LIMIT_S = 5.0
+SERVE_LIMIT_S = 8.0
 TRY_S = 0.05
 CHUNK = 1 << 16
 

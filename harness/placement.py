@@ -26,10 +26,19 @@ class Placement:
         self._room = self._full | Counter(dict.fromkeys(topology.spare_nodes, topology.ranks_per_node))
         self._node_of: dict[str, int] = {}
 
-    def place(self, process: str, role: str, living: Collection[str], usable: Collection[int]) -> int:
+    def place(
+        self,
+        process: str,
+        role: str,
+        living: Collection[str],
+        usable: Collection[int],
+        *,
+        again: bool = False,
+    ) -> int:
         """The node of a process about to start. ``living``: those that are not gone and not about to go; ``usable``:
-        nodes that take processes now, at least one. Asked again for one that could not be started."""
-        first = self._first.get(role, []) if process not in self._node_of else []
+        nodes that take processes now, at least one; ``again``: another try for one that could not be
+        started."""
+        first = self._first.get(role, []) if not again else []
         node = first.pop(0) if first else None
         if node is None or node not in usable:
             node = self._best(Counter(self._node_of[n] for n in living if n in self._node_of), sorted(usable))

@@ -11,6 +11,8 @@ from harness.launcher import Cluster, Exited, Leftovers
 from harness.placement import Placement
 from harness.scene import Scene
 
+PATIENCE_S = 10.0  # with nodes that are there and do not answer: a busy machine takes seconds
+
 
 class Roster:
     """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it was."""
@@ -34,11 +36,10 @@ class Roster:
     def spawn(self, role: str, mode: str) -> str:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare.
 
-        On another node if the one it was meant for is lost at that moment. Raises InfrastructureError.
+        On another node, and under another name, if the one it was meant for is lost at that moment or does not answer.
+        Raises InfrastructureError when none has answered for ``PATIENCE_S``.
         """
-        name = f"{'s' if role == 'spare' else 'w'}{self._count}"
-        self._count += 1
-        pid, node, device = self._start(name, role, mode)
+        name, pid, node, device = self._start(role, mode)
         self._pids[name] = pid
         undo = self._cluster.undo(name, pid)
         if undo is not None:
@@ -48,21 +49,26 @@ class Roster:
         )
         return name
 
-    def _start(self, name: str, role: str, mode: str) -> tuple[int, int, str]:
+    def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
         why = "no node has a device that it may use"
         failed: set[int] = set()
+        first, until_ns = True, self._scene.now_ns() + int(PATIENCE_S * 1e9)
         while True:
-            usable = [
-                node for node in self._cluster.usable() if self._board.takes(node) and node not in failed
-            ]
+            # What could not be started here may be there yet, and begin late: its name is used up.
+            name = f"{'s' if role == 'spare' else 'w'}{self._count}"
+            able = [node for node in self._cluster.usable() if self._board.takes(node)]
+            usable = [node for node in able if node not in failed]
+            if not usable and able and self._scene.now_ns() < until_ns:
+                failed, usable = set(), able
             if not usable:
                 break
-            node = self._placement.place(name, role, self.living(), usable)
+            self._count += 1
+            node = self._placement.place(name, role, self.living(), usable, again=not first)
             device = self._board.assign(name, self.living(), node)
             try:
-                return self._cluster.spawn(name, role, mode, device, node), node, device
+                return name, self._cluster.spawn(name, role, mode, device, node), node, device
             except ConnectionError as error:
-                why = str(error)
+                why, first = str(error), False
                 failed.add(node)
         raise InfrastructureError(
             f"no node is left that {name} can start on: {why}", hint="give the run more nodes, or a spare one"

@@ -82,9 +82,9 @@ def test_a_node_that_is_lost_takes_nobody_and_spare_nodes_stand_in_for_it() -> N
 def test_who_could_not_be_started_is_placed_anew() -> None:
     placement = Placement(Topology(ranks=3, nodes=3), spares=0)
     assert placement.place("w0", "worker", [], (0, 1, 2)) == 0
-    assert placement.place("w0", "worker", [], (1, 2)) == 1
-    assert placement.place("w1", "worker", ["w0"], (1, 2)) == 1, "its place is nobody else's to take"
-    assert placement.place("w2", "worker", ["w0", "w1"], [1]) == 1, "its own node is not there"
+    assert placement.place("w7", "worker", [], (1, 2), again=True) == 1
+    assert placement.place("w1", "worker", ["w7"], (1, 2)) == 1, "its place is nobody else's to take"
+    assert placement.place("w2", "worker", ["w7", "w1"], [1]) == 1, "its own node is not there"
 
 
 def arm(recovery: Any, root: Path, fault: dict[str, Any], **more: Any) -> tuple[Played, list[Incident]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from recovery.memory.keeper import TOPIC, KeeperConfig
 from recovery.memory.keepers import Keepers, Started
 from recovery.wire import Extra, Message
 
+SECOND = 1_000_000_000
+
 
 class FakeNodes:
     """A cluster of two nodes, some of which refuse to start anything."""
@@ -25,6 +28,7 @@ class FakeNodes:
     def __init__(self) -> None:
         self.there: Collection[int] = (0, 1)
         self.refuses: set[int] = set()
+        self.asked = self.answers_after = 0
         self.started: list[tuple[str, int, str]] = []
 
     def usable(self) -> Collection[int]:
@@ -34,7 +38,8 @@ class FakeNodes:
         return [f"cpu:0@n{node}"]
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int) -> int:
-        if node in self.refuses:
+        self.asked += 1
+        if node in self.refuses or self.asked <= self.answers_after:
             raise ConnectionError(f"node {node}: the power failed")
         self.started.append((name, node, device))
         return 100 + len(self.started)
@@ -57,8 +62,12 @@ def record() -> list[tuple[Kind, dict[str, Any]]]:
 def roster(nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]) -> Roster:
     scenario = SimpleNamespace(topology=Topology(ranks=2, nodes=2))
     setup = SimpleNamespace(id="arm", cell=SimpleNamespace(scenario=scenario))
+    clock = itertools.count()
     scene: Any = SimpleNamespace(
-        setup=setup, ledger=None, record=lambda kind, **data: record.append((kind, data))
+        setup=setup,
+        ledger=None,
+        now_ns=lambda: next(clock) * SECOND,
+        record=lambda kind, **data: record.append((kind, data)),
     )
     cluster: Any = nodes
     return Roster(scene, cluster, spares=0)
@@ -68,23 +77,33 @@ def test_a_process_whose_node_is_lost_as_it_starts_begins_on_another(
     roster: Roster, nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]
 ) -> None:
     nodes.refuses = {0}
-    assert roster.spawn("worker", "warm") == "w0"
-    assert nodes.started == [("w0", 1, "cpu:0@n1")]
-    assert roster.node_of("w0") == 1 and roster.on_node(1) == ["w0"] and roster.on_node(0) == []
-    ((kind, data),) = record
+    assert roster.spawn("worker", "warm") == "w1", "a w0 may begin late"
+    assert nodes.started == [("w1", 1, "cpu:0@n1")]
+    assert roster.node_of("w1") == 1 and roster.on_node(1) == ["w1"] and roster.on_node(0) == []
+    assert roster.spawn("worker", "warm") == "w2"
+    assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "the place of the second rank"
+    kind, data = record[0]
     assert kind is Kind.PROCESS_SPAWNED
     assert (data["node"], data["device"], data["pid"]) == (1, "cpu:0@n1", 101)
 
 
 def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: FakeNodes) -> None:
     nodes.refuses = {0, 1}
-    with pytest.raises(
-        InfrastructureError, match="no node is left that w0 can start on: node 1: the power failed"
-    ):
+    with pytest.raises(InfrastructureError, match=r"can start on: node [01]: the power failed"):
         roster.spawn("worker", "warm")
     nodes.there = ()
     with pytest.raises(InfrastructureError, match="no node has a device"):
         roster.spawn("worker", "warm")
+
+
+def test_nodes_that_do_not_answer_are_asked_again_for_a_while(roster: Roster, nodes: FakeNodes) -> None:
+    nodes.answers_after = 5
+    name = roster.spawn("worker", "warm")
+    assert nodes.started == [(name, 1, "cpu:0@n1")] and nodes.asked == 6
+    nodes.asked, nodes.answers_after = 0, 1000
+    with pytest.raises(InfrastructureError, match="the power failed"):
+        roster.spawn("worker", "warm")
+    assert nodes.asked == 2 * 10, "each of two nodes once a second for as long as they are given"
 
 
 def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: FakeNodes) -> None:

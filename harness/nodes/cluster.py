@@ -28,6 +28,7 @@ from recovery.local import start_store
 from recovery.marks import Mark
 from recovery.nodes.agent import QUIET_BEAT_S
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
+from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import FleetReport, NodeGone
 from recovery.nodes.remains import gather
 from recovery.wire import Message
@@ -92,13 +93,12 @@ class NodesCluster:
         return self._places[node]
 
     def usable(self) -> list[int]:
-        """Nodes whose agents are there and say so: whoever asked another to start a process would wait for it."""
+        """Nodes whose agents are there and say so, since whoever asked another one would wait for it; when none does,
+        those that are there, and then those that may come back."""
         known = self._fleet.nodes()
-        return [
-            node
-            for node in self._nodes
-            if known[node].connected and not known[node].lost and known[node].silent_s < QUIET_S
-        ]
+        left = [node for node in self._nodes if not known[node].lost]
+        there = [node for node in left if known[node].connected]
+        return [node for node in there if known[node].silent_s < QUIET_S] or there or left
 
     def news(self) -> list[NodeNews]:
         """See harness.launcher.Cluster."""
@@ -118,7 +118,7 @@ class NodesCluster:
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment, and this machine's clock."""
         return {
-            "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": processes.boot_id(),
+            "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": boot_id(),
             "emulates": self._platform.emulates,
         }  # fmt: skip
 

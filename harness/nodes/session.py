@@ -24,7 +24,7 @@ from harness.rundir import RunDirectory
 from harness.undo import RemoveTree
 from recovery.forkserver import ForkServer
 from recovery.local import rank_environment
-from recovery.nodes.agent import boot_id
+from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import Fleet
 from recovery.nodes.serve import versions
 from recovery.processes import become_subreaper

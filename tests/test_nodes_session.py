@@ -18,7 +18,7 @@ from chaos.events import EventWriter, Kind, read_actor
 from chaos.scenario import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
 from harness.ledger import Ledger, read_open
 from harness.nodes import renewal
-from harness.nodes.cluster import places
+from harness.nodes.cluster import places, refuse_ways_around
 from harness.nodes.loopback import LoopbackPlatform
 from harness.nodes.platform import Wanted
 from harness.nodes.renewal import Renewal
@@ -382,3 +382,11 @@ def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo(
     assert dealt("cpu", two, (), ()) == (slots, "gloo")
     with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
         dealt("cuda", two, (), two)
+
+
+def test_nodes_that_would_go_around_the_link_proxy_are_named() -> None:
+    known = {0: info_of(0)}
+    refuse_ways_around("127.0.0.0", known)
+    for host in ("127.0.0.1", "127.0.0.2", "::1"):
+        with pytest.raises(InfrastructureError, match=rf"proxy is at {host}, and node 0 at 127\.0\.0\.1"):
+            refuse_ways_around(host, known)

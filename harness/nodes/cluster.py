@@ -73,7 +73,10 @@ class NodesCluster:
         limits = machines is not None and bool(needs & {Need.MEMORY, Need.QUOTA})
         self.groups = GroupsByNode(machines, self._node_of) if machines is not None and limits else None
         self._links = LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
-        self._proxy = LinkProxy(host) if Need.LINKS in needs and links is None else None
+        self._proxy: LinkProxy | None = None
+        if Need.LINKS in needs and links is None:
+            refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
+            self._proxy = LinkProxy(host)
         self.keepers = keepers_for(setup, lambda: self._housing)
 
     # ---- nodes
@@ -284,6 +287,23 @@ def _joined(info: NodeInfo) -> NodeNews:
 def _measured(node: int, offset_ns: int, bound_ns: int) -> NodeNews:
     data = {"node": node, "offset_ns": offset_ns, "bound_ns": bound_ns}
     return NodeNews(kind=Kind.CLOCK_MEASURED, data=data)
+
+
+def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
+    """Raise InfrastructureError when ranks of a node would not go through a link proxy at ``host``."""
+    for node, info in known.items():
+        if not _below(host, info.address):
+            raise InfrastructureError(
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to lower ones only",
+                hint="have the coordinator at an address below those of all nodes, or leave faults on links out",
+            )
+
+
+def _below(one: str, other: str) -> bool:
+    try:
+        return socket.inet_aton(one) < socket.inet_aton(other)
+    except OSError:
+        return False  # not IPv4: nothing is known of how gloo compares them
 
 
 def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:

@@ -270,3 +270,14 @@ def test_a_tool_that_refuses_says_why(nodes: Nodes) -> None:
     with pytest.raises(RuntimeError, match="did not run"):
         inside.run(["sleep", "20"], limit_s=0.1)
     inside.close()
+
+
+def test_packets_pass_once_the_helper_that_holds_them_has_ended_with_its_harness(links: NodeLinks) -> None:
+    if links.has_netem():
+        pytest.skip("this kernel delays packets by itself")
+    links.shape([AHEAD], LinkShape(delay_s=0.3))
+    (helper,) = links._in_force[1].delayers.values()
+    assert helper.stdin is not None
+    helper.stdin.close()  # as when the harness is killed
+    assert helper.wait(10) == 0
+    assert measured(links)["round_trip_s"] < 0.3

@@ -83,7 +83,7 @@ with heal.guarded(run) as ledger:
         Wanted(run=run, cells=[], nodes=1, needs=frozenset({Need.LINKS}), will=ledger.will), Settings()
     )
     platform.start(0, [sys.executable, "-c", "import time; time.sleep(600)"], {})
-    inside = ByEngine(platform.container(0))
+    inside = ByEngine(platform.container(0), sys.executable)
     inside.run(["nft", "-f", "-"], "table inet trial {}")
     print(inside.run(["nft", "list", "tables"]))
     assert platform.close() == []

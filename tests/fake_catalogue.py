@@ -84,6 +84,7 @@ class Here(_Model):
 
     emulates: ClassVar[str] = ""
     offers: ClassVar[frozenset[Need]] = frozenset()
+    real: ClassVar[frozenset[Need]] = frozenset()
 
 
 class Pretend(Here):

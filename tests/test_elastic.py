@@ -137,7 +137,7 @@ def test_with_all_ranks_there_it_sends_what_a_ring_does() -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.soak)])
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_the_rank_to_blame_is_named_whichever_micro_batch_it_was(value: float, place: int) -> None:
     got = results(partial(in_worlds, worlds=(2,), spoil=(1, value, place)), 2)
     for steps in by_step(got):

@@ -190,11 +190,20 @@ def test_joining_twice_is_an_error(tmp_path: Path) -> None:
             ".sum() * float('nan'))",
             "step 1: the loss or a gradient is not finite; nobody supervises",
         ),
-        ("step.commit()", "step.backward(model(x).sum())", "step.backward() was called twice in one step"),
-        ("step.commit()", "step.commit(); step.commit()", "step 1 was committed already"),
         ("step.commit()", "continue", "step 1 ended without step.commit()"),
-        ("step.backward(", "(", "commit() before backward()"),
-        ("job.attach(", "(", "job.attach(model, optimizer) comes before job.running()"),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (
+                (
+                    "step.commit()",
+                    "step.backward(model(x).sum())",
+                    "step.backward() was called twice in one step",
+                ),
+                ("step.commit()", "step.commit(); step.commit()", "step 1 was committed already"),
+                ("step.backward(", "(", "commit() before backward()"),
+                ("job.attach(", "(", "job.attach(model, optimizer) comes before job.running()"),
+            )
+        ),
     ],
 )
 def test_a_step_that_fails_without_a_supervisor_is_an_error(

@@ -141,7 +141,7 @@ def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> 
     [
         pytest.param("checkpoint-restart", marks=pytest.mark.soak),
         pytest.param("drop-replica", marks=pytest.mark.soak),
-        "{strategy: hot-spare, spares: 4}",
+        pytest.param("{strategy: hot-spare, spares: 4}", marks=pytest.mark.soak),
     ],
 )
 def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None:

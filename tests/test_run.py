@@ -222,11 +222,10 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [
-        ("import recovery", "broken: w"),
-        ("    with job.step() as step:", "gave-up: "),
-        ("        step.commit()", "gave-up: "),
+        pytest.param("import recovery", "broken: w", id="before it joins", marks=pytest.mark.soak),
+        pytest.param("    with job.step() as step:", "gave-up: ", id="in a step"),
+        pytest.param("        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.soak),
     ],
-    ids=["before it joins", "in a step", "after a step"],
 )
 def test_a_script_that_raises_ends_the_job_and_is_quoted(
     start: Callable[..., Running], tmp_path: Path, where: str, complaint: str

@@ -87,7 +87,7 @@ class ProcessSite:
         return held and all(self._scene.spare(index) for index in planned.spares)
 
     def _aim(self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
-        limited = self._scene.groups if Need.CGROUP in fault.wants() else None
+        limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
         look = partial(_seen, self._scene, process)
         return Aim(
             target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look,

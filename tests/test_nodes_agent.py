@@ -148,8 +148,11 @@ def test_a_stopped_process_shows_as_stopped(arm: Yard) -> None:
     ready(arm, "w0")
     arm.fleet.signal("w0", signal.SIGSTOP)
     arm.until(lambda _: arm.fleet.os_state("w0") == "T")
+    assert arm.fleet.alive("w0")
     arm.fleet.signal("w0", signal.SIGKILL)
-    arm.until_kind(Exited)
+    ended = arm.until_kind(Exited)[-1]
+    assert isinstance(ended, Exited) and ended.signal == signal.SIGKILL
+    assert arm.fleet.os_state("w0") == "X"
 
 
 def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
@@ -203,6 +206,7 @@ def test_orphans_of_its_processes_are_reaped_by_the_agent(arm: Yard) -> None:
     (said,) = [r for r in arm.until_kind(Said) if isinstance(r, Said)]
     pid = said.message.payload["pid"]
     eventually(lambda: processes.state(pid) == "X")
+    assert processes.state(pid) == "X", "not even a zombie is left"
 
 
 def test_an_idle_node_says_next_to_nothing(arm: Yard) -> None:

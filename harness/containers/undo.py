@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,11 +63,13 @@ class _Labelled(Undo):
             else nothing(f"nothing to do: {self.intent()}")
         )
 
+    @abstractmethod
     def _found(self, client: Any) -> Sequence[Any]:
-        raise NotImplementedError
+        """What carries the label. Raises InfrastructureError."""
 
+    @abstractmethod
     def _remove(self, each: Any) -> None:
-        raise NotImplementedError
+        """Remove one of them."""
 
 
 class RemoveContainers(_Labelled):

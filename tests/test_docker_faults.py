@@ -33,7 +33,8 @@ OPEN = LinkShape()
 AHEAD, BACK = ("0", "1"), ("1", "0")
 WITHIN = 0.15
 BURN = (
-    "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+    "import time\nbegun, end = time.process_time(), time.monotonic() + 1\n"
+    "while time.monotonic() < end: pass\nprint(time.process_time() - begun)"
 )
 LISTEN = """
 import socket, sys, time

@@ -127,7 +127,8 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
         options=("--requeue",),
     )  # fmt: skip
     job.until_trains()
-    urgent = slurm.submit("exec true", "--partition=urgent", "--exclusive", nodes=3)
+    # All four nodes, so that it begins when the last of the preempted job is over.
+    urgent = slurm.submit("exec true", "--partition=urgent", "--exclusive", nodes=4)
     job.until_said("told by SIGTERM that it will be ended soon")
     slurm.ended(urgent, 60.0)
     assert job.results()["verdict"] == "interrupted"

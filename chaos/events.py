@@ -86,23 +86,32 @@ def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
 
 
 class EventWriter:
-    """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread.
+    """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread. ``after``: what a writer that is
+    gone has left there, to go on from (``read_actor``); a last line that it tore is cut off.
 
     Raises LogError when the file exists already (one writer per actor) or a line cannot be written.
     """
 
-    def __init__(self, directory: Path, actor: str, clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, directory: Path, actor: str, clock_ns: Callable[[], int], *, after: ActorLog | None = None
+    ) -> None:
         self.actor = actor
-        self.last_seq = -1
+        self.last_seq = after.events[-1].seq if after is not None and after.events else -1
         self.generation = 0
         self._one = threading.Lock()  # a checkpoint saved in the background writes events too
         self._clock_ns = clock_ns
         self._path = directory / f"{actor}.jsonl"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o644)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(
+                self._path, flags | (0 if after is not None else os.O_CREAT | os.O_EXCL), 0o644
+            )
+            if after is not None:
+                os.ftruncate(self._fd, self._path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
-            raise LogError(f"cannot create event log {self._path}: {error.strerror}") from error
+            raise LogError(
+                f"cannot {'go on with' if after else 'create'} event log {self._path}: {error.strerror}"
+            ) from error
 
     def write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -7,7 +7,7 @@ lasts for a whole run and makes one ``Cluster`` for each arm.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,11 +257,15 @@ class Cluster(Protocol):
         """Kill and reap everything of this arm; says what could not be removed."""
 
 
+class Stopped(Exception):
+    """The run was told to end while something was waited for."""
+
+
 class Session(Protocol):
     """A launcher in use for one run."""
 
-    def cluster(self, setup: ArmSetup) -> Cluster:
-        """Make ready for one arm. Raises InfrastructureError."""
+    def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> Cluster:
+        """Make ready for one arm. Raises InfrastructureError; Stopped, if it takes long and ``stopped`` meanwhile."""
 
 
 class Launcher(BaseModel):

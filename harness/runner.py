@@ -29,7 +29,7 @@ from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
 from harness import devices, heal, interrupts, judge
 from harness.capabilities import too_small
-from harness.launcher import ArmSetup, Launcher, Session
+from harness.launcher import ArmSetup, Launcher, Session, Stopped
 from harness.ledger import Ledger
 from harness.needs import lacking, refuse_impossible
 from harness.orchestrator import Orchestrator, StopFlag, Watcher
@@ -169,7 +169,11 @@ def _play(
             else:
                 spec = cell.scenario.recovery
                 strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
-                cluster = sessions[cell.scenario.launcher.model_dump_json()].cluster(setup)
+                session = sessions[cell.scenario.launcher.model_dump_json()]
+                try:
+                    cluster = session.cluster(setup, lambda: bool(stop.signum))
+                except Stopped:
+                    return
                 Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
             ledger.undone(checkpoints, _discard_checkpoints(run, name))
 

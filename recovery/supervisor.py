@@ -1,4 +1,4 @@
-"""Supervises one training script on this machine: ``recovery.controller`` over processes forked here, no harness."""
+"""Supervises one training script, here or on nodes: ``recovery.controller`` over processes of a home, no harness."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from chaos.errors import InfrastructureError
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
-from recovery import processes, strategies
+from recovery import strategies
+from recovery.adoption import past
 from recovery.controller import Controller, Timing
-from recovery.forkserver import ForkServer, start_cold
-from recovery.jobconfig import InMemory, Saves
+from recovery.estate import Estate
+from recovery.home import Home, Spot, ThisMachine, least_taken
+from recovery.jobconfig import InMemory, Net, Saves
 from recovery.joining import Seat
-from recovery.local import Children, Dying, Exited, Said, rank_environment, start_store
+from recovery.local import Dying, Exited, Said, start_store
 from recovery.marks import Mark
 from recovery.memory.housing import Here
 from recovery.memory.keepers import Keepers, Started
+from recovery.nodes.clock import boot_id
+from recovery.nodes.news import event_of
 from recovery.script import ScriptConfig
 from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
-WARM_MODULES = (
-    "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.job",
-)  # fmt: skip
+LOST = "unknown: it was killed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to run. ``logs``: directory for what ranks print, None: where this process prints; ``places``: devices to
-    deal out; ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
+    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
     ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them."""
 
     script: Path
     args: tuple[str, ...]
     ranks: int
     events: Path
-    logs: Path | None
-    places: tuple[str, ...]
     backend: Literal["gloo", "nccl"]
     checkpoint_dir: Path | None
     checkpoint_every: int | str | None
@@ -73,51 +73,56 @@ class Listener(Protocol):
 
 
 class Supervisor:
-    """One job, from start to end. Implements ``recovery.supervision.Hands``."""
+    """One job, from start to end, or from where another supervisor was lost (``estate``). ``home`` is closed with it.
+    Implements ``recovery.supervision.Hands``."""
 
     def __init__(
-        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, listener: Listener, stop: StopFlag
-    ) -> None:
+        self, spec: JobSpec, strategy: Strategy, timing: Timing, *, home: Home, listener: Listener, stop: StopFlag,
+        estate: Estate | None = None,
+    ) -> None:  # fmt: skip
         self.strategy = strategy
         self._stop = stop
         self.late_failures: list[str] = []
         self._spec = spec
         self._listener = listener
-        processes.become_subreaper()
-        self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns)
-        self._children = Children()
-        self._pids: dict[str, int] = {}
-        self._devices: dict[str, str] = {}
+        self._home = home
+        self._estate = estate
+        log = estate.log if estate is not None else None
+        self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns, after=log)
+        left = estate.processes if estate is not None else {}
+        self._pids = {name: entry.pid for name, entry in left.items()}
+        self._spots = {name: (entry.node, entry.device) for name, entry in left.items()}
+        self._unnamed = 0 if estate is None else 1  # one may have been started and not written down
+        self._alive = {name for name, entry in left.items() if not entry.gone}
         self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
         self._keepers: Keepers | None = None
-        self._server = ForkServer("recovery.script:start", WARM_MODULES, rank_environment())
         try:
-            self._store, port = start_store()
+            self._store, port = start_store(home.store_host)
             self.controller = Controller(
                 strategy, self, world=spec.ranks, shards=spec.shards, steps=0, store_port=port, timing=timing
             )  # fmt: skip
         except BaseException:
-            self._server.close()
+            home.close()
             raise
 
     def run(self) -> str:
         """Run the job to its end and return the outcome: completed, gave-up, broken or interrupted.
 
         It resumes from the newest checkpoint that verifies, if there is one. Every process is gone afterwards.
+        Raises InfrastructureError.
         """
         controller = self.controller
-        self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+        self._write(
+            Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns(), boot=boot_id()
+        )  # fmt: skip
         try:
-            self._server.await_ready()
-            if self._spec.memory_every:
-                self._keepers = Keepers(
-                    Here(self._server.fork, log=self._spec.logs), job=self._job, nodes=1,
-                    limit_bytes=self._spec.memory_bytes, replicate=False,
-                )  # fmt: skip
-            controller.start(StateFrom.CHECKPOINT)
+            if self._estate is not None and self._estate.steps:
+                self._take_over(self._estate)
+            else:
+                self._begin()
             while not controller.done:
                 self._turn()
         except BaseException as error:
@@ -128,8 +133,31 @@ class Supervisor:
             self._end()
         return controller.outcome
 
+    def _begin(self) -> None:
+        self._home.await_ready(lambda: bool(self._stop.signum))
+        if self._stop.signum:
+            self._interrupt(signal.Signals(self._stop.signum).name)
+            return
+        if self._spec.memory_every:
+            assert isinstance(self._home, ThisMachine)
+            self._keepers = Keepers(
+                Here(self._home.fork, log=self._home.logs), job=self._job, nodes=1,
+                limit_bytes=self._spec.memory_bytes, replicate=False,
+            )  # fmt: skip
+        self.controller.start(StateFrom.CHECKPOINT)
+
+    def _take_over(self, estate: Estate) -> None:
+        known = past(estate.log.events)
+        self._described, self.controller.steps = True, estate.steps
+        self._home.inherit(estate.living)
+        self.record(
+            Kind.COORDINATOR_ADOPTED, generation=known.generation, members=list(known.members), stage=LOST,
+            down_s=round(self.now_s() - estate.since_ns / 1e9, 6), events=len(estate.log.events),
+        )  # fmt: skip
+        self.controller.adopt(known)
+
     def _turn(self) -> None:
-        for report in self._children.wait(self.controller.timing.tick_s):
+        for report in self._home.wait(self.controller.timing.tick_s):
             if isinstance(report, Said):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
@@ -140,8 +168,10 @@ class Supervisor:
                 self.controller.on_message(report.process, report.message)
             elif isinstance(report, Dying):
                 self.controller.on_dying(report.process)
-            else:
+            elif isinstance(report, Exited):
                 self._on_exit(report)
+            elif said := event_of(report):
+                self._write(said[0], **said[1])
         for news in self._keepers.look() if self._keepers is not None else ():
             self._note_keeper(news)
         self.controller.tick()
@@ -174,6 +204,7 @@ class Supervisor:
         )  # fmt: skip
 
     def _on_exit(self, report: Exited) -> None:
+        self._alive.discard(report.process)
         expected = self.controller.exit_was_expected(report.process)
         if expected and report.exit_code and self.controller.outcome == "completed":
             self.late_failures.append(f"{report.process}: {self._errors.get(report.process, report.how)}")
@@ -197,13 +228,12 @@ class Supervisor:
 
     def _end(self) -> None:
         committed = self.controller.committed
-        alive = self._children.close()
+        alive = self._home.close()
         if self._keepers is not None:
             for news in (*self._keepers.look(), *self._keepers.end()):
                 self._note_keeper(news, expected=True)
             alive |= self._keepers.close()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
-        self._server.close()
         self._store = None
         self._write(Kind.LEFTOVERS, processes=left, ports=[], shared_memory=[])
         self._write(
@@ -220,34 +250,37 @@ class Supervisor:
 
     def spawn(self, role: str, mode: str) -> str:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
-        name = f"{'s' if role == 'spare' else 'w'}{len(self._pids)}"
-        taken = [device for other, device in self._devices.items() if self._children.alive(other)]
-        places = self._spec.places
-        device = min(places, key=lambda place: (taken.count(place), places.index(place)))
-        config = self._config(name, device).model_dump_json().encode()
-
-        def start(fds: list[int]) -> int:
-            if mode == "warm":
-                return self._server.fork(config, fds)
-            return start_cold("recovery.script", config, fds, rank_environment())
-
-        self._pids[name] = self._children.spawn(name, start, log=self._spec.events / f"{name}.jsonl")
-        self._devices[name] = device
-        self.record(Kind.PROCESS_SPAWNED, process=name, pid=self._pids[name], role=role, mode=mode)
+        name = f"{'s' if role == 'spare' else 'w'}{len(self._pids) + self._unnamed}"
+        taken = [self._spots[other] for other in self._alive]
+        why = "no node is left"
+        for spot in least_taken(self._home.spots(), taken):
+            try:
+                pid = self._home.start(name, spot, self._config(name, spot), mode)
+                break
+            except ConnectionError as error:
+                why = str(error)
+        else:
+            raise InfrastructureError(f"cannot start {name}: {why}", hint="see what the nodes' agents say")
+        self._pids[name], self._spots[name] = pid, (spot.node, spot.device)
+        self._alive.add(name)
+        self.record(
+            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=spot.node, device=spot.device
+        )  # fmt: skip
         return name
 
-    def _config(self, name: str, device: str) -> ScriptConfig:
+    def _config(self, name: str, spot: Spot) -> ScriptConfig:
         spec = self._spec
         seat = Seat(
             supervisor="recovery.run", process=name, world=spec.ranks, shards=spec.shards,
-            batch=self.strategy.batch_policy, backend=spec.backend, device=device,
+            batch=self.strategy.batch_policy, backend=spec.backend, device=spot.device,
+            net=Net(store_host=self._home.store_host, address=spot.address),
             restores=not self.strategy.keeps_survivors,
             checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
             checkpoint_keep=spec.checkpoint_keep, saves=spec.saves, memory=self._memory(),
             verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy,
         )  # fmt: skip
         return ScriptConfig(
-            name=name, parent=os.getpid(), events=spec.events, log=spec.logs / f"{name}.log" if spec.logs else None,
+            name=name, parent=0, events=spot.events, log=spot.logs / f"{name}.log" if spot.logs else None,
             path=spec.script, args=list(spec.args), seat=seat,
         )  # fmt: skip
 
@@ -262,19 +295,19 @@ class Supervisor:
 
     def send(self, process: str, message: Message) -> bool:
         """Send to a process; False when it is gone."""
-        return self._children.send(process, message)
+        return self._home.send(process, message)
 
     def kill(self, process: str) -> None:
         """SIGKILL."""
-        self._children.signal(process, signal.SIGKILL)
+        self._home.signal(process, signal.SIGKILL)
 
     def mark(self, process: str) -> Mark:
         """Progress mark."""
-        return self._children.mark(process)
+        return self._home.mark(process)
 
     def os_state(self, process: str) -> str:
         """The kernel's word on a process."""
-        return self._children.os_state(process)
+        return self._home.os_state(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

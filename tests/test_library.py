@@ -66,9 +66,9 @@ def test_parameters_are_as_the_page_says(call: str) -> None:
 
 def test_the_command_on_the_page_is_the_one_there_is() -> None:
     assert "python -m recovery.run --ranks 4 --spares 1 train.py" in PAGE
-    from recovery.run import _parser
+    from recovery.options import parser
 
-    options = {option for action in _parser()._actions for option in action.option_strings}
+    options = {option for action in parser(None)._actions for option in action.option_strings}
     said = set(re.findall(r"`(--[a-z-]+)", PAGE.split("## Supervising it", 1)[1]))
     assert {option for option in options if option.startswith("--") and option != "--help"} >= said
     assert Job.__module__ == "recovery.job"

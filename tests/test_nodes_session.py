@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +18,21 @@ import pytest
 from chaos.errors import InfrastructureError
 from chaos.events import EventWriter, Kind, read_actor
 from chaos.scenario import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
+from harness.launcher import Stopped
 from harness.ledger import Ledger, read_open
 from harness.nodes import renewal
 from harness.nodes.cluster import places, refuse_ways_around
 from harness.nodes.loopback import LoopbackPlatform
 from harness.nodes.platform import Wanted
 from harness.nodes.renewal import Renewal
-from harness.nodes.session import NodesSession, nodes_session
+from harness.nodes.session import REFUSALS, NodesSession, nodes_session
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
 from recovery import marks
 from recovery.local import memory_beside
 from recovery.nodes.berth import NodeInfo
 from recovery.nodes.remains import gather
+from recovery.nodes.software import refuse_other, versions
 from recovery.ring import RingWriter
 
 LIMIT_S = 20.0
@@ -340,15 +344,38 @@ def test_an_agent_that_cannot_run_is_named_with_its_last_words_and_nothing_is_le
     assert all(entry.undo is not None and entry.undo.idle() for entry in read_open(run.ledger))
 
 
-def test_a_node_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = NodesSession(FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False)
+def test_a_node_with_another_torch_is_refused() -> None:
+    info = replace(info_of(0), versions={"torch": "1.0", "python": sys.version.split()[0]})
+    with pytest.raises(InfrastructureError, match=r"node 0 has torch 1\.0 and not"):
+        refuse_other(info)
+    refuse_other(replace(info, versions=versions()))
+
+
+def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
+    made = NodesSession(
+        FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False, refusals=tmp_path / REFUSALS
+    )
+    setup: Any = SimpleNamespace(
+        cell=SimpleNamespace(scenario=SimpleNamespace(topology=SimpleNamespace(nodes=1)))
+    )
     try:
-        info = SimpleNamespace(versions={"torch": "1.0", "python": sys.version.split()[0]})
-        monkeypatch.setattr(made, "fleet", SimpleNamespace(nodes=lambda: {0: info}, close=made.fleet.close))
-        with pytest.raises(InfrastructureError, match=r"node 0 has torch 1\.0 and not"):
-            made._refuse_other_software(0)
+        with pytest.raises(Stopped):
+            made.cluster(setup, lambda: True)
     finally:
         made.close()
+
+
+def test_who_is_turned_away_is_in_a_file_of_the_run(tmp_path: Path) -> None:
+    made = NodesSession(
+        FakePlatform(), tmp_path / "agents", nodes=1, keeps_store=False, refusals=tmp_path / REFUSALS
+    )
+    try:
+        with socket.create_connection(made.fleet.address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            until(lambda: (tmp_path / REFUSALS).exists())
+    finally:
+        made.close()
+    assert "127.0.0.1" in (tmp_path / REFUSALS).read_text()
 
 
 # ---- devices
@@ -357,7 +384,7 @@ def test_a_node_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytes
 def info_of(node: int, *devices: str) -> NodeInfo:
     """A node that is there."""
     return NodeInfo(
-        node=node, host="h", boot="b", address="127.0.0.1", devices=devices, incarnation="i", versions={},
+        node=node, host="h", boot="b", address="127.0.0.1", devices=devices, scratch="", incarnation="i", versions={},
         connected=True, silent_s=0.0, lost="", offset_ns=None, bound_ns=None,
     )  # fmt: skip
 

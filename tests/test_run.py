@@ -5,27 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from running import EPOCHS, LIMIT_S, RECOVERABLE, ROOT, STEPS, Running, kill
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind, Tail
+from chaos.events import Kind
 from harness.results import Results
 from recovery import run as command
 from recovery import strategies
 from recovery.strategy import Strategy
-
-ROOT = Path(__file__).resolve().parent.parent
-RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
-LIMIT_S = 120.0
-EPOCHS = "10"
-STEPS = 320
 
 WORKERS = """
 import torch, recovery
@@ -39,58 +31,6 @@ while job.running():
         step.backward(model(torch.ones(len(step.samples), 2)).sum())
         step.commit()
 """
-
-
-class Running:
-    """A ``recovery.run`` in a process of its own."""
-
-    def __init__(self, folder: Path, *arguments: str | Path) -> None:
-        self.events = folder / "events"
-        command_line = [sys.executable, "-m", "recovery.run", "--events", self.events, *arguments]
-        self.process = subprocess.Popen(
-            list(map(str, command_line)), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
-        )  # fmt: skip
-        self.said = ""
-
-    def of(self, actor: str, kind: Kind) -> list[Event]:
-        """Events of that kind."""
-        path = self.events / f"{actor}.jsonl"
-        return [e for e in Tail(path).read() if e.kind is kind] if path.exists() else []
-
-    def wait_for(self, enough: Callable[[], bool]) -> None:
-        """Until it is so."""
-        pause, deadline = threading.Event(), time.monotonic() + LIMIT_S
-        while not enough():
-            assert time.monotonic() < deadline, "it never came to it"
-            assert self.process.poll() is None, self.process.communicate(timeout=LIMIT_S)[1]
-            pause.wait(0.01)
-
-    def trained(self, step: int) -> bool:
-        """Whether the first process has committed that step."""
-        return any((e.step or 0) >= step for e in self.of("w0", Kind.STEP_COMMITTED))
-
-    def pid_of(self, name: str) -> int:
-        """Pid of one of its processes."""
-        return next(
-            e.data["pid"] for e in self.of("orchestrator", Kind.PROCESS_SPAWNED) if e.data["process"] == name
-        )
-
-    def end(self) -> int:
-        """Its exit status; what it said is kept."""
-        self.said = self.process.communicate(timeout=LIMIT_S)[1]
-        return self.process.returncode
-
-    def digest(self) -> dict[str, object]:
-        """Of all state after the last step, the same on every rank that committed it."""
-        found = [
-            {k: v for k, v in e.data.items() if k != "rank"}
-            for path in self.events.glob("[ws]*.jsonl")
-            for e in self.of(path.stem, Kind.STATE_DIGEST)
-            if e.step == STEPS
-        ]
-        assert len(found) == 4 and all(digest == found[0] for digest in found), found
-        return found[0]
 
 
 @pytest.fixture
@@ -107,13 +47,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     for job in started:
         job.process.kill()
         job.process.communicate(timeout=LIMIT_S)
-
-
-def kill(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Through a pidfd, as an operator's tool would."""
-    fd = os.pidfd_open(pid)
-    signal.pidfd_send_signal(fd, signum)
-    os.close(fd)
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +220,8 @@ def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running
 
 # ---- the command line
 
+NODES = ["--nodes", "2", "--listen", "127.0.0.1:9", "--token-file", "token"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
@@ -299,6 +234,15 @@ def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running
         (["--ranks", "0", __file__], "0 is less than 1"),
         (["--events", "/proc/nowhere", __file__], "choose --events and --logs"),
         ([], "required: script"),
+        (["--adopt", __file__], "--adopt, --listen and --token-file are for --nodes"),
+        (["--nodes", "2", __file__], "--nodes needs --listen HOST:PORT and --token-file FILE"),
+        (["--nodes", "2", "--listen", "here", __file__], "not HOST:PORT: 'here'"),
+        (
+            [*NODES, "--memory-checkpoints", "5", __file__],
+            "--memory-checkpoints and --logs are for one machine",
+        ),
+        ([*NODES, "--adopt", __file__], "--adopt needs --events DIR"),
+        (["--ranks", "1", "--spares", "1", *NODES, "--nodes", "3", __file__], "3 nodes for 2 processes"),
     ],
 )
 def test_a_command_line_that_cannot_be_is_refused_before_anything_starts(

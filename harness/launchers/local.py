@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -95,7 +95,7 @@ class LocalSession:
         self.zygote = self.recipe.server()
         self._noted = False
 
-    def cluster(self, setup: ArmSetup) -> LocalCluster:
+    def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> LocalCluster:
         """Make ready for one arm. The first call waits for the zygote, so that no arm pays for its start."""
         if not self._noted:
             self._noted = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -57,7 +57,7 @@ class SimSession:
         self._timings = timings
         self._behaviour = behaviour or Behaviour()
 
-    def cluster(self, setup: ArmSetup) -> SimCluster:
+    def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> SimCluster:
         """Make ready for one arm."""
         return SimCluster(setup, self._timings, self._behaviour)
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import InfrastructureError
-from chaos.events import Kind
 from chaos.fault import Need
 from harness import devices, processes
 from harness.health import Reading
@@ -26,6 +25,7 @@ from harness.undoing import Undo
 from recovery.jobconfig import Net
 from recovery.local import start_store
 from recovery.marks import Mark
+from recovery.nodes import news as words
 from recovery.nodes.agent import QUIET_BEAT_S
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.clock import boot_id
@@ -57,7 +57,9 @@ class NodesCluster:
         self._since_ns = time.time_ns()
         self._fleet.begin(setup.id, setup.run.root.resolve())
         self._sort(self._fleet.wait(0))
-        self._news = [news for node in self._nodes for news in _known(self._fleet.nodes()[node])]
+        self._news = []
+        for node in self._nodes:
+            self._tell(*words.all_of(self._fleet.nodes()[node]))
         self._places, self._backend = places(setup, self._fleet.nodes())
         needs = needs_of(setup.cell)
         host = self._platform.host
@@ -105,8 +107,8 @@ class NodesCluster:
 
     def news(self) -> list[NodeNews]:
         """See harness.launcher.Cluster."""
-        news, self._news = self._news, []
-        return news
+        found, self._news = self._news, []
+        return found
 
     def away(self) -> None:
         """Connections to all agents end for real; they go on alone."""
@@ -205,7 +207,7 @@ class NodesCluster:
     def close(self) -> Leftovers:
         """End everything on all nodes, and what is here."""
         for node in self._nodes:
-            self._news += _clock(self._fleet.nodes()[node])
+            self._tell(*words.clock_of(self._fleet.nodes()[node]))
         alive = self._fleet.begin("", None)
         self._gather(self._orphans)  # what was written while they ended
         if self.storage is not None:
@@ -246,47 +248,23 @@ class NodesCluster:
 
     # ---- what the fleet says
 
+    def _tell(self, *said: words.News) -> None:
+        self._news += [NodeNews(kind=kind, data=data) for kind, data in said]
+
     def _sort(self, found: Sequence[FleetReport]) -> None:
         for report in found:
             match report:
-                case NodeJoined():
-                    self._session.renewal.back(report.node)
-                    self._news.append(_joined(report.info))
-                case NodeLost():
-                    self._lose(report.node)
-                    self._news.append(
-                        NodeNews(kind=Kind.NODE_LOST, data={"node": report.node, "why": report.why})
-                    )
-                case ClockMeasured():
-                    self._news.append(_measured(report.node, report.offset_ns, report.bound_ns))
-                case NodeWarned():
-                    pass  # its ranks say so themselves
+                case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned():
+                    if isinstance(report, NodeJoined):
+                        self._session.renewal.back(report.node)
+                    elif isinstance(report, NodeLost):
+                        self._lose(report.node)
+                    if said := words.event_of(report):
+                        self._tell(said)
                 case _ if self._housing.owns(report.process):
                     self._housing.reports.append(report)
                 case _:
                     self._reports.append(report)
-
-
-def _known(info: NodeInfo) -> list[NodeNews]:
-    return [_joined(info), *_clock(info)]
-
-
-def _clock(info: NodeInfo) -> list[NodeNews]:
-    if info.offset_ns is None or info.bound_ns is None:
-        return []
-    return [_measured(info.node, info.offset_ns, info.bound_ns)]
-
-
-def _joined(info: NodeInfo) -> NodeNews:
-    data = {
-        "node": info.node, "host": info.host, "boot": info.boot, "address": info.address, "devices": list(info.devices),
-    }  # fmt: skip
-    return NodeNews(kind=Kind.NODE_JOINED, data=data)
-
-
-def _measured(node: int, offset_ns: int, bound_ns: int) -> NodeNews:
-    data = {"node": node, "offset_ns": offset_ns, "bound_ns": bound_ns}
-    return NodeNews(kind=Kind.CLOCK_MEASURED, data=data)
 
 
 def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:

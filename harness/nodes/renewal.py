@@ -14,6 +14,7 @@ from harness.nodes.platform import Platform
 AGAIN_AFTER_S = 5.0
 MAX_LIVES = 100  # of one node in one run
 AT_ONCE = 32
+LOOK_S = 0.2
 
 
 class Renewal:
@@ -50,13 +51,17 @@ class Renewal:
             if may and self._platform.gone(node) and self._platform.replaceable(node):
                 self.start(node)
 
-    def await_begun(self, node: int, *, limit_s: float) -> None:
-        """Wait until the platform has begun it, if it is about to. Raises InfrastructureError."""
+    def await_begun(self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the platform has begun it, if it is about to, or ``stopped``. Raises InfrastructureError."""
         future = self._starting.get(node)
-        if future is not None:
+        until_s = time.monotonic() + limit_s
+        while future is not None and not stopped():
             try:
-                future.result(timeout=limit_s)
+                future.result(timeout=max(0.0, min(LOOK_S, until_s - time.monotonic())))
+                return
             except LateError as error:
+                if time.monotonic() < until_s:
+                    continue
                 raise InfrastructureError(
                     f"node {node} did not begin within {limit_s:.0f} s",
                     hint="see what the platform says of it",

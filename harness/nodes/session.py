@@ -7,13 +7,14 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
 from chaos.fault import Need
 from chaos.scenario import Cell
-from harness.launcher import ArmSetup
+from harness.launcher import ArmSetup, Stopped
 from harness.ledger import Ledger
 from harness.needs import needs_of
 from harness.nodes.cluster import NodesCluster
@@ -26,9 +27,10 @@ from recovery.forkserver import ForkServer
 from recovery.local import rank_environment
 from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import Fleet
-from recovery.nodes.serve import versions
+from recovery.nodes.software import refuse_other
 from recovery.processes import become_subreaper
 
+REFUSALS = "refused.log"
 READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first
 
 Make = Callable[[Wanted], Platform]
@@ -44,7 +46,13 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
     most = max(cell.scenario.topology.nodes for cell in cells)
     platform = make(Wanted(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
     try:
-        session = NodesSession(platform, home.path, nodes=most, keeps_store=Need.STORE_PROCESS in needs)
+        session = NodesSession(
+            platform,
+            home.path,
+            nodes=most,
+            keeps_store=Need.STORE_PROCESS in needs,
+            refusals=run.root / REFUSALS,
+        )
         try:
             yield session
         finally:
@@ -57,14 +65,18 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
 
 class NodesSession:
     """Implements ``harness.launcher.Session``. ``home``: directory for what agents need, the same on all nodes;
-    ``keeps_store``: the key-value store is a process of its own here. Raises InfrastructureError."""
+    ``keeps_store``: the key-value store is a process of its own here; ``refusals``: file for who was turned away, and
+    why. Raises InfrastructureError."""
 
-    def __init__(self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool) -> None:
+    def __init__(
+        self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool, refusals: Path
+    ) -> None:
         self.platform = platform
         self._home = home
         token = secrets.token_bytes(32)
         self._token_file = _write_token(home, token)
-        self.fleet = Fleet(token=token, host=platform.host)
+        self._refusals = refusals
+        self.fleet = Fleet(token=token, host=platform.host, refused=self._note_refusal)
         self.zygote: ForkServer | None = None
         if keeps_store:
             become_subreaper()
@@ -73,18 +85,22 @@ class NodesSession:
         for node in range(nodes):
             self.renewal.start(node)
 
-    def cluster(self, setup: ArmSetup) -> NodesCluster:
+    def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> NodesCluster:
         """Make ready for one arm: every node of its cell is there, those lost in an arm before too.
 
-        Raises InfrastructureError, which names those that are not and says why."""
+        Raises InfrastructureError, which names those that are not and says why; Stopped."""
         if self.zygote is not None:
             self.zygote.await_ready()
-        self._await_nodes(range(setup.cell.scenario.topology.nodes))
+        self._await_nodes(range(setup.cell.scenario.topology.nodes), stopped)
         return NodesCluster(self, setup)
 
     def scratch(self, node: int) -> Path:
         """Where the agent of a node has its files; what is forwarded lies below it as below the run's directory."""
         return self._home / f"n{node}"
+
+    def _note_refusal(self, why: str) -> None:
+        with suppress(OSError), self._refusals.open("a") as stream:
+            stream.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {why}\n")
 
     def close(self) -> None:
         """End the agents."""
@@ -105,24 +121,19 @@ class NodesSession:
         ]  # fmt: skip
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 
-    def _await_nodes(self, nodes: range) -> None:
+    def _await_nodes(self, nodes: range, stopped: Callable[[], bool]) -> None:
         until_s = time.monotonic() + READY_LIMIT_S
         self.renewal.look(at_once=True)
         for node in nodes:
-            self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()))
-        self.fleet.await_nodes(nodes, limit_s=max(0.0, until_s - time.monotonic()), gone=self.platform.gone)
+            self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()), stopped=stopped)
+        self.fleet.await_nodes(
+            nodes, limit_s=max(0.0, until_s - time.monotonic()), gone=self.platform.gone, stopped=stopped
+        )
+        if stopped():
+            raise Stopped
         for node in nodes:
             self.renewal.back(node)
-            self._refuse_other_software(node)
-
-    def _refuse_other_software(self, node: int) -> None:
-        theirs, ours = self.fleet.nodes()[node].versions, versions()
-        other = {name: theirs.get(name, "none") for name in ours if theirs.get(name) != ours[name]}
-        if other:
-            said = ", ".join(f"{name} {version} and not {ours[name]}" for name, version in other.items())
-            raise InfrastructureError(
-                f"node {node} has {said}", hint="install the same versions on all nodes and here"
-            )
+            refuse_other(self.fleet.nodes()[node])
 
 
 def _write_token(home: Path, token: bytes) -> Path:

@@ -220,7 +220,7 @@ class Agent:
         config = self._config
         hello = protocol.Hello(
             node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
-            boot=boot_id(), address=config.address or link.address, devices=config.devices,
+            boot=boot_id(), address=config.address or link.address, devices=config.devices, scratch=str(config.scratch),
             processes=dict(self._ward.pids), versions=dict(config.versions),
         )  # fmt: skip
         link.put(hello, got=self._post.received)
@@ -252,6 +252,8 @@ class Agent:
         if welcome.coordinator != self._coordinator:
             self._coordinator = welcome.coordinator
             self._post.renumber()
+            for ended in self._ward.ended:  # the one before may have died before it wrote that down
+                self._post.add(ended)
         self._welcome = True
         self._post.reconnected()
         self._beat_s = 0.0

@@ -23,6 +23,7 @@ class NodeInfo:
     boot: str
     address: str
     devices: tuple[str, ...]
+    scratch: str
     incarnation: str
     versions: dict[str, str]
     connected: bool
@@ -108,8 +109,8 @@ class Berth:
         hello, offset = self.hello, self.clock.offset(now_ns)
         return NodeInfo(
             node=self.node, host=hello.host, boot=hello.boot, address=hello.address, devices=hello.devices,
-            incarnation=hello.incarnation, versions=dict(hello.versions), connected=self.link is not None,
-            silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
+            scratch=hello.scratch, incarnation=hello.incarnation, versions=dict(hello.versions),
+            connected=self.link is not None, silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
             lost=self.lost, offset_ns=offset.offset_ns if offset else None,
             bound_ns=offset.bound_ns if offset else None,
         )  # fmt: skip

@@ -44,14 +44,15 @@ class Fleet(Harbour):
     """Processes by name, wherever they are. For all else see ``Harbour``."""
 
     def __init__(
-        self, *, token: bytes, host: str, clock_ns: Callable[[], int] = time.monotonic_ns,
+        self, *, token: bytes, host: str, port: int = 0, clock_ns: Callable[[], int] = time.monotonic_ns,
         limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(
-            token=token, host=host, clock_ns=clock_ns, limits=limits, refused=refused, epoch=epoch
-        )
         self._directory: Path | None = None
         self._processes: dict[str, Remote] = {}
+        self._inherited = False
+        super().__init__(
+            token=token, host=host, port=port, clock_ns=clock_ns, limits=limits, refused=refused, epoch=epoch
+        )
 
     def close(self) -> dict[int, str]:
         """End every agent; what could not be removed, as ``Children.close``: pids are of their nodes."""
@@ -84,6 +85,20 @@ class Fleet(Harbour):
         self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
         self._directory = directory
         return left
+
+    def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
+        """Instead of ``begin``, of a coordinator that takes a job over: what agents go on with is not ended.
+        ``processes``: that may live, by name: node and pid there; others are killed. Before any agent has dialled."""
+        self._directory = directory
+        self._inherited = True
+        for name, (node, pid) in processes.items():
+            self._processes[name] = Remote(name=name, node=node, pid=pid)
+
+    def forsake(self, node: int, why: str) -> None:
+        """Count inherited processes as ended whose node has not come back."""
+        self._news.append(NodeLost(node=node, why=why))
+        for process in self._living(node):
+            self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
     def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
         """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its event log, relative
@@ -228,13 +243,15 @@ class Fleet(Harbour):
             process.told = True
             self._news.append(Dying(process=process.name))
 
+    def _inherits(self, hello: protocol.Hello) -> bool:
+        return self._inherited
+
     def _living(self, node: int) -> Sequence[Remote]:
         return [p for p in self._processes.values() if p.node == node and p.pid and not p.gone]
 
     def _post(self, name: str, frame: protocol.Frame) -> bool:
         process = self._processes[name]
-        berth = self._berths[process.node]
-        if process.gone or berth.lost:
+        if process.gone or (berth := self._berths[process.node]).lost:
             return False
         berth.post.add(frame)
         self._flush(berth)

@@ -66,12 +66,12 @@ FleetReport = Said | Dying | Exited | NodeNews
 
 
 class Harbour:
-    """Listens at ``host`` for agents that know ``token``. ``refused``: told who was turned away and why; ``epoch``:
-    higher than that of any coordinator before. ``gone``: asked about nodes that are missed. Raises
+    """Listens at ``host`` for agents that know ``token``. ``port``: 0 for any; ``refused``: told who was turned away
+    and why; ``epoch``: higher than that of any coordinator before. ``gone``: asked about nodes that are missed. Raises
     InfrastructureError."""
 
     def __init__(
-        self, *, token: bytes, host: str, clock_ns: Callable[[], int] = time.monotonic_ns,
+        self, *, token: bytes, host: str, port: int = 0, clock_ns: Callable[[], int] = time.monotonic_ns,
         limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
     ) -> None:  # fmt: skip
         self._token = token
@@ -88,19 +88,20 @@ class Harbour:
         self._turned_ns = clock_ns()
         self._returned_ns = 0
         self._door: Door | None = None
-        self.address: tuple[str, int] = (host, 0)
+        self.address: tuple[str, int] = (host, port)
         self._open()
 
     # ---- nodes
 
     def await_nodes(
-        self, nodes: Collection[int], *, limit_s: float, gone: Callable[[int], str | None]
-    ) -> None:
-        """Wait until an agent is there for each. ``gone``: why a node is known not to be there; it is asked from now
-        on, whenever one is missed. Raises InfrastructureError, which names who did not come and why."""
+        self, nodes: Collection[int], *, limit_s: float, gone: Callable[[int], str | None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """Wait until an agent is there for each, or ``stopped``. ``gone``: why a node is known not to be there; it is
+        asked from now on, whenever one is missed. Raises InfrastructureError, which names who did not come and why."""
         self._gone = gone
         until_s = time.monotonic() + limit_s
-        while missing := [node for node in sorted(nodes) if not self._is_there(node)]:
+        while (missing := [node for node in sorted(nodes) if not self._is_there(node)]) and not stopped():
             lost = {node: why for node in missing if (why := gone(node))}
             if lost or time.monotonic() >= until_s:
                 what = "; ".join(f"node {n}: {lost.get(n) or 'its agent has not dialled'}" for n in missing)
@@ -266,7 +267,9 @@ class Harbour:
             if not berth.lost and berth.told:
                 self.give_up(berth.node, "its connection was lost, and its processes counted as dead")
             self._again(berth, link, parcel)
-        elif hello.processes:  # of a coordinator before this one, which nobody here knows anything of
+        elif hello.processes and not self._inherits(
+            hello
+        ):  # of a coordinator that nobody here knows anything of
             link.put(protocol.Fence())
             _last_words(link)
         else:
@@ -291,6 +294,8 @@ class Harbour:
         berth = Berth(node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
         self._berths[hello.node] = berth
         link.put(self._welcome())
+        for stranger in hello.processes.keys() - {process.name for process in self._living(hello.node)}:
+            berth.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
         self._news.append(NodeJoined(node=hello.node, info=berth.info(now_ns, heard_ns=now_ns)))
 
     def _welcome(self) -> protocol.Welcome:
@@ -351,6 +356,10 @@ class Harbour:
     @abstractmethod
     def _handle(self, berth: Berth, frame: Any) -> None:
         """A message came."""
+
+    @abstractmethod
+    def _inherits(self, hello: protocol.Hello) -> bool:
+        """Whether an agent's processes, started for another coordinator, are ours now."""
 
     @abstractmethod
     def _living(self, node: int) -> Sequence[Remote]:

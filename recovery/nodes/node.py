@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chaos.errors import InfrastructureError
 from recovery.forkserver import MAX_REQUEST, ForkServer, start_cold
-from recovery.local import Children
+from recovery.local import Children, rank_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,16 @@ class Recipe:
     def server(self) -> ForkServer:
         """Begin to import. The caller must be a child subreaper. Raises InfrastructureError."""
         return ForkServer(self.entry, self.modules, self.environment)
+
+
+def script_recipe() -> Recipe:
+    """For ranks that run a script of the user's (``recovery.script``)."""
+    modules = (
+        "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.job",
+    )  # fmt: skip
+    return Recipe(
+        entry="recovery.script:start", cold="recovery.script", modules=modules, environment=rank_environment()
+    )
 
 
 class Node(Children):

@@ -29,8 +29,8 @@ class Frame(BaseModel):
 class Hello(Frame):
     """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of
     a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
-    ``devices``: that torch can see there, such as ``cuda:0``; ``processes``: that are alive on it, by name;
-    ``versions``: of the software that has to be the same."""
+    ``devices``: that torch can see there, such as ``cuda:0``; ``scratch``: where its processes write; ``processes``:
+    that are alive on it, by name; ``versions``: of the software that has to be the same."""
 
     type: Literal["hello"] = "hello"
     node: int
@@ -40,6 +40,7 @@ class Hello(Frame):
     boot: str
     address: str
     devices: tuple[str, ...] = ()
+    scratch: str = ""
     processes: dict[str, int] = {}
     versions: dict[str, str] = {}
 

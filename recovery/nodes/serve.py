@@ -1,4 +1,5 @@
-"""``python -m recovery.nodes.serve``: an agent as a process of its own; ``chaos agent`` is the same with its defaults.
+"""``python -m recovery.nodes.serve``: an agent as a process of its own, for ``recovery.run --nodes``; ``chaos agent``
+is the same for the harness.
 
 SIGTERM tells the coordinator and the ranks that the node will be ended soon, and ends nothing; SIGINT ends the agent.
 """
@@ -9,14 +10,14 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from chaos.errors import ChaosError, InfrastructureError, ScenarioError
-from recovery.local import rank_environment
 from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
-from recovery.nodes.node import Recipe
+from recovery.nodes.node import Recipe, script_recipe
+from recovery.nodes.software import versions
 
 MIN_TOKEN = 16
 
@@ -91,11 +92,6 @@ def serve(
     return 0
 
 
-def versions() -> dict[str, str]:
-    """Of the software that ranks of one job have to share."""
-    return {"python": sys.version.split()[0], "torch": metadata.version("torch")}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and serve; returns the exit code."""
     parser = argparse.ArgumentParser(prog="recovery.nodes.serve", description=__doc__)
@@ -103,21 +99,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", required=True, type=int)
     parser.add_argument("--address", default="", help="of this node, as other nodes reach it; found out")
     parser.add_argument("--token-file", required=True, type=Path)
-    parser.add_argument("--scratch", required=True, type=Path)
+    parser.add_argument("--scratch", type=Path, help="for what its processes write; a new directory, removed")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
     parser.add_argument(
         "--boot", default="", help="id of the boot of the coordinator's machine, if it may be this one"
     )
-    parser.add_argument("--entry", required=True, metavar="MODULE:FUNCTION", help="of warm processes")
-    parser.add_argument("--cold", required=True, metavar="MODULE", help="that a cold process runs")
-    parser.add_argument("--module", action="append", default=[], help="to import before forking")
+    parser.add_argument("--entry", metavar="MODULE:FUNCTION", help="of warm processes; for recovery.run")
+    parser.add_argument("--cold", metavar="MODULE", help="that a cold process runs; for recovery.run")
+    parser.add_argument("--module", action="append", help="to import before forking; for recovery.run")
     args = parser.parse_args(argv)
-    recipe = Recipe(entry=args.entry, cold=args.cold, modules=args.module, environment=rank_environment())
+    usual = script_recipe()
+    recipe = Recipe(
+        entry=args.entry or usual.entry, cold=args.cold or usual.cold, modules=args.module or usual.modules,
+        environment=usual.environment,
+    )  # fmt: skip
     try:
-        return serve(
-            coordinator=args.coordinator, node=args.node, address=args.address, token_file=args.token_file,
-            scratch=args.scratch, lease_s=args.lease, recipe=recipe, coordinator_boot=args.boot,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="recovery-agent-") as own:
+            return serve(
+                coordinator=args.coordinator, node=args.node, address=args.address, token_file=args.token_file,
+                scratch=args.scratch or Path(own), lease_s=args.lease, recipe=recipe, coordinator_boot=args.boot,
+            )  # fmt: skip
     except ChaosError as error:
         print(str(error), file=sys.stderr, flush=True)
         return error.exit_code

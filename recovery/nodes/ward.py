@@ -21,7 +21,7 @@ from recovery.nodes.protocol import MarkWords
 
 class Ward:
     """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by ``Lines.file``;
-    ``named``: see ``recovery.local.Children``."""
+    ``named``: see ``recovery.local.Children``. ``pids``: who lives; ``ended``: all others."""
 
     def __init__(
         self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path, *, named: bool = False
@@ -34,6 +34,7 @@ class Ward:
         self._spoken: set[str] = set()
         self._deaf: set[str] = set()
         self.pids: dict[str, int] = {}
+        self.ended: list[protocol.Ended] = []
 
     def fileno(self) -> int:
         """Readable when ``hear`` would hear something."""
@@ -53,12 +54,12 @@ class Ward:
         elif isinstance(report, Exited):
             self._send_files(report.process, last=True)
             self.pids.pop(report.process, None)
-            self._post.add(
-                protocol.Ended(
-                    process=report.process, exit_code=report.exit_code, signal=report.signal, time_ns=report.time_ns,
-                    mark=_words(self._node.mark(report.process)),
-                )
+            ended = protocol.Ended(
+                process=report.process, exit_code=report.exit_code, signal=report.signal, time_ns=report.time_ns,
+                mark=_words(self._node.mark(report.process)),
             )  # fmt: skip
+            self.ended.append(ended)
+            self._post.add(ended)
 
     def forward(self) -> None:
         """Tell what files hold that was not told yet."""

@@ -1,0 +1,211 @@
+"""The command line of ``recovery.run``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from chaos.errors import ScenarioError
+from recovery import strategies
+from recovery.interval import parse
+from recovery.jobconfig import Saves
+from recovery.nodes.serve import address_of
+from recovery.strategy import Strategy
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
+    add = made.add_argument
+    add("--ranks", type=_positive, default=2, help="processes that train (default 2)")
+    add(
+        "--shards",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
+    )
+    add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
+    add("--strategy", default="hot-spare", help=f"one of {', '.join(strategies.names())} (default hot-spare)")
+    add("--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the strategy")
+    _add_state_options(add)
+    add(
+        "--events",
+        type=Path,
+        metavar="DIR",
+        help="a new directory for the event logs (default runs/recovery-<time>)",
+    )
+    add(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="write what ranks print to DIR/<process>.log, not to the terminal",
+    )
+    add(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what ranks train on (default auto)"
+    )
+    add(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds until a process has to be ready",
+    )
+    add(
+        "--end-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds the script may take after its last step",
+    )
+    _add_node_options(add)
+    add("script", type=Path)
+    add("args", nargs=argparse.REMAINDER, help="passed to the script")
+    return made
+
+
+def _add_state_options(add: Callable[..., object]) -> None:
+    """Of checkpoints, and of the comparison of replicas."""
+    add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
+    add(
+        "--every",
+        type=_interval,
+        metavar="STEPS",
+        help="steps between checkpoints, or 30s, or auto; see --saves",
+    )
+    add(
+        "--verify-every",
+        type=_count,
+        metavar="STEPS",
+        help="steps after which replicas compare digests of their state, 0 for never (default: with each checkpoint)",
+    )
+    add(
+        "--saves",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="mode=async, sharded=true, delta=K, mtbf_s=SECONDS: how checkpoints are written",
+    )
+    add(
+        "--memory-checkpoints",
+        type=_positive,
+        metavar="STEPS",
+        help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
+    )
+    add("--memory-limit", type=float, default=4000.0, metavar="MB", help="memory for them (default 4000)")
+    add("--keep", type=_positive, metavar="N", help="checkpoints kept, instead of what the script says")
+
+
+def _add_node_options(add: Callable[..., object]) -> None:
+    add("--nodes", type=_positive, metavar="N", help="train on N nodes: wait for their agents")
+    add(
+        "--listen",
+        type=_listen,
+        metavar="HOST:PORT",
+        help="for the agents: an address of this machine that all nodes reach",
+    )
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the agents' token, hexadecimal, readable by you alone",
+    )
+    add(
+        "--adopt",
+        action="store_true",
+        help="take over the job in --events from a supervisor that was killed; a new job if there is none",
+    )
+
+
+def _listen(text: str) -> tuple[str, int]:
+    try:
+        return address_of(text)
+    except ScenarioError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _interval(text: str) -> int | str:
+    every = int(text) if text.lstrip("-").isdigit() else text
+    try:
+        parse(every)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return every
+
+
+def saves_of(said: Sequence[str]) -> Saves | None:
+    try:
+        return Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(
+            f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded, delta and mtbf_s"
+        ) from error
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strategy:
+    try:
+        kind = strategies.find(name)
+    except KeyError:
+        raise UsageError(f"no strategy {name!r}; there are {', '.join(strategies.names())}") from None
+    values = dict(param.partition("=")[::2] for param in params)
+    if spares is not None and "spares" in kind.model_fields:
+        values["spares"] = str(spares)
+    elif spares:
+        raise UsageError(f"{name} keeps no spares: leave --spares out, or use --strategy hot-spare")
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(kind.model_fields) or "none"
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{name}: {where}: {first['msg']} (its parameters: {known})") from None
+
+
+def check(given: argparse.Namespace, strategy: Strategy) -> None:
+    """Raises UsageError, before anything is made."""
+    if not given.script.is_file():
+        raise UsageError(f"no script {given.script}")
+    if given.ranks % given.shards:
+        raise UsageError(
+            f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of {given.shards}"
+        )
+    if given.memory_limit * 1e6 < 1:
+        raise UsageError(
+            f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"
+        )
+    if given.nodes is None:
+        if given.adopt or given.listen or given.token_file:
+            raise UsageError(
+                "--adopt, --listen and --token-file are for --nodes: on one machine ranks end with their supervisor"
+            )
+    elif given.listen is None or given.token_file is None:
+        raise UsageError("--nodes needs --listen HOST:PORT and --token-file FILE")
+    elif given.memory_checkpoints or given.logs:
+        raise UsageError(
+            "--memory-checkpoints and --logs are for one machine; what ranks of nodes print is in EVENTS/logs"
+        )
+    if given.adopt and given.events is None:
+        raise UsageError("--adopt needs --events DIR, the same as of the job")
+    if given.nodes and given.nodes > given.ranks + strategy.spares_wanted:
+        raise UsageError(f"{given.nodes} nodes for {given.ranks + strategy.spares_wanted} processes")

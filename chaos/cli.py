@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from chaos import errors
+from chaos.commands import all_commands
 
 if TYPE_CHECKING:
     from chaos.catalogue import Catalogue
@@ -233,23 +234,6 @@ def ps(runs: Path, form: str) -> int:
 
 
 @cli.command()
-@click.option("--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens.")
-@click.option("--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run.")
-@click.option(
-    "--address", default="", help="Of this node, as other nodes reach it; else as the harness sees it."
-)
-@click.option("--token-file", required=True, type=_PATH, help="The run's token, hexadecimal, mode 0600.")
-@click.option("--scratch", required=True, type=_PATH, help="For event logs and outputs until they are sent.")
-@click.option("--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness.")
-def agent(**options: Any) -> int:
-    """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
-    from harness.recipe import recipe
-    from recovery.nodes.serve import serve
-
-    return serve(recipe=recipe(), **options)
-
-
-@cli.command()
 def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
     from chaos.schema import scenario_schema
@@ -278,6 +262,10 @@ def build_catalogue() -> Catalogue:
         checkers=frozenset(CHECKERS),
         per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
     )
+
+
+for _command in all_commands():
+    cli.add_command(_command)
 
 
 def main() -> None:

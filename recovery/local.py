@@ -259,6 +259,11 @@ def memory_beside(log: Path) -> Path:
     return log.with_suffix(".memory")
 
 
+def prepare_store() -> None:
+    """Import what a store needs, which takes seconds."""
+    import torch.distributed  # noqa: F401
+
+
 def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
     """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError.
 

@@ -27,6 +27,7 @@ from chaos.errors import (
 from chaos.events import ORCHESTRATOR
 from recovery.estate import lock, read_estate
 from recovery.home import Home, ThisMachine
+from recovery.local import prepare_store
 from recovery.nodes.fleet import Fleet
 from recovery.nodes.home import Nodes
 from recovery.nodes.serve import read_token
@@ -88,8 +89,7 @@ def _here(given: argparse.Namespace, events: Path, wanted: int) -> tuple[Home, L
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int
 ) -> tuple[Home, Literal["gloo", "nccl"]]:
-    import torch.distributed  # takes seconds, in which agents that had dialled would hear nothing  # noqa: F401
-
+    prepare_store()  # agents that have dialled would hear nothing meanwhile
     host, port = given.listen
     fleet = Fleet(token=read_token(given.token_file), host=host, port=port, epoch=epoch)
     nodes = Nodes(fleet, nodes=given.nodes, size=wanted, device=given.device, events=events)

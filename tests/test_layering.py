@@ -20,10 +20,11 @@ PLUGINS = (
     "recovery.strategies",
     "harness.launchers",
     "harness.workloads",
+    "harness.stacks",
     "reports",
 )
 
-COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__")
+COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
 REPORTS_MAY = (
@@ -95,7 +96,7 @@ def within(module: str, allowed: tuple[str, ...]) -> bool:
 def may_not(name: str, wanted: str) -> str:
     """Why module ``name`` may not import ``wanted`` of ours, and what to do instead; "" when it may."""
     package, other = name.split(".")[0], wanted.split(".")[0]
-    if other not in OURS or name in COMPOSITION_ROOTS:
+    if other not in OURS or within(name, COMPOSITION_ROOTS):
         return ""
     for room in PLUGINS:
         if within(name, (room,)) and name != room and within(wanted, (room,)) and wanted != room:

@@ -1,0 +1,16 @@
+"""Verbs of the command line beside those of ``chaos.cli``, a file each; parts of the composition root."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import click
+
+
+def all_commands() -> list[click.Command]:
+    """``COMMANDS`` of every module here. Their heavy imports are inside the functions."""
+    found: list[click.Command] = []
+    for module in pkgutil.iter_modules(__path__):
+        found += importlib.import_module(f"{__name__}.{module.name}").COMMANDS
+    return found

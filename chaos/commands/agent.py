@@ -1,0 +1,40 @@
+"""``chaos agent``: one node of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+_PATH: click.Path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--coordinator", required=True, metavar="HOST:PORT", help="Where the run's harness listens.")
+@click.option("--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run.")
+@click.option(
+    "--address", default="", help="Of this node, as other nodes reach it; else as the harness sees it."
+)
+@click.option(
+    "--token-file",
+    required=True,
+    type=_PATH,
+    help="The run's token, hexadecimal, mode 0600.",
+)
+@click.option(
+    "--scratch",
+    required=True,
+    type=_PATH,
+    help="For event logs and outputs until they are sent.",
+)
+@click.option("--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness.")
+def agent(**options: Any) -> int:
+    """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
+    from harness.recipe import recipe
+    from recovery.nodes.serve import serve
+
+    return serve(recipe=recipe(), **options)
+
+
+COMMANDS = [agent]

@@ -1,0 +1,128 @@
+"""The shape of ``compare.json``: everything in it is derived from stored runs by ``harness.compare.gather``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from harness.results import Metric, Model, PhaseSpan
+
+SCHEMA_VERSION = 1
+
+OutcomeClass = Literal[
+    "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung", "committed bad values",
+    "not landed", "not offered",
+]  # fmt: skip
+"""What became of a job. ``rolled back``: recovered from a checkpoint, steps were done again; ``started over``: from
+step 0; ``degraded``: went on slower or with fewer ranks to its end; ``committed bad values``: a non-finite or corrupted
+state was trained on unnoticed; ``not offered``: this stack cannot be put under this fault, and the note says why."""
+
+Difference = Literal[
+    "faster", "slower", "no difference shown", "only this one recovers", "only the other recovers", "neither recovers",
+    "too few",
+]  # fmt: skip
+
+
+class StackInfo(Model):
+    """One compared thing: a stack with one of its settings. ``label``: unique, such as ``torchft tuned``; ``ours``: a
+    strategy of this project; ``because``: why these settings are its best documented ones; ``versions``: package ->
+    version; ``reproduce``: the command for one arm of it."""
+
+    label: str
+    stack: str
+    settings: Literal["default", "tuned"]
+    ours: bool
+    description: str
+    chosen: dict[str, Any]
+    because: str
+    versions: dict[str, str]
+    fidelity: list[str]
+
+
+class Trial(Model):
+    """One pair of arms: with the fault and without. Seconds; infinity: it never recovered. ``run``: directory relative
+    to the comparison's; ``witness``: the evidence for ``outcome``; ``losses``: (step, loss) of the faulted arm and of
+    its control, thinned."""
+
+    label: str
+    family: str
+    seed: int
+    outcome: OutcomeClass
+    witness: str
+    recovery: float | None
+    detection: float | None
+    phases: list[PhaseSpan]
+    steps_lost: int
+    samples_lost: int | None
+    goodput: float | None
+    control_goodput: float | None
+    badput: dict[str, float]
+    step_time: float | None
+    wall: float
+    ranks: int
+    verdict: str
+    run: str
+    reproduce: str
+    losses: tuple[tuple[int, float], ...] = ()
+    control_losses: tuple[tuple[int, float], ...] = ()
+
+
+class Ratio(Model):
+    """A stack against the reference under one family, by pairs of the same seed. ``value``: median of the ratios, its
+    time over the reference's; ``interval``: bootstrap, 95 %; infinite where one never recovers."""
+
+    label: str
+    against: str
+    family: str
+    metric: Literal["recovery", "step_time", "goodput"]
+    n: int
+    value: float | None
+    interval: tuple[float, float] | None
+    says: Difference
+
+
+class CellSummary(Model):
+    """A stack under one fault family. ``outcomes``: class -> how often; ``worst``: the least good of them;
+    ``recovery``, ``goodput``, ``overhead``: over trials; ``outliers``: seeds of flagged, never dropped values."""
+
+    label: str
+    family: str
+    n: int
+    outcomes: dict[str, int]
+    worst: OutcomeClass
+    witness: str
+    recovery: Metric | None
+    detection: Metric | None
+    goodput: Metric | None
+    steps_lost: Metric | None
+    samples_lost: Metric | None
+    overhead: Metric | None = Field(description="fault-free step over that of the stack `none`, same round")
+    phases: dict[str, float] = Field(description="median seconds, by phase")
+    outliers: list[int]
+    cost_gpu_hours: float | None = Field(description="of one failure, median: provisioned ranks x lost time")
+    note: str = ""
+
+
+class Comparison(Model):
+    """Everything a report of a comparison shows. ``price``: of a GPU hour; ``families``: name -> what is done to the
+    job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it was asked for."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    started: str
+    finished: str | None
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    stacks: list[StackInfo]
+    families: dict[str, str]
+    trials: list[Trial]
+    cells: list[CellSummary]
+    ratios: list[Ratio]
+    reference: str
+    same: list[Ratio]
+    skipped: dict[str, str]
+    price: float | None
+    currency: str
+    fidelity: list[str]
+    reproduce: str

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from chaos.errors import ScenarioError
+
 Settings = Literal["default", "tuned"]
-HERE = "this"
-"""The environment of chaos itself: no other is needed."""
+ROOT = Path(__file__).resolve().parent.parent
+"""Where these packages lie; scripts in another environment find them by PYTHONPATH."""
+CHECKPOINTS = "checkpoints"
+"""Directory below ``$CHAOS_SCRATCH`` that every stack keeps its checkpoints in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,32 @@ class CommonJob:
     every: int
     seed: int
     data: Path
+
+    def environment(self) -> dict[str, str]:
+        """What ``from_environment`` reads, and what processes of a rank need to find these packages, to use one thread
+        each and to talk over the loopback interface. Part of every drive's ``env``."""
+        told = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return told | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> CommonJob:
+        """The job of this process; ``CHAOS_SEED``, the seed of the arm, goes before ``JOB_SEED``. Raises ScenarioError
+        that names what is missing or no number."""
+        words = {field.name: env.get(f"JOB_{field.name.upper()}", "") for field in fields(cls)}
+        words["seed"] = env.get("CHAOS_SEED") or words["seed"]
+        numbers = {name: int(word) for name, word in words.items() if word.isascii() and word.isdigit()}
+        wrong = [name for name in ("ranks", "steps", "global_batch", "every", "seed") if name not in numbers]
+        wrong += [name for name in ("size", "data") if not words[name]]
+        if wrong:
+            raise ScenarioError(
+                f"this script trains the job of a comparison, and its environment lacks "
+                f"{', '.join(f'JOB_{name.upper()}' for name in wrong)}",
+                hint="start it by chaos compare",
+            )
+        return cls(
+            size=words["size"], data=Path(words["data"]), ranks=numbers["ranks"], steps=numbers["steps"],
+            global_batch=numbers["global_batch"], every=numbers["every"], seed=numbers["seed"],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from harness.results import Metric, Model, PhaseSpan
 
 SCHEMA_VERSION = 1
+_NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def _to_json(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: _NAMES.get(value, value) if isinstance(value, str) else value),
+    PlainSerializer(_to_json),
+]
+"""A number that may be infinite (never recovered) or no number (a loss); words in JSON, which has neither."""
 
 OutcomeClass = Literal[
     "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung", "committed bad values",
@@ -27,7 +43,7 @@ Difference = Literal[
 class StackInfo(Model):
     """One compared thing: a stack with one of its settings. ``label``: unique, such as ``torchft tuned``; ``ours``: a
     strategy of this project; ``because``: why these settings are its best documented ones; ``versions``: package ->
-    version; ``reproduce``: the command for one arm of it."""
+    version."""
 
     label: str
     stack: str
@@ -41,17 +57,24 @@ class StackInfo(Model):
 
 
 class Trial(Model):
-    """One pair of arms: with the fault and without. Seconds; infinity: it never recovered. ``run``: directory relative
-    to the comparison's; ``witness``: the evidence for ``outcome``; ``losses``: (step, loss) of the faulted arm and of
-    its control, thinned."""
+    """One pair of arms: with the fault and without. Times in seconds.
+
+    ``recovery``: fault to the first new step, of several faults the slowest; infinity: never, or only from step 0, or
+    with values that are no numbers; None: training did not stand still, or the fault did not land. ``detection``: fault
+    to the first reaction that can be seen from outside. ``goodput``, ``badput`` (class -> seconds): against the
+    fault-free step of the stack ``none`` with the same seed where there is one, else the own control's.
+    ``step_time``: fault-free. ``ranks``: provisioned, spares included. ``run``, ``control_run``: directories relative to
+    the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what could not be known, and why; ``losses``:
+    (step, loss) of the faulted arm and of its control, thinned.
+    """
 
     label: str
     family: str
     seed: int
     outcome: OutcomeClass
     witness: str
-    recovery: float | None
-    detection: float | None
+    recovery: Number | None
+    detection: Number | None
     phases: list[PhaseSpan]
     steps_lost: int
     samples_lost: int | None
@@ -64,8 +87,10 @@ class Trial(Model):
     verdict: str
     run: str
     reproduce: str
-    losses: tuple[tuple[int, float], ...] = ()
-    control_losses: tuple[tuple[int, float], ...] = ()
+    control_run: str = ""
+    note: str = ""
+    losses: tuple[tuple[int, Number], ...] = ()
+    control_losses: tuple[tuple[int, Number], ...] = ()
 
 
 class Ratio(Model):
@@ -77,8 +102,8 @@ class Ratio(Model):
     family: str
     metric: Literal["recovery", "step_time", "goodput"]
     n: int
-    value: float | None
-    interval: tuple[float, float] | None
+    value: Number | None
+    interval: tuple[Number, Number] | None
     says: Difference
 
 
@@ -100,13 +125,17 @@ class CellSummary(Model):
     overhead: Metric | None = Field(description="fault-free step over that of the stack `none`, same round")
     phases: dict[str, float] = Field(description="median seconds, by phase")
     outliers: list[int]
-    cost_gpu_hours: float | None = Field(description="of one failure, median: provisioned ranks x lost time")
+    cost_gpu_hours: Number | None = Field(
+        description="of one failure, median: provisioned ranks x recovery time"
+    )
     note: str = ""
 
 
 class Comparison(Model):
     """Everything a report of a comparison shows. ``price``: of a GPU hour; ``families``: name -> what is done to the
-    job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it was asked for."""
+    job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it was asked for; ``deadline``: seconds
+    without a new step after which a job counts as never recovered; ``cautions``: what differs between arms beside the
+    stack (machine, code, workload), so that they are no fair pair; ``missing``: arms planned and not played yet."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -126,3 +155,6 @@ class Comparison(Model):
     currency: str
     fidelity: list[str]
     reproduce: str
+    deadline: float | None = None
+    cautions: list[str] = []
+    missing: int = 0

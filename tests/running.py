@@ -63,13 +63,13 @@ class Running:
         self.said = self.process.communicate(timeout=LIMIT_S)[1]
         return self.process.returncode
 
-    def digest(self) -> dict[str, object]:
-        """Of all state after the last step, the same on every rank that committed it."""
+    def digest(self, step: int = STEPS) -> dict[str, object]:
+        """Of all state after a step, such as the last, the same on every rank that committed it."""
         found = [
             {k: v for k, v in e.data.items() if k != "rank"}
             for path in self.events.glob("[ws]*.jsonl")
             for e in self.of(path.stem, Kind.STATE_DIGEST)
-            if e.step == STEPS
+            if e.step == step
         ]
         assert len(found) == 4 and all(digest == found[0] for digest in found), found
         return found[0]

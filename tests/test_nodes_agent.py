@@ -326,7 +326,7 @@ def test_away_and_back_nothing_is_lost_or_doubled(yard: Yard) -> None:
     yard.order("w1", "exit", 5)
     threading.Event().wait(0.05)  # some of it is on its way
     yard.fleet.away()
-    assert yard.fleet.wait(0.3) == [] or True
+    assert yard.fleet.wait(0.3) == []
     assert not any(info.connected for info in yard.fleet.nodes().values())
     yard.order("w0", "say", 1)  # by whoever acts meanwhile
     yard.fleet.back()
@@ -578,3 +578,38 @@ def test_another_coordinator_is_told_what_waits_from_its_own_first_message_on(ya
             assert time.monotonic() < until_s
             heard += [parcel.frame for parcel in link.take() if post.accept(parcel)]
         link.close()
+
+
+def test_another_coordinator_inherits_what_it_knows_hears_of_ends_again_and_kills_the_rest(
+    yard: Yard,
+) -> None:
+    yard.start(0)
+    yard.fleet.begin("arm", yard.folder)
+    pids = [yard.spawn(name, 0) for name in ("w0", "w1", "w2")]
+    ready(yard, "w0", "w1", "w2")
+    yard.order("w1", "exit", 5)
+    yard.until_kind(
+        Exited, process="w1"
+    )  # and it dies before it writes that down, as before it writes down w2
+    yard.fleet.wait(0.0)
+    yard.fleet.away()
+    host, port = yard.fleet.address
+    yard.fleet = Fleet(token=yard.token, host=host, port=port, epoch=2)
+    yard.fleet.inherit(yard.folder, {"w0": (0, pids[0]), "w1": (0, pids[1])})
+    yard.await_nodes(0)
+    (ended,) = [r for r in yard.until_kind(Exited) if isinstance(r, Exited)]
+    assert (ended.process, ended.exit_code) == ("w1", 5)
+    eventually(lambda: processes.state(pids[2]) == "X")
+    assert yard.fleet.alive("w0") and processes.state(pids[0]) in "RSD"
+    yard.order("w0", "exit", 3)
+    assert [r.process for r in yard.until_kind(Exited) if isinstance(r, Exited)] == ["w0"]
+
+
+def test_an_inherited_node_that_does_not_come_back_is_forsaken(yard: Yard) -> None:
+    yard.fleet.inherit(yard.folder, {"w0": (0, 41), "w1": (1, 42)})
+    yard.fleet.forsake(1, "its agent was not back")
+    lost, ended = yard.fleet.wait(0.0)
+    assert lost == NodeLost(node=1, why="its agent was not back")
+    assert isinstance(ended, Exited) and (ended.process, ended.signal) == ("w1", signal.SIGKILL)
+    assert not yard.fleet.send("w1", Extra(topic="do", payload={})) and yard.fleet.os_state("w1") == "X"
+    assert yard.fleet.alive("w0")

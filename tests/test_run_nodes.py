@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,12 +52,12 @@ class Cluster:
         """Where its processes write."""
         return self.folder / f"n{node}"
 
-    def job(self, *options: str) -> Running:
+    def job(self, *options: str, epochs: str = EPOCHS) -> Running:
         """A coordinator of the job: the first, or the next."""
         self.coordinators.append(
             Running(
                 self.folder, "--nodes", "2", "--listen", self.at, "--token-file", self.token, "--adopt",
-                "--ranks", "4", *options, RECOVERABLE, EPOCHS,
+                "--ranks", "4", *options, RECOVERABLE, epochs,
             )
         )  # fmt: skip
         return self.coordinators[-1]
@@ -120,6 +122,7 @@ def test_ranks_train_on_while_their_coordinator_is_dead_and_another_adopts_them(
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
     cluster: Cluster, unharmed: dict[str, object]
 ) -> None:
@@ -133,6 +136,26 @@ def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
     assert "failure: rank 1 (w1), exit: " in second.said and "s4 takes over from w1" in second.said
     assert generations(second) == [1, 2]
     assert second.digest() == unharmed
+    agents_end_well(cluster)
+
+
+@pytest.mark.real
+@pytest.mark.soak
+def test_coordinators_that_are_killed_at_any_moment_harm_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    epochs, steps, moments = "60", 6 * STEPS, random.Random(11)
+    (tmp_path / "unharmed").mkdir()
+    unharmed = Running(tmp_path / "unharmed", "--ranks", "4", RECOVERABLE, epochs)
+    assert unharmed.end() == 0, unharmed.said
+    for _ in range(6):
+        job = cluster.job(epochs=epochs)
+        with suppress(subprocess.TimeoutExpired):  # starting, adopting, forming, training
+            job.process.wait(timeout=moments.uniform(0.2, 6.0))
+        assert job.process.poll() is None, job.end() or job.said
+        kill(job.process.pid)
+        job.end()
+    last = cluster.job(epochs=epochs)
+    assert last.end() == 0, last.said
+    assert last.digest(steps) == unharmed.digest(steps)
     agents_end_well(cluster)
 
 
@@ -153,6 +176,7 @@ def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(
 
 
 @pytest.mark.real
+@pytest.mark.soak
 def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster, unharmed: dict[str, object]) -> None:
     job = cluster.job("--spares", "2")
     job.wait_for(lambda: job.trained(30))

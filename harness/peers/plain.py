@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from chaos.errors import ChaosError
 from harness.peers.common import Training, train
 
 
@@ -25,4 +26,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ChaosError as error:
+        raise SystemExit(str(error)) from error

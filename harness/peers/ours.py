@@ -1,0 +1,57 @@
+"""The common job as a script with ``recovery.join()`` in its loop, for ``python -m recovery.run``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import recovery
+from chaos.errors import ChaosError
+from harness.peers.common import Training, point, poisoned
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+def main() -> None:
+    """Train to the last step; a spare waits until it is needed."""
+    training = Training.from_environment()
+    job = recovery.join(
+        samples=training.samples, steps=training.job.steps, global_batch=training.job.global_batch,
+        seed=training.job.seed,
+    )  # fmt: skip
+    job.attach(training.model, training.optimizer, training.scheduler, clip_norm=training.clip_norm)
+    job.checkpoints.disk = _Writing()
+    while job.running():
+        with job.step() as step:
+            os.environ["RANK"] = str(
+                job.rank
+            )  # that of the report; a rank of this stack may change its number
+            loss = training.loss(training.model, step.number, job.rank, step.samples)
+            with poisoned(training.model, step.number):
+                step.backward(loss)
+            point("optimizer", step.number)
+            step.commit()
+            training.report(step.number, job.state.last[1], step.count)
+
+
+class _Writing:
+    """The point ``saving`` lies before the second half of a checkpoint's data is written, on whatever thread."""
+
+    def __init__(self) -> None:
+        self._begun: Path | None = None
+
+    def __call__(self, what: str, path: Path) -> None:
+        if what != "write" or path.suffix != ".bin":
+            return
+        step = _STEP.search(path.parent.name)
+        if path == self._begun and step is not None:
+            point("saving", int(step[1]))
+        self._begun = path
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ChaosError as error:
+        raise SystemExit(str(error)) from error

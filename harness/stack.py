@@ -25,12 +25,13 @@ CHECKPOINTS = "checkpoints"
 class Requirements:
     """An environment of its own. ``pins``: as pip takes them, exact; ``without_dependencies``: pins to install with
     ``--no-deps``; ``python``: versions it works with, as a specifier; ``probe``: a module whose import shows that it is
-    ready."""
+    ready; ``shared``: name of the environment where several stacks have one; else it has the stack's."""
 
     pins: tuple[str, ...]
     without_dependencies: tuple[str, ...] = ()
     python: str = ">=3.11"
     probe: str = ""
+    shared: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,11 @@ def interpreter(directory: Path) -> Path:
 
 def look(name: str) -> Environment:
     """The environment of a stack, from its mark; starts nothing. Raises ScenarioError for an unknown stack."""
-    requirements = find(name).requirements
+    return _of(name, find(name))
+
+
+def _of(name: str, stack: type[Stack]) -> Environment:
+    requirements = stack.requirements
     if requirements is None:
         return _here(name)
     directory = directory_of(name, requirements)
@@ -127,6 +131,17 @@ def need(name: str) -> Environment:
     if not found.ready:
         raise ScenarioError(f"stack {name} is not ready: {found.why}", hint=f"chaos stacks install {name}")
     return found
+
+
+def python_of(name: str, stack: type[Stack] | None = None) -> Path | None:
+    """Interpreter of a stack's environment; None when it is not ready. ``stack``: the class, where it is no plugin."""
+    found = _of(name, stack or find(name))
+    return found.python if found.ready else None
+
+
+def versions_of(name: str, stack: type[Stack] | None = None) -> dict[str, str]:
+    """Versions of the packages that make a stack, as they are installed."""
+    return dict(_of(name, stack or find(name)).versions)
 
 
 def wanted(requirements: Requirements) -> list[str]:

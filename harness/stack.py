@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 """Where these packages lie; scripts in another environment find them by PYTHONPATH."""
 CHECKPOINTS = "checkpoints"
 """Directory below ``$CHAOS_SCRATCH`` that every stack keeps its checkpoints in."""
+FAMILIES = ("kill", "hang", "exception", "nan", "corrupt-checkpoint", "kill-while-saving")
+"""Names of the fault families in ``scenarios/compare``, as ``Stack.not_offered`` is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +79,12 @@ class CommonJob:
 @dataclass(frozen=True, kw_only=True)
 class Drive:
     """How to start it: ``argv`` (``$CHAOS_...`` is replaced), ``env``; ``restarts``: how often whoever runs it may
-    start the command again when it ends abnormally, as a cluster does."""
+    start the command again when it ends abnormally, as a cluster does; ``checkpoints``: where it keeps them."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     restarts: int = 0
+    checkpoints: str = f"$CHAOS_SCRATCH/{CHECKPOINTS}"
 
 
 class Stack:
@@ -104,6 +107,10 @@ class Stack:
     @abstractmethod
     def drive(self, job: CommonJob, python: Path) -> Drive:
         """The command. ``python``: interpreter of the stack's environment."""
+
+    def provisioned(self, job: CommonJob) -> int:
+        """Processes that are held ready to train, spares included: what is paid for."""
+        return job.ranks
 
     def not_offered(self, family: str) -> str | None:
         """Why this stack cannot be put under a fault family at all; None: it can."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from harness.stack import CommonJob
 from harness.stacks._recovery import RecoveryStack
+
+SPARES = 1
+"""The default of the strategy."""
 
 
 class HotSpare(RecoveryStack):
@@ -21,6 +25,10 @@ class HotSpare(RecoveryStack):
         "docs/recovery.md, Checkpoints: with mode=async training waits for a copy of the state only, and a thread "
         "writes it."
     )
+
+    def provisioned(self, job: CommonJob) -> int:
+        """One spare more than ranks."""
+        return job.ranks + SPARES
 
     def fidelity(self) -> tuple[str, ...]:
         """The spare is a process of its own."""

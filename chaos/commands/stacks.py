@@ -1,0 +1,164 @@
+"""``chaos stacks``: the recovery stacks that can be compared, and their environments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos import errors
+
+if TYPE_CHECKING:
+    from harness.environments import Environment
+
+_NAMES = click.argument("names", nargs=-1, metavar="NAME...")
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)  # fmt: skip
+
+
+@click.group("stacks")
+def stacks() -> None:
+    """Recovery stacks that can be compared: which there are, and how they are installed."""
+
+
+@stacks.command("list")
+@_FORMAT
+def list_(form: str) -> int:
+    """List every stack, and whether it is ready."""
+    from harness import environments
+
+    rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
+    if form == "json":
+        click.echo(
+            json.dumps([facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2)
+        )
+        return errors.EXIT_PASS
+    width = max(len(facts["name"]) for facts, _ in rows)
+    missing = [facts["name"] for facts, _ in rows if not facts["ready"]]
+    for facts, kind in rows:
+        state = "ready" if facts["ready"] else "missing"
+        why = "" if facts["ready"] else f" ({facts['why']})"
+        click.echo(f"{facts['name']:{width}}  {state:7}  {kind.title}{why}")
+    if missing:
+        click.echo(f"to install what is missing: chaos stacks install {' '.join(missing)}")
+    return errors.EXIT_PASS
+
+
+@stacks.command()
+@_NAMES
+@click.option("--all", "every", is_flag=True, help="All that are not ready.")
+def install(names: tuple[str, ...], every: bool) -> int:
+    """Make the environments of these stacks, from pinned requirements; those that are ready are left alone."""
+    from harness import environments, installing
+
+    if bool(names) == every:
+        raise click.UsageError("name stacks, or say --all; chaos stacks list shows them")
+    for name in names:
+        environments.find(name)
+    code = errors.EXIT_PASS
+    for name in names or environments.stacks():
+        before = environments.look(name)
+        try:
+            found = installing.install(name, _Progress())
+        except errors.ChaosError as error:
+            _Progress.clear()
+            click.echo(str(error), err=True)
+            code = code or error.exit_code
+            continue
+        _Progress.clear()
+        where = f"in {found.directory}" if found.directory else "with chaos itself"
+        click.echo(f"{name}: {'was ready' if before.ready else 'ready'} {where}")
+    return code
+
+
+@stacks.command()
+@click.argument("name")
+@_FORMAT
+def show(name: str, form: str) -> int:
+    """Show a stack: its settings with their reasons, versions, and what it is not put under."""
+    from harness import environments
+
+    facts = _facts(environments.look(name)) | _about(name)
+    click.echo(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
+    return errors.EXIT_PASS
+
+
+@stacks.command()
+@_NAMES
+def remove(names: tuple[str, ...]) -> int:
+    """Delete the environments of these stacks; one that several share goes for all of them."""
+    from harness import environments, installing
+
+    if not names:
+        raise click.UsageError("name the stacks; chaos stacks list shows them")
+    for name in names:
+        environments.find(name)
+    for name in names:
+        where = installing.remove(name)
+        click.echo(f"{name}: removed {where}" if where else f"{name}: there is no environment of it")
+    return errors.EXIT_PASS
+
+
+class _Progress:
+    """One line on a terminal, written anew; elsewhere a line whenever something else is done."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, line: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[2K{line[:108]}", err=True, nl=False)
+        elif (what := line.partition(" (")[0]) != self._said:
+            self._said = what
+            click.echo(what, err=True)
+
+    @staticmethod
+    def clear() -> None:
+        """Leave no half line behind."""
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[2K", err=True, nl=False)
+
+
+def _facts(found: Environment) -> dict[str, Any]:
+    return {
+        "name": found.name, "ready": found.ready, "why": found.why, "python": str(found.python),
+        "directory": str(found.directory) if found.directory else None, "versions": dict(found.versions),
+    }  # fmt: skip
+
+
+def _about(name: str) -> dict[str, Any]:
+    from chaos.listing import first_sentence
+    from harness import environments
+    from harness.stack import FAMILIES
+
+    kind = environments.find(name)
+    settings = {each.settings: dict(each.chosen()) for each in (kind("default"), kind("tuned"))}
+    tuned = kind("tuned")
+    not_offered = {family: why for family in FAMILIES if (why := tuned.not_offered(family))}
+    needs = kind.requirements
+    return {
+        "title": kind.title, "about": first_sentence(kind), "ours": kind.ours, "settings": settings,
+        "tuned_because": kind.tuned_because, "not_offered": not_offered, "fidelity": list(tuned.fidelity()),
+        "pins": environments.wanted(needs) if needs else [],
+    }  # fmt: skip
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    lines = [f"{facts['name']}: {facts['title']}", f"  {facts['about']}", ""]
+    state = "ready" if facts["ready"] else f"missing: {facts['why']}; chaos stacks install {facts['name']}"
+    lines.append(f"  state     {state}")
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    lines.append(f"  versions  {versions or ', '.join(facts['pins'])}")
+    for settings, chosen in facts["settings"].items():
+        said = ", ".join(f"{name} = {value}" for name, value in chosen.items())
+        lines.append(f"  {settings:8}  {said or 'nothing set'}")
+    lines.append(f"  because   {facts['tuned_because']}")
+    lines += [f"  not under {family}: {why}" for family, why in facts["not_offered"].items()]
+    lines += [f"  note      {note}" for note in facts["fidelity"]]
+    return "\n".join(lines)
+
+
+COMMANDS = [stacks]

@@ -160,6 +160,17 @@ def test_nodes_dial_in_are_lost_begin_anew_and_leave_nothing(engine: Any, tmp_pa
     assert read_open(tmp_path / "run" / "ledger.jsonl") == []
 
 
+def test_every_address_of_a_run_has_a_name_so_that_nobody_waits_for_a_name_server(
+    engine: Any, tmp_path: Path
+) -> None:
+    with nodes_of(tmp_path / "run") as nodes:
+        nodes.start(0)
+        addresses = [nodes.platform.host, *(nodes.platform.address(node) for node in range(2))]
+        ask = "import socket, sys; print(*(socket.getnameinfo((each, 1), 0)[0] for each in sys.argv[1:]))"
+        said = nodes.platform.container(0).exec_run([sys.executable, "-c", ask, *addresses]).output
+        assert said.decode().split() == ["harness", "n0", "n1"]
+
+
 def test_two_runs_at_once_do_not_meet(engine: Any, tmp_path: Path) -> None:
     with ExitStack() as stack:
         runs = [stack.enter_context(nodes_of(tmp_path / place / "same-name")) for place in ("a", "b")]

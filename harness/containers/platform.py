@@ -282,7 +282,8 @@ class DockerPlatform:
             "user": f"{os.getuid()}:{os.getgid()}", "working_dir": "/tmp", "volumes": binds,
             "network": self._network.name, "networking_config": {self._network.name: self._endpoint(node)},
             "dns_opt": ["timeout:1", "attempts:1"],
-            "extra_hosts": {f"n{each}": self.address(each) for each in range(self.nodes)},
+            # torch looks up the name of every address it connects to, and there may be nobody to ask.
+            "extra_hosts": {"harness": self.host, **{f"n{each}": self.address(each) for each in range(self.nodes)}},
             "shm_size": settings.shm_mib * MIB,
             # Under it, what the engine runs as root in the container of another user has no capability at all.
             "security_opt": [] if self.net_admin else ["no-new-privileges"],

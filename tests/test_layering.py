@@ -29,18 +29,22 @@ COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
 
 REPORTS_MAY = (
     "harness.results", "harness.rundir", "harness.measure", "harness.lineage", "harness.episodes",
-    "harness.incidents", "harness.partition", "harness.checkers", "harness.gates",
+    "harness.incidents", "harness.partition", "harness.checkers", "harness.gates", "harness.compare.model",
+    "harness.compare.statistics",
 )  # fmt: skip
 
 TORCH_AT_TOP = (
     "recovery.mechanisms", "recovery.job", "harness.workloads._transformer", "harness.training",
-    "harness.rank_faults", "harness.shims.tensors",
+    "harness.rank_faults", "harness.shims.tensors", "harness.peers",
 )  # fmt: skip
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
     "harness.workloads", "harness.rank", "recovery.local", "chaos.faults", "harness.shims",
 )  # fmt: skip
+
+AS_THEIR_USERS_DO = ("harness.peers",)
+"""Programs of their own in environments of their own, that save and load as their stack's users do."""
 
 PLOTS_AT_TOP = ("reports._plots", "reports._series", "reports._strips", "reports._svg", "reports._tables")
 """Private modules of reports, imported by the functions that draw."""
@@ -156,7 +160,11 @@ def violations(root: Path) -> list[str]:
                 wrong.append(f"{line}; {why}")
             if found.module.split(".")[0] in PICKLES:
                 wrong.append(f"{line}; nothing is unpickled here: use JSON, safetensors or pydantic")
-        wrong.extend(f"{where}:{line}: {what}; parse it instead" for line, what in executions(tree))
+        wrong.extend(
+            f"{where}:{line}: {what}; parse it instead"
+            for line, what in executions(tree)
+            if not (within(name, AS_THEIR_USERS_DO) and what.startswith(("calls torch.save", "calls torch.load")))
+        )
     return wrong
 
 

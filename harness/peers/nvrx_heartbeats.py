@@ -1,0 +1,43 @@
+"""The common job under NVIDIA's ``ft_launcher``, with its heartbeat API as in ``train_ddp_heartbeats_api.py``.
+
+    ft_launcher --nproc-per-node 4 --max-restarts 3 ... harness/peers/nvrx_heartbeats.py
+
+``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30 minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.peers.common import Training, train_step
+
+
+def main() -> None:
+    """Train from the newest checkpoint to the last step, a heartbeat a step."""
+    if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
+        sys.exit("FT_RANK_MONITOR_IPC_SOCKET is not set: start it by ft_launcher")
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+    training = Training.from_environment()
+    limit = os.environ.get("JOB_GROUP_TIMEOUT")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    first = training.load()
+    net = DistributedDataParallel(training.model)
+    for step in range(first + 1, training.job.steps + 1):
+        train_step(training, net, step)
+        client.send_heartbeat()
+        if step % training.job.every == 0 and dist.get_rank() == 0:
+            training.save(step)
+    client.shutdown_workload_monitoring()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The common job under NVIDIA's in-process restart, as its ``optimal_example.py`` has it; started by ``supervise``.
+
+    python -m harness.peers.supervise --ranks 4 -- python -m harness.peers.nvrx_inprocess [options]
+
+Model and optimizer are built once; the wrapped function forms a group, loads the newest checkpoint and trains, and is
+called again by the wrapper on all ranks that are left whenever one of them fails. The options are arguments of
+``inprocess.Wrapper`` in seconds, and ``--group-timeout`` that of the gloo group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.peers.common import Training, train
+
+WAITS = (
+    "monitor_thread_interval", "monitor_process_interval", "heartbeat_interval", "progress_watchdog_interval",
+    "soft_timeout", "hard_timeout", "heartbeat_timeout", "barrier_timeout", "completion_timeout", "last_call_wait",
+    "termination_grace_time",
+)  # fmt: skip
+"""Arguments of the wrapper that are times; one not given has the wrapper's default."""
+
+
+def main() -> None:
+    """Build once, then train under the wrapper."""
+    parser = argparse.ArgumentParser(prog="python -m harness.peers.nvrx_inprocess", description=__doc__)
+    parser.add_argument("--group-timeout", type=float, default=10.0, metavar="S")
+    for name in WAITS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="S")
+    options = parser.parse_args()
+    if "JOB_RANK" not in os.environ or "MASTER_PORT" not in os.environ:
+        sys.exit("JOB_RANK and MASTER_PORT are not set: start it by harness.peers.supervise")
+    os.environ["RANK"] = os.environ["JOB_RANK"]
+    waits = {
+        name: timedelta(seconds=value) for name in WAITS if (value := getattr(options, name)) is not None
+    }
+    run(waits, timedelta(seconds=options.group_timeout))
+
+
+def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
+    """The wrapper's own store is two ports above the job's, this script's one above, as in the example."""
+    from nvidia_resiliency_ext import inprocess
+
+    training = Training.from_environment()
+    initial = copy.deepcopy(training.state(0))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        host, port + 1, world_size=world, is_master=rank == 0, multi_tenant=True, wait_for_workers=True
+    )
+
+    def attempt(call_wrapper: inprocess.CallWrapper | None = None) -> None:
+        call: Any = call_wrapper
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(str(call.iteration), store), rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]), timeout=group_timeout,
+        )  # fmt: skip
+        training.optimizer.zero_grad()
+        first = training.load() or training.restore(
+            initial
+        )  # NVIDIA's example goes on with what it has, as step 0
+
+        def save(step: int) -> None:
+            if dist.get_rank() == 0:
+                with call.atomic():
+                    training.save(step)
+
+        train(training, DistributedDataParallel(training.model), first, save=save)
+        dist.destroy_process_group()
+
+    attempt.__annotations__["call_wrapper"] = inprocess.CallWrapper  # looked up as a type by the wrapper
+    inprocess.Wrapper(store_kwargs={"port": port + 2}, **waits)(attempt)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,63 +1,25 @@
-"""Numbers and words as people read them: three significant digits, never rounded in our favour."""
+"""Numbers and words as people read them; the rule of rounding is that of ``chaos.figures``."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import Any
 
+from chaos.figures import MISSING, NEVER, number, quantity, with_unit
 from harness.results import Metric
 
-MISSING = "–"
-NEVER = "never"
-COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes"})
-_ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
+__all__ = [
+    "MISSING", "NEVER", "Clause", "align", "flatten", "median_of", "number", "pairs", "parse_clause", "percent",
+    "plural", "quantity", "range_of", "scalar", "with_unit",
+]  # fmt: skip
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "%": 0.01,
 }  # fmt: skip
 _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
-
-
-def number(value: float | None, better: str = "neither", finest: float = 0.0) -> str:
-    """Three significant digits, none finer than ``finest``. Infinity is "never".
-
-    ``better`` rounds against us: a time up, a goodput down.
-    """
-    if value is None or math.isnan(value):
-        return MISSING
-    if math.isinf(value):
-        return NEVER if value > 0 else "−∞"
-    if value == 0:
-        return "0"
-    # Nine digits first, or the noise of binary fractions (0.1 + 0.2) would round 0.3 up to 0.301.
-    exact = Decimal(f"{value:.8e}")
-    if finest and abs(value) < finest:
-        return f"<{finest:g}"
-    quantum = max(Decimal(1).scaleb(exact.adjusted() - 2), Decimal(str(finest)))
-    rounded = exact.quantize(quantum, rounding=_ROUNDING[better])
-    if rounded.adjusted() > exact.adjusted():
-        rounded = rounded.quantize(quantum.scaleb(1))
-    if abs(rounded) < Decimal("1e-6") or abs(rounded) >= Decimal("1e9"):
-        return f"{rounded:.2e}"
-    return f"{rounded:f}" if rounded.adjusted() < 2 else f"{int(rounded)}"
-
-
-def quantity(value: float | None, unit: str, better: str = "neither") -> str:
-    """A value without its unit; whole counts are exact, everything else has three significant digits."""
-    if value is not None and unit in COUNT_UNITS and math.isfinite(value) and float(value).is_integer():
-        return str(int(value))
-    return number(value, better)
-
-
-def with_unit(value: float | None, unit: str, better: str = "neither") -> str:
-    """A value with its unit; "never" and a missing value carry none."""
-    text = quantity(value, unit, better)
-    return text if text in (MISSING, NEVER) or unit in ("", "1", "ratio") else f"{text} {unit}"
 
 
 def median_of(metric: Metric | None) -> str:

@@ -1,0 +1,48 @@
+"""One rule for numbers that people read: three significant digits, never rounded in our favour."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+MISSING = "–"
+NEVER = "never"
+COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes"})
+_ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
+
+
+def number(value: float | None, better: str = "neither", finest: float = 0.0) -> str:
+    """Three significant digits, none finer than ``finest``. Infinity is "never".
+
+    ``better`` rounds against us: a time up, a goodput down.
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return NEVER if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    # Nine digits first, or the noise of binary fractions (0.1 + 0.2) would round 0.3 up to 0.301.
+    exact = Decimal(f"{value:.8e}")
+    if finest and abs(value) < finest:
+        return f"<{finest:g}"
+    quantum = max(Decimal(1).scaleb(exact.adjusted() - 2), Decimal(str(finest)))
+    rounded = exact.quantize(quantum, rounding=_ROUNDING[better])
+    if rounded.adjusted() > exact.adjusted():
+        rounded = rounded.quantize(quantum.scaleb(1))
+    if abs(rounded) < Decimal("1e-6") or abs(rounded) >= Decimal("1e9"):
+        return f"{rounded:.2e}"
+    return f"{rounded:f}" if rounded.adjusted() < 2 else f"{int(rounded)}"
+
+
+def quantity(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value without its unit; whole counts are exact, everything else has three significant digits."""
+    if value is not None and unit in COUNT_UNITS and math.isfinite(value) and float(value).is_integer():
+        return str(int(value))
+    return number(value, better)
+
+
+def with_unit(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value with its unit; "never" and a missing value carry none."""
+    text = quantity(value, unit, better)
+    return text if text in (MISSING, NEVER) or unit in ("", "1", "ratio") else f"{text} {unit}"

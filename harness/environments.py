@@ -201,7 +201,10 @@ def _why_not(name: str, directory: Path, requirements: Requirements) -> str:
         unable = unfit(requirements)
         if unable:
             return unable
-        return "an install of it was broken off" if directory.exists() else "it is not installed"
+        if not directory.exists():
+            return "it is not installed"
+        ours = (directory / OWNED).exists()
+        return "an install of it was broken off" if ours else f"chaos stacks install did not make {directory}"
     if mark.wanted != wanted(requirements):
         return "it was made for other versions"
     if not interpreter(directory).exists():

@@ -35,13 +35,12 @@ from recovery import order
 KEPT = 2
 """Checkpoints kept by ``save``."""
 _SAVED = re.compile(r"step-(\d{8})\.pt")
-Point = Literal["forward", "backward", "gradient", "optimizer", "saving"]
+Point = Literal["data", "forward", "backward", "gradient", "optimizer", "saving"]
 
 
 def point(name: Point, step: int) -> str | None:
     """Where a fault can be put; see ``chaos.beacon.point``."""
-    reach = cast("Callable[[str, int], str | None] | None", getattr(beacon, "point", None))
-    return reach(name, step) if reach is not None else None
+    return beacon.point(name, step)
 
 
 class Training:
@@ -84,8 +83,9 @@ class Training:
         loss, a scalar. Random numbers are those of the built-in job: of (seed, rank, step)."""
         self._step = step
         _seed(self.job.seed, rank, step)
-        point("forward", step)
+        point("data", step)
         batch = self.fetch(ids)
+        point("forward", step)
         logits = net(batch[:, :-1])
         total = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
         return total / self.block
@@ -163,20 +163,27 @@ class Training:
 
 class poisoned:
     """Context of a backward pass: where the point ``gradient`` says "nan", every gradient that this rank computes in it
-    is NaN, whoever reduces them."""
+    is NaN, whoever reduces them. It is asked before the pass, as gradients may be on their way during it."""
 
     def __init__(self, model: nn.Module, step: int) -> None:
         self._model, self._step = model, step
         self._hooks: list[Any] = []
+        self._before: float | None = None
 
     def __enter__(self) -> None:
         if point("gradient", self._step) == "nan":
-            spoil = lambda gradient: torch.full_like(gradient, torch.nan)  # noqa: E731
-            self._hooks = [p.register_hook(spoil) for p in self._model.parameters() if p.requires_grad]
+            self._hooks = [p.register_hook(self._spoil) for p in self._model.parameters() if p.requires_grad]
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    def _spoil(self, gradient: Tensor) -> Tensor:
+        spoilt = torch.full_like(gradient, torch.nan)
+        if self._before is None:
+            self._before = float(gradient.sum())
+            beacon.did("nan", self._step, before=self._before, after=float(spoilt.sum()))
+        return spoilt
 
 
 def train(

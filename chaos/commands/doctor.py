@@ -1,0 +1,42 @@
+"""``chaos doctor``: what this machine has, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from chaos import errors
+
+_PATH: click.Path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where run directories lie."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)  # fmt: skip
+def doctor(runs: Path, form: str) -> int:
+    """Say what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges, stacks.
+
+    Exit code 4 when something is lacking that every run needs; what only some need does not count.
+    """
+    from harness.doctor import examine
+
+    findings = examine(runs)
+    broken = any(one.state == "broken" for one in findings)
+    if form == "json":
+        click.echo(json.dumps([asdict(one) for one in findings], indent=2))
+        return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
+    width = max(len(one.name) for one in findings)
+    for one in findings:
+        todo = f" -> {one.todo}" if one.todo else ""
+        click.echo(f"{one.state:7}  {one.name:{width}}  {one.said}{todo}")
+    return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
+
+
+COMMANDS = [doctor]

@@ -1,0 +1,63 @@
+"""DLRover: an elastic agent that restarts all workers, with checkpoints in shared memory that survive them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from harness.stack import CommonJob, Drive, Requirements, Stack
+
+MAX_RESTARTS = 3
+GROUP_TIMEOUT_S = 10
+MEMORY_SAVES = 10
+"""Saves to memory for each one to storage."""
+
+
+class DLRover(Stack):
+    """``dlrover-run`` beside its master, and Flash Checkpoint in the script."""
+
+    title: ClassVar[str] = "DLRover 0.6.1, flash checkpoint"
+    requirements: ClassVar[Requirements | None] = Requirements(
+        pins=(
+            "torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "grpcio==1.85.1", "protobuf==7.36.2",
+            "psutil==7.2.2", "deprecated==1.3.1", "requests==2.34.2", "packaging==26.3", "nvidia-ml-py==13.615.71",
+            "kubernetes==37.0.2", "setuptools==84.2.1",
+        ),
+        without_dependencies=("dlrover==0.6.1",),
+        python=">=3.11,<3.13",
+        probe="dlrover.trainer.torch.flash_checkpoint.ddp",
+    )  # fmt: skip
+    tuned_because: ClassVar[str] = (
+        "The Flash Checkpoint page (docs/blogs/flash_checkpoint.md) recommends saves to memory more often than to "
+        f"storage, in its quick start {MEMORY_SAVES} times as often (--save_memory_interval 50 --save_storage_interval "
+        "500): a failed process then goes back to the newest save in memory. The limit of collectives is torch's own "
+        "(torch.distributed.init_process_group, timeout; default 30 minutes): DLRover's hang detection "
+        "(docs/deployment/argument.md, hang_detection and hang_downtime) looks at the load of GPUs, of which there "
+        "are none here."
+    )
+
+    def chosen(self) -> Mapping[str, object]:
+        """See Stack."""
+        chosen: dict[str, object] = {"--standalone": True, "--max-restarts": MAX_RESTARTS}
+        if self.settings == "tuned":
+            chosen["save_memory_interval"] = f"checkpoint interval / {MEMORY_SAVES}, at least 1 step"
+            chosen["init_process_group(timeout)"] = f"{GROUP_TIMEOUT_S} s"
+        return chosen
+
+    def drive(self, job: CommonJob, python: Path) -> Drive:
+        """See Stack."""
+        env = job.environment()
+        if self.settings == "tuned":
+            env["JOB_MEMORY_EVERY"] = str(max(1, job.every // MEMORY_SAVES))
+            env["JOB_GROUP_TIMEOUT"] = str(GROUP_TIMEOUT_S)
+        command = (str(python), "-m", "harness.peers.dlrover_launch", f"--max-restarts={MAX_RESTARTS}")
+        return Drive(argv=command, env=env)
+
+    def fidelity(self) -> tuple[str, ...]:
+        """See Stack."""
+        return (
+            "a local master on the same machine, started before the agent; on Kubernetes the operator starts it",
+            "no hang detection: DLRover's reads GPU counters",
+            "the loss of a node, which DLRover answers with another pod, is not emulated",
+        )

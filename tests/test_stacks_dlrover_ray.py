@@ -1,0 +1,161 @@
+"""DLRover and Ray Train as stacks: how they are started, and that their launchers leave nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.stack import CommonJob, Settings, Stack
+from harness.stacks.dlrover import DLRover
+from harness.stacks.ray_train import RayTrain
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 30.0
+JOB = CommonJob(
+    size="nano", ranks=4, steps=60, global_batch=16, every=20, seed=7, data=Path("/data/corpus.bin")
+)
+PYTHON = Path("/somewhere/bin/python")
+STACKS = [DLRover, RayTrain]
+
+
+def until(so: Callable[[], bool]) -> None:
+    """Wait for an event, never for longer than the limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_dlrover_is_started_with_its_documented_options() -> None:
+    default, tuned = (DLRover(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
+    assert default.argv == (str(PYTHON), "-m", "harness.peers.dlrover_launch", "--max-restarts=3")
+    assert tuned.argv == default.argv
+    assert default.env == JOB.environment()
+    assert tuned.env == JOB.environment() | {"JOB_MEMORY_EVERY": "2", "JOB_GROUP_TIMEOUT": "10"}
+
+
+def test_ray_is_started_with_its_documented_options() -> None:
+    default, tuned = (RayTrain(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
+    assert default.argv == tuned.argv == (str(PYTHON), "-m", "harness.peers.ray_launch")
+    assert default.env == JOB.environment() | {"JOB_MAX_FAILURES": "3"}
+    more = {name: value for name, value in tuned.env.items() if name not in default.env}
+    assert more == {
+        "JOB_GROUP_TIMEOUT": "10",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "10",
+    }
+
+
+@pytest.mark.parametrize("every", [1, 5, 20])
+def test_memory_is_saved_to_at_least_as_often_as_storage(every: int) -> None:
+    job = CommonJob(size="nano", ranks=2, steps=9, global_batch=4, every=every, seed=1, data=Path("/d"))
+    assert 1 <= int(DLRover("tuned").drive(job, PYTHON).env["JOB_MEMORY_EVERY"]) <= every
+
+
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("settings", ["default", "tuned"])
+def test_a_stack_says_what_it_sets_why_and_what_is_emulated(kind: type[Stack], settings: Settings) -> None:
+    stack = kind(settings)
+    assert stack.chosen() and stack.title and not stack.ours
+    assert set(kind("default").chosen()) < set(kind("tuned").chosen())
+    assert "docs" in stack.tuned_because and stack.fidelity()
+    requirements = stack.requirements
+    assert requirements is not None and requirements.probe
+    assert all("==" in pin for pin in (*requirements.pins, *requirements.without_dependencies))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("module", ["dlrover_launch", "ray_launch"])
+def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"harness.peers.{module}"]
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 1
+    assert "lacks JOB_RANKS" in ended.stderr and "chaos compare" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    whole = env | JOB.environment()
+    ended = subprocess.run(command, env=whole, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 1 and "CHAOS_SCRATCH is not set" in ended.stderr
+
+
+LAUNCH = """
+    import sys
+    from pathlib import Path
+    from harness.peers.launching import Launcher
+
+    def main():
+        with Launcher([Path(sys.argv[1])]) as launcher:
+            return launcher.wait(launcher.start([sys.executable, sys.argv[2], sys.argv[3]], {}))
+
+    sys.exit(main())
+"""
+DAEMON = """
+    import os, sys, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with open(sys.argv[1] + ".new", "w") as stream:
+                stream.write(str(os.getpid()))
+            os.rename(sys.argv[1] + ".new", sys.argv[1])
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while not os.path.exists(sys.argv[1] + ".end"):
+        time.sleep(0.02)
+    sys.exit(7)
+"""
+
+
+class Launched:
+    """A launcher with a child that leaves a daemon behind, in a session of its own."""
+
+    def __init__(self, folder: Path, *before: str) -> None:
+        self.home, self.told = folder / "home", folder / "daemon"
+        self.home.mkdir()
+        (self.home / "socket").touch()
+        for name, text in (("launch.py", LAUNCH), ("daemon.py", DAEMON)):
+            (folder / name).write_text(textwrap.dedent(text))
+        arguments = [folder / "launch.py", self.home, folder / "daemon.py", self.told]
+        self.process = subprocess.Popen(
+            [*before, sys.executable, *map(str, arguments)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        until(self.told.exists)
+        self.daemon = int(self.told.read_text())
+
+    def is_gone(self) -> bool:
+        """Whether daemon and leftovers are."""
+        return not Path(f"/proc/{self.daemon}").exists() and not self.home.exists()
+
+
+@pytest.mark.real
+def test_a_daemon_ends_with_the_command_whose_exit_code_is_the_launchers(tmp_path: Path) -> None:
+    launched = Launched(tmp_path)
+    Path(f"{launched.told}.end").touch()
+    assert launched.process.wait(LIMIT_S) == 7
+    assert launched.is_gone()
+
+
+@pytest.mark.real
+def test_a_daemon_ends_when_the_launcher_is_told_to(tmp_path: Path) -> None:
+    launched = Launched(tmp_path)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert launched.is_gone()
+
+
+@pytest.mark.real
+def test_a_daemon_ends_when_the_launchers_parent_dies(tmp_path: Path) -> None:
+    launched = Launched(
+        tmp_path, sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    )
+    launched.process.kill()
+    launched.process.wait(LIMIT_S)
+    until(launched.is_gone)

@@ -22,11 +22,11 @@ class NvrxFtLauncher(Stack):
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, ft_launcher"
     requirements: ClassVar[Requirements | None] = Requirements(
         pins=(
-            "torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "psutil==7.2.2", "packaging==26.3",
-            "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
+            "psutil==7.2.2", "packaging==26.3", "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
         ),
         without_dependencies=("nvidia-resiliency-ext==0.4.1",),
         python=">=3.11,<3.13",
+        shared="nvrx",
         probe="nvidia_resiliency_ext.fault_tolerance.launcher",
     )  # fmt: skip
     tuned_because: ClassVar[str] = (

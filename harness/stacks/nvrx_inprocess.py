@@ -8,11 +8,10 @@ from typing import ClassVar
 
 from harness.stack import CommonJob, Drive, Requirements, Stack
 
-GROUP_TIMEOUT_S = {"default": 10.0, "tuned": 2.0}
+GROUP_TIMEOUT_S = {"default": 10.0, "tuned": 3.0}
 TUNED_S: Mapping[str, float] = {
-    "monitor_thread_interval": 0.05, "monitor_process_interval": 0.05, "progress_watchdog_interval": 0.05,
-    "heartbeat_interval": 0.1, "heartbeat_timeout": 5.0, "last_call_wait": 0.1, "soft_timeout": 3.0,
-    "hard_timeout": 4.0, "termination_grace_time": 0.0,
+    "monitor_thread_interval": 0.05, "monitor_process_interval": 0.05, "progress_watchdog_interval": 0.1,
+    "last_call_wait": 0.1, "soft_timeout": 4.0, "hard_timeout": 5.0, "termination_grace_time": 0.0,
 }  # fmt: skip
 
 
@@ -22,11 +21,11 @@ class NvrxInprocess(Stack):
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process"
     requirements: ClassVar[Requirements | None] = Requirements(
         pins=(
-            "torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "psutil==7.2.2", "packaging==26.3",
-            "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
+            "psutil==7.2.2", "packaging==26.3", "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
         ),
         without_dependencies=("nvidia-resiliency-ext==0.4.1",),
         python=">=3.11,<3.13",
+        shared="nvrx",
         probe="nvidia_resiliency_ext.inprocess",
     )  # fmt: skip
     tuned_because: ClassVar[str] = (

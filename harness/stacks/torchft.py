@@ -21,10 +21,7 @@ class Torchft(Stack):
 
     title: ClassVar[str] = "torchft 0.2.0"
     requirements: ClassVar[Requirements | None] = Requirements(
-        pins=(
-            "torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "opentelemetry-sdk==1.45.2",
-            "opentelemetry-exporter-otlp-proto-http==1.45.2",
-        ),
+        pins=("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"),
         without_dependencies=("torchft==0.2.0",),
         probe="torchft",
     )  # fmt: skip
@@ -62,7 +59,7 @@ class Torchft(Stack):
             f"--heartbeat_timeout_ms {HEARTBEAT_MS[setting]}"
         )
         argv = (
-            str(python), "-m", "harness.peers.torchft_replicas", "--replicas", str(job.ranks),
+            str(python), "-m", "harness.peers.torchft_replicas",
             "--restarts", str(RESTARTS), "--lighthouse", lighthouse, "--",
             "--gradients", "ddp" if setting == "default" else "flat", "--min-replicas", str(least),
             "--group-timeout", f"{GROUP_TIMEOUT_S[setting]:g}", "--timeout", f"{TIMEOUT_S[setting]:g}",

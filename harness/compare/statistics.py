@@ -2,11 +2,11 @@
 
 Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a median never leaves the
 values seen, and with the 5 to 15 pairs of a comparison on a small machine it is too narrow. It then calls equal stacks
-different in more than 5 of 100 comparisons (7 % at 6 to 10 pairs of heavy-tailed times, of 1000 simulated comparisons
-each; ``tests/test_compare_statistics.py`` holds that). The order statistics of the paired ratios cover their median with at least 95 % whatever the
-noise, which is the sign test turned round. So the interval given is the bootstrap's, widened to that of the order
-statistics wherever it is the narrower one, and "different" is said only when all of it lies on one side of 1. Below
-6 pairs no such interval exists, and nothing is called different.
+different in more than 5 of 100 comparisons (7 % at 6 to 10 pairs of heavy-tailed times, of 1000 simulated ones each;
+``tests/test_compare_statistics.py`` shows it). The order statistics of the paired ratios cover their median with at
+least 95 % whatever the noise, which is the sign test turned round. So the interval given is the bootstrap's, widened
+to that of the order statistics wherever it is the narrower one, and "different" is said only when all of it lies on
+one side of 1. Below 6 pairs no such interval exists, and nothing is called different.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chaos.sla import QUANTILES, samples_needed
 from harness.compare.model import Difference
 from harness.measure import median_ci95
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5
 POWER = 0.8

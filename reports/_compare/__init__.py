@@ -1,0 +1,29 @@
+"""The pages of a comparison of stacks: ``compare.html``, ``compare.md`` and ``compare.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.compare.model import Comparison
+
+
+def write_all(comparison: Comparison, directory: Path) -> list[Path]:
+    """Write the three files into ``directory``, which exists, and return their paths. Raises OSError."""
+    from reports._compare import html, markdown
+
+    pages = {"compare.html": html.render, "compare.md": markdown.render, "compare.json": _json}
+    written = []
+    for name, page in pages.items():
+        path = directory / name
+        path.write_text(page(comparison), encoding="utf-8", errors="replace")
+        written.append(path)
+    return written
+
+
+def _json(comparison: Comparison) -> str:
+    return comparison.model_dump_json(indent=1) + "\n"
+
+
+def load(path: Path) -> Comparison:
+    """Read ``compare.json`` back. Raises OSError, and ValueError for a file of another form."""
+    return Comparison.model_validate_json(path.read_text(encoding="utf-8"))

@@ -1,0 +1,151 @@
+"""What a comparison says, before anybody draws it: who kept the job's work, who was faster, what it cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A class of outcomes. ``kept``: the job went on with the work it had done; ``tried``: the stack was put to the
+    test at all; ``meaning``: one line for the key; its place in ``OUTCOMES`` is how good it is.
+    """
+
+    kept: bool
+    tried: bool
+    meaning: str
+
+
+OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
+    {
+        "masked": Outcome(kept=True, tried=True, meaning="training never stopped"),
+        "recovered": Outcome(kept=True, tried=True, meaning="went on from where it was"),
+        "degraded": Outcome(kept=True, tried=True, meaning="went on slower or with fewer ranks"),
+        "rolled back": Outcome(kept=True, tried=True, meaning="went on from a checkpoint, steps done again"),
+        "started over": Outcome(kept=False, tried=True, meaning="went on from step 0, all work lost"),
+        "all ranks died": Outcome(kept=False, tried=True, meaning="the job ended"),
+        "hung": Outcome(kept=False, tried=True, meaning="the job stood still until it was ended"),
+        "committed bad values": Outcome(
+            kept=False, tried=True, meaning="trained on damaged state, unnoticed"
+        ),
+        "not landed": Outcome(kept=False, tried=False, meaning="the fault did not take effect; says nothing"),
+        "not offered": Outcome(kept=False, tried=False, meaning="this stack cannot be put under this fault"),
+    }
+)
+
+
+class Facts:
+    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first, then the fastest."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.families = list(comparison.families)
+        self._cells = {(cell.label, cell.family): cell for cell in comparison.cells}
+        self._ratios = {(r.label, r.family, r.metric): r for r in comparison.ratios}
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Labels with at least one cell, in order of rank."""
+        ran = [
+            stack.label
+            for stack in self.comparison.stacks
+            if any(key[0] == stack.label for key in self._cells)
+        ]
+        return sorted(ran, key=lambda label: (-self.kept(label), self._usual(label)))
+
+    @cached_property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Label -> what it is."""
+        return {stack.label: stack for stack in self.comparison.stacks}
+
+    @property
+    def reference(self) -> str:
+        """The label that the others are compared with."""
+        return self.comparison.reference
+
+    @cached_property
+    def others(self) -> list[str]:
+        """The labels that are not of the reference's kind: where it is ours, those that are not."""
+        ours = self.stacks[self.reference].ours if self.reference in self.stacks else False
+        return [x for x in self.labels if x != self.reference and not (ours and self.stacks[x].ours)]
+
+    def cell(self, label: str, family: str) -> CellSummary | None:
+        """The summary, None where that pair did not run."""
+        return self._cells.get((label, family))
+
+    def ratio(self, label: str, family: str, metric: str = "recovery") -> Ratio | None:
+        """The paired ratio against the reference."""
+        return self._ratios.get((label, family, metric))
+
+    def trials(self, label: str, family: str) -> list[Trial]:
+        """By seed."""
+        found = (t for t in self.comparison.trials if (t.label, t.family) == (label, family))
+        return sorted(found, key=lambda trial: trial.seed)
+
+    def kept(self, label: str) -> int:
+        """In how many families every trial kept the job's work."""
+        found = (self.cell(label, family) for family in self.families)
+        return sum(cell is not None and OUTCOMES[cell.worst].kept for cell in found)
+
+    def tried(self, label: str) -> int:
+        """In how many families it was put to the test."""
+        found = (self.cell(label, family) for family in self.families)
+        return sum(cell is not None and OUTCOMES[cell.worst].tried for cell in found)
+
+    def recovery(self, label: str, family: str) -> float | None:
+        """Median seconds; infinite where it does not recover, None where there is nothing to recover from."""
+        cell = self.cell(label, family)
+        return cell.recovery.median if cell is not None and cell.recovery is not None else None
+
+    def overhead(self, label: str) -> float | None:
+        """Fault-free step over the bare one: the largest of the medians of the families."""
+        found = [c.overhead.median for f in self.families if (c := self.cell(label, f)) and c.overhead]
+        return max((value for value in found if value is not None), default=None)
+
+    def fastest_other(self, family: str) -> tuple[str, float] | None:
+        """The other stack that kept the work with the smallest finite median recovery, and that median."""
+        found = []
+        for label in self.others:
+            cell, value = self.cell(label, family), self.recovery(label, family)
+            if cell is not None and OUTCOMES[cell.worst].kept and value is not None and math.isfinite(value):
+                found.append((value, label))
+        return (min(found)[1], min(found)[0]) if found else None
+
+    def money(self, hours: float | None) -> float | None:
+        """What GPU hours cost at the price given."""
+        price = self.comparison.price
+        return None if hours is None or price is None else hours * price
+
+    def mean_wall(self, label: str, family: str) -> dict[str, float]:
+        """Mean seconds of each class of the faulted arms, ``useful`` first; empty without trials."""
+        trials = self.trials(label, family)
+        if not trials:
+            return {}
+        names = list(dict.fromkeys(name for trial in trials for name in trial.badput))
+        lost = {name: statistics.fmean(t.badput.get(name, 0.0) for t in trials) for name in names}
+        useful = statistics.fmean(t.wall - sum(t.badput.values()) for t in trials)
+        return {"useful": max(useful, 0.0)} | {k: v for k, v in lost.items() if v > 0}
+
+    def typical(self, label: str, family: str) -> Trial | None:
+        """The trial of (upper) median recovery time that has phases: a real one, so that they add up."""
+        timed = [
+            (t.recovery, t.seed, t) for t in self.trials(label, family) if t.recovery is not None and t.phases
+        ]
+        return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
+
+    def _usual(self, label: str) -> float:
+        """Median over families of the median recovery time; what has none counts as never."""
+        found = [value for f in self.families if (value := self.recovery(label, f)) is not None]
+        return statistics.median(found) if found else math.inf
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

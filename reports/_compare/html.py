@@ -1,0 +1,86 @@
+"""``compare.html``: one file that needs nothing else, not even a network; its script only sorts tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.compare.model import Comparison
+from reports._compare import plots, tables
+from reports._compare.facts import Facts
+from reports._compare.shapes import HATCHES, patterns
+from reports._compare.words import findings
+from reports._format import flatten, number, plural
+
+_TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+def render(comparison: Comparison) -> str:
+    """The text of the page."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("compare.html.j2").render(_context(comparison))
+
+
+def _context(comparison: Comparison) -> dict[str, Any]:
+    facts = Facts(comparison)
+    said = findings(facts)
+    panels = [
+        {
+            "family": family,
+            "times": plots.times(facts, family),
+            "waterfall": plots.waterfall(facts, family),
+            "phases": tables.phases(facts, family),
+            "wall": plots.wall(facts, family),
+            "losses": plots.losses(facts, family),
+        }
+        for family in facts.families
+    ]
+    return {
+        "css": _text("report.css") + _text("compare.css"),
+        "script": _text("compare.js"),
+        "comparison": comparison,
+        "facts": facts,
+        "headline": said[0],
+        "findings": said[1:],
+        "about": _about(comparison),
+        "patterns": patterns(),
+        "hatches": HATCHES,
+        "scorecard": tables.scorecard(facts),
+        "key": tables.key_of_outcomes(facts),
+        "ratios": tables.ratios(facts),
+        "panels": panels,
+        "goodput": tables.goodput(facts),
+        "cost": tables.cost(facts),
+        "price": _price(comparison),
+        "witnesses": tables.witnesses(facts),
+        "settings": tables.settings(facts),
+        "fidelity": [(s.label, s.fidelity) for s in comparison.stacks if s.fidelity],
+        "same": tables.same(facts),
+        "trials": tables.trials(facts),
+        "systems": [("machine", flatten(comparison.machine)), ("workload", flatten(comparison.workload))],
+    }
+
+
+def _text(name: str) -> Markup:
+    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def _about(comparison: Comparison) -> str:
+    """How much was run, when."""
+    pairs = plural(len(comparison.trials), "pair") + " of arms"
+    when = comparison.started + (f" to {comparison.finished}" if comparison.finished else ", not finished")
+    stacks = plural(len({trial.label for trial in comparison.trials}), "stack")
+    faults = plural(len(comparison.families), "kind") + " of fault"
+    return f"{stacks} · {faults} · {pairs}, same seeds for each · {when}"
+
+
+def _price(comparison: Comparison) -> str:
+    if comparison.price is None:
+        return "No price of a GPU hour was given (--price), so hours only."
+    return f"At {number(comparison.price)} {comparison.currency} for an hour of one GPU."

@@ -1,0 +1,164 @@
+"""``compare.md``: the comparison for a pull request, a wiki or a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from harness.compare.model import CellSummary, Comparison
+from harness.results import Metric
+from reports._compare.facts import OUTCOMES, Facts
+from reports._compare.words import findings, remark
+from reports._format import MISSING, flatten, median_of, number, pairs, plural, with_unit
+from reports._pipe import code_lines, escape, rows, section
+
+_REST = "compare.json"
+
+
+def render(comparison: Comparison) -> str:
+    """The text of the file."""
+    return "\n".join(_lines(Facts(comparison))) + "\n"
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    comparison = facts.comparison
+    said = [line.striptags() for line in findings(facts)]
+    yield f"## {escape(said[0])}"
+    yield ""
+    yield from (f"- {escape(line)}" for line in said[1:])
+    yield ""
+    yield escape(f"{comparison.name}, {comparison.started} to {comparison.finished or 'not finished'}")
+    yield from section("Scorecard")
+    yield from _scorecard(facts)
+    yield ""
+    yield (
+        "Outcome (the least good of the trials), median recovery time with its distribution-free 95 % interval "
+        "(from 6 values on), goodput, samples lost. Times are rounded up, goodput down."
+    )
+    if comparison.missing:
+        yield from ("", f"Not finished: {plural(comparison.missing, 'arm')} of the plan did not run yet.")
+    if comparison.cautions:
+        yield from section("Not a fair pair in everything")
+        yield from (f"- {escape(line)}" for line in comparison.cautions)
+    if comparison.skipped:
+        yield from section("Did not run")
+        yield from rows(("stack", "why"), list(comparison.skipped.items()), "ll", rest=_REST)
+    yield from _ratios(facts)
+    yield from _costs(facts)
+    yield from _witnesses(facts)
+    yield from section("Kinds of fault")
+    yield from rows(("fault", "what is done"), list(comparison.families.items()), "ll", rest=_REST)
+    yield from section("Settings and versions")
+    table = [
+        (
+            s.label,
+            pairs(s.chosen) or "all as they come",
+            s.because or MISSING,
+            pairs(dict(s.versions)) or MISSING,
+        )
+        for s in comparison.stacks
+    ]
+    yield from rows(("stack", "settings", "why these", "versions"), table, "llll", rest=_REST)
+    yield from _notes(facts)
+    yield from section("Reproduce")
+    yield from ("```sh", *code_lines(comparison.reproduce), "```")
+    for name, data in (("Machine", comparison.machine), ("Workload", comparison.workload)):
+        yield from section(name)
+        yield from (f"- {escape(key)}: {escape(value)}" for key, value in flatten(data))
+
+
+def _scorecard(facts: Facts) -> Iterator[str]:
+    head = ("stack", *facts.families, "step without a fault, times the bare one")
+    table = [
+        (label, *(_score(facts, label, f) for f in facts.families), number(facts.overhead(label), "lower"))
+        for label in facts.labels
+    ]
+    yield from rows(head, table, "l" * (len(head) - 1) + "r", rest=_REST)
+
+
+def _score(facts: Facts, label: str, family: str) -> str:
+    cell = facts.cell(label, family)
+    if cell is None:
+        return "did not run"
+    if not OUTCOMES[cell.worst].tried:
+        return f"{cell.worst}: {cell.note or cell.witness}"
+    said = remark(facts.ratio(label, family)) if label in facts.others else ""
+    ahead = said if said.startswith(("faster", "recovers", "shorter")) else ""
+    parts = [_outcome(cell), _time(cell.recovery), f"goodput {median_of(cell.goodput)}", _lost(cell), ahead]
+    return "; ".join(part for part in parts if part)
+
+
+def _outcome(cell: CellSummary) -> str:
+    if len(cell.outcomes) > 1:
+        return f"{cell.worst} ({cell.outcomes.get(cell.worst, 0)} of {cell.n})"
+    return f"{cell.worst} (n = {cell.n})"
+
+
+def _time(metric: Metric | None) -> str:
+    if metric is None or metric.median is None:
+        return ""
+    between = " [{}, {}]".format(*(number(v, "lower") for v in metric.ci95)) if metric.ci95 else ""
+    return with_unit(metric.median, metric.unit, metric.better) + between
+
+
+def _lost(cell: CellSummary) -> str:
+    known = cell.samples_lost is not None and cell.samples_lost.median is not None
+    return f"{median_of(cell.samples_lost)} samples lost" if known else "samples lost unknown"
+
+
+def _ratios(facts: Facts) -> Iterator[str]:
+    table = []
+    for ratio in (*facts.comparison.ratios, *facts.comparison.same):
+        better = "higher" if (ratio.value or 0) > 1 else "lower"
+        between = (
+            "[{}, {}]".format(*(number(v, better) for v in ratio.interval)) if ratio.interval else MISSING
+        )
+        table.append(
+            (ratio.label, ratio.family, ratio.metric, number(ratio.value, better), between, str(ratio.n), ratio.says,
+             str(ratio.needed) if ratio.needed else "")
+        )  # fmt: skip
+    if table:
+        yield from section(f"Pair by pair against {escape(facts.reference)}")
+        head = ("stack", "fault", "metric", "ratio", "95 %", "pairs", "says", "pairs that would settle it")
+        yield from rows(head, table, "lllrlrlr", most=1000, rest=_REST)
+
+
+def _costs(facts: Facts) -> Iterator[str]:
+    table = []
+    for label in facts.labels:
+        row = [label]
+        for family in facts.families:
+            cell = facts.cell(label, family)
+            hours = cell.cost_gpu_hours if cell is not None else None
+            row.append(_cost(hours, facts.money(hours), facts.comparison.currency))
+        table.append(row)
+    if table:
+        yield from section("Cost of one failure")
+        yield from rows(("stack", *facts.families), table, "l" + "r" * len(facts.families), rest=_REST)
+
+
+def _cost(hours: float | None, money: float | None, currency: str) -> str:
+    if hours is not None and math.isinf(hours):
+        return "no end"
+    spent = f" ({with_unit(money, currency, 'lower')})" if money is not None else ""
+    return with_unit(hours, "GPU h", "lower") + spent
+
+
+def _witnesses(facts: Facts) -> Iterator[str]:
+    table = [
+        (c.family, c.label, ", ".join(f"{name} {n}" for name, n in c.outcomes.items()), c.witness, c.note)
+        for c in facts.comparison.cells
+    ]
+    if table:
+        yield from section("Witnesses")
+        yield from rows(
+            ("fault", "stack", "outcomes", "witness", "note"), table, "lllll", most=1000, rest=_REST
+        )
+
+
+def _notes(facts: Facts) -> Iterator[str]:
+    lines = [*facts.comparison.fidelity]
+    lines += [f"{stack.label}: {line}" for stack in facts.comparison.stacks for line in stack.fidelity]
+    if lines:
+        yield from section("What is not as in production")
+        yield from (f"- {escape(line)}" for line in lines)

@@ -1,0 +1,351 @@
+"""The tables of a comparison; a cell knows what it is sorted by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from harness.compare.model import CellSummary, OutcomeClass, Trial
+from harness.results import PHASE_NAMES, Metric
+from reports._compare.facts import OUTCOMES, Facts
+from reports._compare.shapes import icon
+from reports._compare.words import exact, figure, interval, median, remark
+from reports._format import MISSING, pairs, plural
+
+MAX_ROWS = 2000
+FINEST_S = 1e-4
+_RANKS = {name: place for place, name in enumerate(OUTCOMES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Content, and what sorts it: a number, words, or nothing (then it comes last)."""
+
+    content: Markup
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Head of a column. ``kind``: text, number, wide (text that may wrap) or score (a block of several lines)."""
+
+    name: str
+    unit: str = ""
+    kind: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """``name``: what it is for readers that do not see it; ``left_out``: rows cut to keep the page readable."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+def table(name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str) -> Table:
+    """A table of at most MAX_ROWS rows."""
+    kept = tuple(tuple(row) for row in rows[:MAX_ROWS])
+    return Table(name=name, columns=tuple(columns), rows=kept, notes=notes, left_out=len(rows) - len(kept))
+
+
+def text(value: object, key: str | None = None) -> Cell:
+    """A cell of words."""
+    content = escape(value)
+    return Cell(content=content, key=str(value) if key is None else key)
+
+
+def count(value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0) -> Cell:
+    """A cell of one number."""
+    return Cell(content=figure(value, unit, better, finest), key=_key(value))
+
+
+def _key(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else repr(float(value))
+
+
+def outcome(name: OutcomeClass, note: str = "") -> Markup:
+    """Shape and word of an outcome."""
+    tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
+    return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
+        tone, icon(name), name, Markup(' <small class="quiet">{}</small>').format(note) if note else ""
+    )
+
+
+def scorecard(facts: Facts) -> Table:
+    """Stack by fault family: what became of the job, how long it took, what was lost."""
+    columns = [
+        Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families),
+        Column(name="step without a fault", unit="times the bare one", kind="number"),
+    ]  # fmt: skip
+    rows = []
+    for label in facts.labels:
+        cells = [_score(facts, label, family) for family in facts.families]
+        rows.append([_stack(facts, label), *cells, count(facts.overhead(label), "ratio", "lower")])
+    return table("Scorecard: stacks by kind of fault", columns, rows)
+
+
+def _stack(facts: Facts, label: str) -> Cell:
+    known = facts.stacks.get(label)
+    kept = f"{facts.kept(label)} of {facts.tried(label)} kept"
+    ours = (
+        Markup(' <small class="own">this project</small>') if known is not None and known.ours else Markup("")
+    )
+    content = Markup('<b>{}</b>{}<span class="quiet under">{}</span>').format(label, ours, kept)
+    return Cell(content=content, key=label)
+
+
+def _score(facts: Facts, label: str, family: str) -> Cell:
+    cell = facts.cell(label, family)
+    if cell is None:
+        return Cell(content=Markup('<span class="quiet">did not run</span>'))
+    if not OUTCOMES[cell.worst].tried:
+        note = Markup('<span class="quiet under">{}</span>').format(cell.note or cell.witness)
+        return Cell(content=outcome(cell.worst) + note)
+    lines = [outcome(cell.worst, _counts(cell)), _time(cell), _losses(cell)]
+    said = remark(facts.ratio(label, family)) if label in facts.others else ""
+    if said.startswith(("faster", "recovers", "shorter")):
+        lines.append(Markup('<span class="ahead">{}</span>').format(said))
+    recovery = cell.recovery.median if cell.recovery is not None else None
+    key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
+    return Cell(
+        content=Markup("").join(lines), key=_key(0.0 if cell.worst == "masked" and key is None else key)
+    )
+
+
+def _counts(cell: CellSummary) -> str:
+    """``2 of 3`` where outcomes differ, else the number of trials."""
+    return f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}" if len(cell.outcomes) > 1 else f"n = {cell.n}"
+
+
+def _time(cell: CellSummary) -> Markup:
+    if cell.recovery is None or cell.recovery.median is None:
+        word = "nothing to recover from" if cell.worst == "masked" else "no time measured"
+        return Markup('<span class="quiet under">{}</span>').format(word)
+    never = " never" if math.isinf(cell.recovery.median) else ""
+    of = "" if cell.recovery.n == cell.n else f" n = {cell.recovery.n}"
+    return Markup('<span class="time{}">{} <small class="quiet">{}{}</small></span>').format(
+        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95, "lower"), of
+    )
+
+
+def _losses(cell: CellSummary) -> Markup:
+    samples = "samples lost unknown"
+    lost: Markup | str = samples
+    if cell.samples_lost is not None and cell.samples_lost.median is not None:
+        lost = Markup("{} samples lost").format(median(cell.samples_lost))
+    goodput = Markup("goodput {}").format(median(cell.goodput))
+    return Markup('<span class="quiet under">{}</span><span class="quiet under">{}</span>').format(
+        goodput, lost
+    )
+
+
+def ratios(facts: Facts) -> Table:
+    """Each stack's recovery time over the reference's, pair by pair of the same seed."""
+    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
+    rows = [
+        [text(label), *(_ratio(facts, label, family) for family in facts.families)]
+        for label in facts.labels
+        if label != facts.reference
+    ]
+    return table(f"Recovery time as a multiple of {facts.reference}’s", columns, rows)
+
+
+def _ratio(facts: Facts, label: str, family: str) -> Cell:
+    ratio = facts.ratio(label, family)
+    if ratio is None:
+        return Cell(content=Markup('<span class="quiet">not compared</span>'))
+    better = "higher" if (ratio.value or 0) > 1 else "lower"
+    shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
+        figure(ratio.value, better=better), "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
+        interval(ratio.interval, better),
+    )  # fmt: skip
+    more = f", about {ratio.needed} would settle it" if ratio.needed else ""
+    mark = "ahead" if ratio.says in ("faster", "only this one recovers") else "quiet under"
+    return Cell(
+        content=shown
+        + Markup('<span class="{}">{}</span><span class="quiet under">{}{}</span>').format(
+            mark, ratio.says, plural(ratio.n, "pair"), more
+        ),
+        key=_key(ratio.value),
+    )
+
+
+def phases(facts: Facts, family: str) -> Table:
+    """Median seconds of each phase under one family."""
+    found = {label: c.phases for label in facts.labels if (c := facts.cell(label, family)) and c.phases}
+    names = [p for p in PHASE_NAMES if any(p in x for x in found.values())]
+    names += sorted({p for x in found.values() for p in x} - set(names))
+    columns = [Column(name="stack"), *(Column(name=name, unit="s", kind="number") for name in names)]
+    rows = [
+        [text(label), *(count(x.get(n), "", "lower", FINEST_S) for n in names)] for label, x in found.items()
+    ]
+    return table(f"Median seconds of each phase: {family}", columns, rows)
+
+
+def goodput(facts: Facts) -> Table:
+    """Goodput with the fault, and of the control without it."""
+    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
+    rows = [[text(label), *(_goodput(facts, label, f) for f in facts.families)] for label in facts.labels]
+    return table("Goodput by kind of fault", columns, rows)
+
+
+def _goodput(facts: Facts, label: str, family: str) -> Cell:
+    cell = facts.cell(label, family)
+    if cell is None or cell.goodput is None:
+        return Cell(content=Markup(MISSING))
+    controls = [t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None]
+    without = Markup("")
+    if controls:
+        low, high = min(controls), max(controls)
+        shown = figure(low, better="higher")
+        shown = shown if low == high else Markup("{} to {}").format(shown, figure(high, better="higher"))
+        without = Markup('<span class="quiet under">without the fault {}</span>').format(shown)
+    content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}').format(
+        median(cell.goodput), interval(cell.goodput.ci95, "higher"), without
+    )
+    return Cell(content=content, key=_key(cell.goodput.median))
+
+
+def cost(facts: Facts) -> Table:
+    """GPU hours, and money, that one failure costs."""
+    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
+    rows = [[text(label), *(_cost(facts, label, f) for f in facts.families)] for label in facts.labels]
+    return table("Cost of one failure", columns, rows)
+
+
+def _cost(facts: Facts, label: str, family: str) -> Cell:
+    cell = facts.cell(label, family)
+    hours = cell.cost_gpu_hours if cell is not None else None
+    if hours is None:
+        return Cell(content=Markup(MISSING))
+    if math.isinf(hours):
+        return Cell(
+            content=Markup('<span class="time never">{}</span>').format(exact(hours, "no end")),
+            key=_key(hours),
+        )
+    money = facts.money(hours)
+    lines = Markup('<span class="time">{}</span>').format(
+        figure(hours, "GPU h", "lower")
+        if money is None
+        else figure(money, facts.comparison.currency, "lower")
+    )
+    if money is not None:
+        lines += Markup('<span class="quiet under">{}</span>').format(figure(hours, "GPU h", "lower"))
+    return Cell(content=lines, key=_key(hours))
+
+
+def witnesses(facts: Facts) -> Table:
+    """What shows that each outcome is what it is said to be."""
+    columns = [
+        Column(name="fault"), Column(name="stack"), Column(name="outcome"), Column(name="steps lost", kind="number"),
+        Column(name="samples lost", kind="number"), Column(name="detected", unit="s, median", kind="number"),
+        Column(name="witness", kind="wide"),
+    ]  # fmt: skip
+    rows = []
+    for family in facts.families:
+        for label in facts.labels:
+            cell = facts.cell(label, family)
+            if cell is not None:
+                rows.append(_witness(label, family, cell))
+    return table("Witnesses of the outcomes", columns, rows)
+
+
+def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
+    every = ", ".join(f"{name} {n}" for name, n in cell.outcomes.items()) if len(cell.outcomes) > 1 else ""
+    said = Markup("{}").format(cell.witness)
+    if cell.note:
+        said += Markup('<span class="quiet under">{}</span>').format(cell.note)
+    if cell.outliers:
+        seeds = ", ".join(map(str, cell.outliers))
+        said += Markup('<span class="quiet under">far from the others, kept: seed {}</span>').format(seeds)
+    return [
+        text(family), text(label), Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
+        _middle(cell.steps_lost), _middle(cell.samples_lost), _middle(cell.detection, FINEST_S), Cell(content=said),
+    ]  # fmt: skip
+
+
+def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
+    if metric is None:
+        return Cell(content=Markup(MISSING))
+    if finest:
+        return count(metric.median, "", metric.better, finest)
+    return Cell(content=median(metric), key=_key(metric.median))
+
+
+def trials(facts: Facts) -> Table:
+    """Every trial, and the command that does it again."""
+    columns = [
+        Column(name="fault"), Column(name="stack"), Column(name="seed", kind="number"), Column(name="outcome"),
+        Column(name="recovery", unit="s", kind="number"), Column(name="detection", unit="s", kind="number"),
+        Column(name="lost", unit="steps", kind="number"), Column(name="goodput", kind="number"),
+        Column(name="wall clock", unit="s", kind="number"), Column(name="step", unit="s", kind="number"),
+        Column(name="verdict"), Column(name="again, and where its record is", kind="wide"),
+    ]  # fmt: skip
+    known = facts.comparison.trials
+    return table("Every trial", columns, [_trial(trial) for trial in known])
+
+
+def _trial(t: Trial) -> list[Cell]:
+    record = " · ".join(
+        part for part in (t.run, t.control_run and f"control {t.control_run}", t.note) if part
+    )
+    again = Markup('<code>{}</code><span class="quiet under">{}</span>').format(t.reproduce, record)
+    return [
+        text(t.family), text(t.label), text(t.seed, _key(t.seed)),
+        Cell(content=outcome(t.outcome), key=str(_RANKS[t.outcome])), count(t.recovery, "", "lower", FINEST_S),
+        count(t.detection, "", "lower", FINEST_S), text(t.steps_lost, _key(t.steps_lost)),
+        count(t.goodput, "", "higher"), count(t.wall, "", "lower"), count(t.step_time, "", "lower", FINEST_S),
+        text(t.verdict), Cell(content=again),
+    ]  # fmt: skip
+
+
+def settings(facts: Facts) -> Table:
+    """What was chosen for each stack, why, and in which version."""
+    columns = [
+        Column(name="stack"), Column(name="what it is", kind="wide"), Column(name="settings", kind="wide"),
+        Column(name="why these", kind="wide"), Column(name="versions", kind="wide"),
+    ]  # fmt: skip
+    rows = []
+    for stack in facts.comparison.stacks:
+        chosen = pairs(stack.chosen) or "all as they come"
+        versions = pairs(dict(stack.versions)) or MISSING
+        rows.append(
+            [
+                text(stack.label),
+                text(stack.description),
+                text(chosen),
+                text(stack.because or MISSING),
+                text(versions),
+            ]
+        )
+    return table("Settings and versions", columns, rows)
+
+
+def same(facts: Facts) -> Table:
+    """The reference against itself."""
+    columns = [
+        Column(name="fault"), Column(name="metric"), Column(name="ratio", unit="median", kind="number"),
+        Column(name="interval", unit="95 %"), Column(name="pairs", kind="number"), Column(name="says"),
+    ]  # fmt: skip
+    rows = [
+        [
+            text(r.family), text(r.metric), count(r.value), Cell(content=interval(r.interval)), text(r.n, _key(r.n)),
+            text(r.says),
+        ]
+        for r in facts.comparison.same
+    ]  # fmt: skip
+    return table("The reference against itself", columns, rows)
+
+
+def key_of_outcomes(facts: Facts) -> list[tuple[Markup, str]]:
+    """Shape, word and meaning of the outcomes on the page."""
+    used = {trial.outcome for trial in facts.comparison.trials} | {
+        cell.worst for cell in facts.comparison.cells
+    }
+    return [(outcome(name), known.meaning) for name, known in OUTCOMES.items() if name in used]

@@ -1,0 +1,166 @@
+"""The sentences that state the finding, for the person who pays; each number carries its exact value."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from markupsafe import Markup
+
+from harness.compare.model import Ratio
+from harness.results import Metric
+from reports._compare.facts import OUTCOMES, Facts, listed
+from reports._format import MISSING, NEVER, number, plural, quantity
+
+
+def exact(value: float | None, text: str) -> Markup:
+    """``<data value>``: what is read, and the value it was rounded from."""
+    if value is None or math.isnan(value):
+        return Markup(MISSING)
+    machine = ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else repr(value)
+    return Markup('<data value="{}">{}</data>').format(machine, text)
+
+
+def figure(value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0) -> Markup:
+    """A number by the column's rule, with its unit where it has one to show."""
+    text = number(value, better, finest) if finest else quantity(value, unit, better)
+    shown = text if unit in ("", "ratio", "1") or text in (MISSING, NEVER) else f"{text} {unit}"
+    return exact(value, shown)
+
+
+def median(metric: Metric | None, unit: bool = False) -> Markup:
+    """The median of a metric, rounded against whoever has it; with its unit where that is asked for."""
+    if metric is None:
+        return Markup(MISSING)
+    if unit:
+        return figure(metric.median, metric.unit, metric.better)
+    return exact(metric.median, quantity(metric.median, metric.unit, metric.better))
+
+
+def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Markup:
+    """``[low, high]``; empty where there is none, or where all of it is never."""
+    if bounds is None or math.isinf(bounds[0]):
+        return Markup("")
+    return Markup("[{}, {}]").format(*(exact(v, number(v, better)) for v in bounds))
+
+
+def findings(facts: Facts) -> list[Markup]:
+    """The headline, then what qualifies it; the first is about survival, the others about speed, money and doubt."""
+    if facts.reference not in facts.labels:
+        ran = f"{plural(len(facts.labels), 'other stack')} did" if facts.labels else "nor did any other stack"
+        return [Markup("{} did not run; {}.").format(facts.reference, ran)]
+    lines = [_survival(facts), _speed(facts), _behind(facts), _cost(facts), _certainty(facts)]
+    return [line for line in lines if line]
+
+
+def _survival(facts: Facts) -> Markup:
+    name, kept, tried = facts.reference, facts.kept(facts.reference), facts.tried(facts.reference)
+    lead = Markup("{} kept the job’s work through {} of {}").format(
+        name, kept, plural(tried, "kind") + " of fault"
+    )
+    if not facts.others:
+        return lead + Markup(".")
+    best = max(facts.kept(x) for x in facts.others)
+    who = [x for x in facts.others if facts.kept(x) == best]
+    shown = listed(who) if len(who) <= 2 else f"{who[0]} and {len(who) - 1} more"
+    if best > kept:
+        return lead + Markup("; {} through {}: more than it.").format(shown, best)
+    if best == kept:
+        return lead + Markup(", and so did {}." if best else "; no other did better.").format(shown)
+    if best == 0:
+        return lead + Markup("; no other stack through any.")
+    return lead + Markup("; the best of the others, {}, through {}.").format(shown, best)
+
+
+def _times(facts: Facts) -> list[tuple[str, str, float]]:
+    """(family, fastest other stack, its median over the reference's) where both recover."""
+    found = []
+    for family in facts.families:
+        mine, other = facts.recovery(facts.reference, family), facts.fastest_other(family)
+        if mine and math.isfinite(mine) and other is not None:
+            found.append((family, other[0], other[1] / mine))
+    return found
+
+
+def _speed(facts: Facts) -> Markup:
+    ahead = [entry for entry in _times(facts) if entry[2] > 1]
+    if not ahead:
+        return Markup("")
+    parts = [
+        Markup("{} times as long from {} ({})").format(exact(times, number(times, "higher")), family, other)
+        for family, other, times in ahead
+    ]
+    return Markup("The fastest other stack takes longer to recover: {}.").format(Markup(", ").join(parts))
+
+
+def _behind(facts: Facts) -> Markup:
+    """Where another is better, in the same size of letters."""
+    parts = []
+    for family, other, times in _times(facts):
+        if times < 1:
+            share = exact(times, number(times, "lower"))
+            parts.append(Markup("{} recovers from {} in {} of its time").format(other, family, share))
+    for family in facts.families:
+        mine = facts.cell(facts.reference, family)
+        if mine is None or OUTCOMES[mine.worst].kept or not OUTCOMES[mine.worst].tried:
+            continue
+        who = [x for x in facts.others if (c := facts.cell(x, family)) and OUTCOMES[c.worst].kept]
+        if who:
+            verb = "keeps" if len(who) == 1 else "keep"
+            parts.append(Markup("{} {} the work through {}, it does not").format(listed(who), verb, family))
+    cheaper = sorted((o, x) for x in facts.others if (o := facts.overhead(x)) is not None)
+    own = facts.overhead(facts.reference)
+    if cheaper and own is not None and cheaper[0][0] < own:
+        parts.append(
+            Markup("without a fault, a step of {} costs {} times the bare one, its own {}").format(
+                cheaper[0][1], figure(cheaper[0][0]), figure(own, better="lower")
+            )
+        )
+    return Markup("Where others are better: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+
+
+def _cost(facts: Facts) -> Markup:
+    for family in facts.families:
+        mine, other = facts.cell(facts.reference, family), facts.fastest_other(family)
+        theirs = facts.cell(other[0], family) if other else None
+        if mine is None or theirs is None or other is None:
+            continue
+        a, b = facts.money(mine.cost_gpu_hours), facts.money(theirs.cost_gpu_hours)
+        if a is None or b is None or not math.isfinite(a):
+            continue
+        return Markup("A thousand failures of the kind {} cost {} {} of GPU time, with {} {}.").format(
+            family, figure(a * 1000, better="lower"), facts.comparison.currency, other[0], figure(b * 1000)
+        )
+    return Markup("")
+
+
+def _certainty(facts: Facts) -> Markup:
+    says = Counter(
+        r.says for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others
+    )
+    total = says.total()
+    if not total:
+        return Markup("Nothing was paired with it, so no difference is shown to be more than chance.")
+    open_ = says["too few"] + says["no difference shown"]
+    if says["too few"] == total:
+        return Markup("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
+    neither = says["neither recovers"]
+    line = Markup(
+        "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {} do not"
+    ).format(total, total - open_ - neither, open_)
+    return line + (Markup("; in {} neither recovers.").format(neither) if neither else Markup("."))
+
+
+def remark(ratio: Ratio | None) -> str:
+    """What a ratio means for its stack, in words that name the reference; empty where it says nothing to note."""
+    if ratio is None or ratio.label == ratio.against:
+        return ""
+    words = {
+        "faster": f"faster than {ratio.against}", "only this one recovers": f"recovers, {ratio.against} does not",
+        "no difference shown": f"no difference to {ratio.against} shown",
+    }  # fmt: skip
+    if ratio.says in words:
+        return words[ratio.says]
+    if ratio.says == "too few" and ratio.value is not None and ratio.value < 1:
+        return f"shorter than {ratio.against}, too few pairs to be sure"
+    return ""

@@ -1,0 +1,43 @@
+"""Tables and text of Markdown that stay what they are, whatever is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+MAX_ROWS = 200
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
+
+
+def escape(text: str) -> str:
+    """Text that stays text: no markup, no HTML, no mention, one line."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return _SPECIAL.sub(r"\\\1", flat)
+
+
+def section(title: str) -> tuple[str, str, str]:
+    """A heading with the empty lines around it."""
+    return "", f"### {title}", ""
+
+
+def rows(
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    sides: str,
+    *,
+    most: int = MAX_ROWS,
+    rest: str = "results.json",
+) -> Iterator[str]:
+    """A pipe table of at most ``most`` rows; ``sides`` has an l or r for each column."""
+    yield "| " + " | ".join(escape(word) for word in head) + " |"
+    yield "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|"
+    for row in body[:most]:
+        yield "| " + " | ".join(escape(cell) for cell in row) + " |"
+    if len(body) > most:
+        yield ""
+        yield f"{len(body) - most} more in `{rest}`."
+
+
+def code_lines(text: str) -> list[str]:
+    """Lines of a fenced block; a fence among them would end it early."""
+    return [line.replace("```", "'''") for line in text.splitlines()]

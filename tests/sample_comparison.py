@@ -1,0 +1,204 @@
+"""A comparison as large as a real one, for the tests of its pages: every outcome, infinities, missing values."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+from harness.compare.statistics import median_interval, outliers, paired_ratio, repetitions_needed
+from harness.results import Metric, PhaseSpan
+
+HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
+REFERENCE = "hot-spare"
+FAMILIES = {
+    "kill": "rank 1 is killed (SIGKILL) in the backward pass", "hang": "rank 1 is stopped (SIGSTOP)",
+    "exception": "rank 1 raises in its training step", "nan": "a gradient of rank 1 becomes NaN",
+    "corrupted-checkpoint": "the newest checkpoint is damaged, then rank 1 is killed",
+    "kill-in-checkpoint": "rank 1 is killed while it saves",
+}  # fmt: skip
+STACKS = {
+    "none": 0.0, REFERENCE: 0.05, "drop-replica": 0.04, "checkpoint-restart": 0.7, "torchrun default": 7.5,
+    "torchrun tuned": 6.5, "torchft default": 5.1, "torchft tuned": 0.54, "nvrx-inprocess default": 2.2,
+    "nvrx-inprocess tuned": 0.65, "nvrx-ft-launcher tuned": 6.3, "dlrover tuned": 7.2, "ray-train tuned": 17.4,
+}  # fmt: skip
+OURS = ("none", REFERENCE, "drop-replica", "checkpoint-restart")
+STEP_S = 0.05
+STEPS = 60
+_WITNESS: dict[OutcomeClass, str] = {
+    "masked": "no step took longer than 3 usual ones", "recovered": "first new step 31 at 4.1 s, same loss",
+    "degraded": "2 of 3 ranks after step 30", "rolled back": "steps 26 to 30 were committed twice",
+    "started over": "step 1 was committed again at 9.2 s", "all ranks died": "exit codes 1, 1, -9",
+    "hung": "no step for 120 s, then ended", "committed bad values": "loss not finite from step 31 on, committed",
+    "not landed": "the rank had ended before the fault was due", "not offered": "has no checkpoint to damage",
+}  # fmt: skip
+
+
+def outcome_of(label: str, family: str, number: int) -> OutcomeClass:
+    """What became of one trial; stable, with each class somewhere."""
+    if label == "none":
+        return "all ranks died" if family != "hang" else "hung"
+    if family == "nan":
+        by = {"torchft default": "committed bad values", "torchft tuned": "committed bad values"}
+        return by.get(label, "masked" if label in OURS else "committed bad values")  # type: ignore[return-value]
+    if label.endswith("default") and family == "hang":
+        return "hung" if number % 2 == 0 else "rolled back"
+    if label.startswith("torchft"):
+        return "not offered" if "checkpoint" in family else "degraded" if number == 1 else "recovered"
+    if label.startswith("ray") and family == "hang":
+        return "not landed"
+    if label.startswith("dlrover"):
+        return "started over" if family == "corrupted-checkpoint" else "rolled back"
+    if label == "drop-replica":
+        return "degraded"
+    return "recovered" if label == REFERENCE else "rolled back"
+
+
+def build(repeats: int = 10, *, stacks: int = 13, price: float | None = 2.5) -> Comparison:
+    """``repeats`` trials of up to 13 stacks under 6 kinds of fault."""
+    labels = list(STACKS)[:stacks]
+    trials = [
+        trial
+        for family in FAMILIES
+        for label in labels
+        for number in range(repeats)
+        if (trial := _trial(label, family, number)) is not None
+    ]
+    again = [t.model_copy(update={"label": f"{REFERENCE} again"}) for t in trials if t.label == REFERENCE]
+    ratios = [_ratio(trials, label, family) for label in labels for family in FAMILIES if label != REFERENCE]
+    same = [_ratio(trials + again, f"{REFERENCE} again", family) for family in FAMILIES]
+    return Comparison(
+        name="all-stacks", started="2026-11-21T20:00:00Z", finished="2026-11-21T21:24:00Z",
+        machine={"cpu": "4 x something", "memory_gib": 16.0},
+        workload={"model": "gpt nano", "steps": STEPS, "ranks": 3}, deadline=120.0,
+        stacks=[_stack(label) for label in labels], families=dict(FAMILIES), trials=trials,
+        cells=[_cell(trials, label, family) for label in labels for family in FAMILIES],
+        ratios=[r for r in ratios if r is not None], reference=REFERENCE, same=[r for r in same if r is not None],
+        skipped={"lm-resiliency tuned": "its environment is not there: chaos stacks install lm-resiliency"},
+        price=price, currency="USD", fidelity=["CPU and gloo: no NCCL, no GPU memory", "one machine plays all nodes"],
+        reproduce=f"chaos compare scenarios/compare/*.yaml --stacks all --repeat {repeats}",
+    )  # fmt: skip
+
+
+def _stack(label: str) -> StackInfo:
+    name, _, settings = label.partition(" ")
+    return StackInfo(
+        label=label, stack=name, settings="default" if settings == "default" else "tuned", ours=label in OURS,
+        description=f"what {name} is {HOSTILE}", chosen={"heartbeat_ms": 500, "max_restarts": 3} if settings else {},
+        because=f"its guide recommends it {HOSTILE}" if settings == "tuned" else "",
+        versions={"torch": "2.13.0", name: "0.2.0"},
+        fidelity=["replicas of one rank each"] if "torchft" in label else [],
+    )  # fmt: skip
+
+
+def _trial(label: str, family: str, number: int) -> Trial | None:
+    outcome = outcome_of(label, family, number)
+    if outcome == "not offered":
+        return None
+    generator = random.Random(f"{label} {family} {number}")
+    never = outcome in ("all ranks died", "hung", "committed bad values")
+    noise = math.exp(generator.gauss(0, 0.12)) * (4.0 if number == 7 and label == "torchrun tuned" else 1.0)
+    recovery: float | None = STACKS[label] * noise
+    if outcome in ("masked", "not landed"):
+        recovery = None
+    elif never:
+        recovery = math.inf
+    wall = STEPS * STEP_S + (recovery or 0.0 if not never else 30.0) + 2.0
+    lost = 0.0 if recovery is None else 30.0 if never else recovery
+    badput = {"initialisation": 2.0, "detection": lost * 0.3, "regroup": lost * 0.5, "restore": lost * 0.2}
+    return Trial(
+        label=label, family=family, seed=17 + number, outcome=outcome, witness=f"{_WITNESS[outcome]} {HOSTILE}",
+        recovery=recovery, detection=None if recovery is None else lost * 0.3, phases=_phases(lost, never),
+        steps_lost=5 if outcome in ("rolled back", "started over") else 0,
+        samples_lost=None if label.startswith("ray") else 0 if label in OURS else 32, ranks=3,
+        goodput=0.0 if never else STEPS * STEP_S / wall, control_goodput=STEPS * STEP_S / (STEPS * STEP_S + 2.0),
+        badput=badput, step_time=STEP_S * noise, wall=wall, verdict="fail" if never else "pass",
+        run=f"runs/{family}/{label.replace(' ', '-')}/{17 + number}",
+        reproduce=f"chaos compare {family}.yaml --stacks {label.replace(' ', ':')} --seed {17 + number}",
+        losses=_losses(generator, outcome) if number == 0 else (),
+        control_losses=_losses(None, "masked") if number == 0 else (),
+    )  # fmt: skip
+
+
+def _phases(lost: float, never: bool) -> list[PhaseSpan]:
+    shares = {
+        "detect": 0.3,
+        "abort": 0.05,
+        "regroup": 0.45,
+        "restore": 0.12,
+        "redo": 0.05,
+        "first step": 0.03,
+    }
+    spans, start = [], 0.0
+    for name, share in list(shares.items())[: 1 if never else 6]:
+        spans.append(PhaseSpan(name=name, start=start, seconds=lost * share))
+        start += lost * share
+    return spans if lost else []
+
+
+def _losses(generator: random.Random | None, outcome: OutcomeClass) -> tuple[tuple[int, float], ...]:
+    series = []
+    for step in range(1, STEPS + 1, 2):
+        loss = 4.0 * math.exp(-step / 40)
+        if generator is not None and outcome in ("degraded", "started over") and step > 30:
+            loss += generator.gauss(0.02, 0.02)
+        if outcome == "committed bad values" and step > 30:
+            loss = math.nan
+        if outcome in ("hung", "all ranks died") and step > 30:
+            break
+        series.append((step, loss))
+    return tuple(series)
+
+
+def metric(unit: str, values: list[float], better: str = "lower") -> Metric | None:
+    """A metric over ``values``; None without any."""
+    if not values:
+        return None
+    return Metric(
+        unit=unit, values=values, n=len(values), median=statistics.median(values), min=min(values), max=max(values),
+        ci95=median_interval(values), better=better,
+    )  # fmt: skip
+
+
+def _cell(trials: list[Trial], label: str, family: str) -> CellSummary:
+    mine = [t for t in trials if (t.label, t.family) == (label, family)]
+    order = list(_WITNESS)
+    found = [t.outcome for t in mine] or ["not offered"]
+    worst: OutcomeClass = max(found, key=order.index)  # type: ignore[assignment]
+    lost = [t.recovery * t.ranks / 3600 for t in mine if t.recovery is not None]
+    shown = [t.phases for t in mine if t.phases]
+    return CellSummary(
+        label=label, family=family, n=len(mine), worst=worst, witness=_WITNESS[worst],
+        outcomes={o: found.count(o) for o in dict.fromkeys(found)} if mine else {},
+        recovery=metric("s", [t.recovery for t in mine if t.recovery is not None]),
+        detection=metric("s", [t.detection for t in mine if t.detection is not None]),
+        goodput=metric("ratio", [t.goodput for t in mine if t.goodput is not None], "higher"),
+        steps_lost=metric("steps", [float(t.steps_lost) for t in mine]),
+        samples_lost=metric("samples", [float(t.samples_lost) for t in mine if t.samples_lost is not None]),
+        overhead=metric("ratio", [1.0 + 0.03 * len(label) / 10 + 0.01 * k for k in range(len(mine))]),
+        phases={s.name: s.seconds for s in shown[0]} if shown else {},
+        outliers=outliers({t.seed: t.recovery for t in mine if t.recovery is not None}),
+        cost_gpu_hours=statistics.median(lost) if lost else None,
+        note="this stack keeps no checkpoints" if worst == "not offered" else "",
+    )  # fmt: skip
+
+
+def _ratio(trials: list[Trial], label: str, family: str) -> Ratio | None:
+    def times(name: str) -> dict[int, float]:
+        return {
+            t.seed: t.recovery
+            for t in trials
+            if (t.label, t.family) == (name, family) and t.recovery is not None
+        }
+
+    ours, theirs = times(REFERENCE), times(label)
+    value, interval, says = paired_ratio(ours, theirs, seed=1)
+    n = len(ours.keys() & theirs.keys())
+    if not n:
+        return None
+    open_ = says in ("too few", "no difference shown")
+    return Ratio(
+        label=label, against=REFERENCE, family=family, metric="recovery", n=n, value=value, interval=interval,
+        says=says,        needed=repetitions_needed(ours, theirs) if open_ else None,
+    )  # fmt: skip

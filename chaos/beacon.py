@@ -1,22 +1,38 @@
-"""Tells a chaos run how far training is: one line in a training script, and nothing at all outside a run.
+"""Tells a chaos run how far training is, and lets it act at named places of a step; nothing at all outside a run.
 
     from chaos import beacon
+
+    if beacon.point("gradient", step) == "nan":
+        ...  # fill this rank's gradients with NaN, then say so: beacon.did("nan", step, after=...)
     beacon.step(step, loss=loss.item(), samples=len(batch))
 
 Standard library only; the file may also be copied beside a script whose environment lacks this package. Outside a
-run a call is one look-up. In a run it appends one short line to a file in a single write: it never blocks on the
-harness, never raises, and takes a few microseconds.
+run a call is one look-up. In a run ``step`` appends one short line to a file in a single write: it never blocks on the
+harness, never raises, and takes a few microseconds. ``point`` holds only where a fault is planned.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from functools import lru_cache
 
 VARIABLE = "CHAOS_BEACON"
 """Environment variable that names the file to append to; set by the harness."""
 VERSION = 1
+POINTS = "CHAOS_POINTS"
+"""Environment variable that names the file in which the harness says where a process is to hold."""
+HOLD_LIMIT_S = 30.0
+"""A process holds no longer for a harness that does not answer, and never again for that one."""
+SAID = "injected by chaos: "
+"""How the message of an exception begins that a fault raises here."""
+EVERY_STEP = 0
+"""In the file of points: at each step."""
+_ARMED = b"1"
+_SPEAK_LIMIT_S = 1.0
+_ANSWER_LIMIT = 1024
 
 
 def step(step: int, *, loss: float | None = None, samples: int | None = None) -> None:
@@ -34,6 +50,160 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
         os.write(fd, f"{VERSION} {time.monotonic_ns()}{who}{what}".encode())
     except Exception:  # a report must never harm the training it reports on
         return
+
+
+def point(name: str, step: int) -> str | None:
+    """Say that training step ``step``, counted from 1, is at the place ``name``, and hold there if a fault is planned.
+
+    ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are there, and not reduced yet),
+    ``optimizer`` or ``saving`` (in the middle of writing the checkpoint of ``step``). Returns None: go on; or
+    ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The process may be killed or stopped while it
+    holds. Raises RuntimeError where an exception is planned, and nothing else.
+    """
+    path = os.environ.get(POINTS)
+    if path is None:
+        return None
+    points = _points(path)
+    try:
+        if points is None or not points.armed(int(step), name):
+            return None
+        answer = points.ask(int(step), name)
+    except (OSError, TypeError, ValueError, OverflowError):
+        return None
+    if answer.startswith("raise "):
+        points.say(f"did {int(step)} raise - -")
+        raise RuntimeError(SAID + answer.removeprefix("raise "))
+    return answer if answer == "nan" else None
+
+
+def did(what: str, step: int, *, before: float | None = None, after: float | None = None) -> None:
+    """Say that what ``point`` asked for in step ``step`` was done; never raises.
+
+    ``what``: ``"nan"``. ``before``, ``after``: some number of the gradients, such as their sum, by which it shows.
+    """
+    path = os.environ.get(POINTS)
+    points = _points(path) if path is not None else None
+    if points is None:
+        return
+    try:
+        values = " ".join("-" if value is None else repr(float(value)) for value in (before, after))
+        points.say(f"did {int(step)} {what} {values}")
+    except Exception:  # as in step()
+        return
+
+
+class _Points:
+    """What the harness wrote of one arm's points, and this process's way to it. Forked children stay silent.
+
+    The file: ``1 <socket>``, then a line for each point, ``<1 armed, 0 not> <step> <name>``; only the first
+    character of a line ever changes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._pid = os.getpid()
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        head, *rows = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode("ascii").splitlines()
+        version, self._address = head.split(" ")
+        self._places: dict[tuple[int, str], int] = {}
+        self._of_any_step: dict[str, int] = {}
+        offset = len(head) + 1
+        for row in rows:
+            _, number, name = row.split(" ")
+            self._places[int(number), name] = offset
+            if int(number) == EVERY_STEP:
+                self._of_any_step[name] = offset
+            offset += len(row) + 1
+        self._one = threading.Lock()  # a checkpoint may be saved by a thread of its own
+        self._socket: socket.socket | None = None
+        self._asked = 0
+        self._gone = version != str(VERSION)
+
+    def armed(self, step: int, name: str) -> bool:
+        """Whether somebody is to hold there."""
+        places = (self._places.get((step, name)), self._of_any_step.get(name))
+        return any(at is not None and os.pread(self._fd, 1, at) == _ARMED for at in places)
+
+    def ask(self, step: int, name: str) -> str:
+        """Hold until the harness has acted or answered; ``go`` without one. Raises OSError."""
+        if os.getpid() != self._pid:
+            return "go"
+        with self._one:
+            if self._gone or not self._connect():
+                return "go"
+            self._asked += 1
+            answer = ""
+            try:
+                self._send(f"at {self._asked} {step} {name}")
+                answer = self._answer()
+            finally:
+                if not answer:  # too late, lost, or interrupted: what still comes is not for us
+                    self._drop()
+        return answer or "go"
+
+    def say(self, line: str) -> None:
+        """Tell the harness, if it is there."""
+        if os.getpid() != self._pid:
+            return
+        with self._one:
+            try:
+                if self._socket is not None:
+                    self._send(line)
+            except OSError:
+                self._drop()
+
+    def _connect(self) -> bool:
+        if self._socket is None:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                made.settimeout(_SPEAK_LIMIT_S)
+                made.connect("\0" + self._address)
+            except OSError:
+                made.close()
+                self._gone = True
+                return False
+            self._socket = made
+        return True
+
+    def _send(self, line: str) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(_SPEAK_LIMIT_S)
+        self._socket.sendall(line.encode("ascii") + b"\n")
+
+    def _answer(self) -> str:
+        assert self._socket is not None
+        deadline, data = time.monotonic() + HOLD_LIMIT_S, b""
+        self._socket.settimeout(HOLD_LIMIT_S)
+        while len(data) < _ANSWER_LIMIT:
+            try:
+                more = self._socket.recv(_ANSWER_LIMIT)
+            except TimeoutError:
+                more = b""
+            data += more
+            if data.endswith(b"\n"):
+                number, _, answer = data.decode("ascii", "replace").rstrip("\n").partition(" ")
+                return answer if number == str(self._asked) else ""
+            if not more:
+                self._gone = self._gone or time.monotonic() >= deadline
+                return ""
+        return ""
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+_LOADED: dict[str, _Points | None] = {}
+
+
+def _points(path: str) -> _Points | None:
+    """What the file says, read once; None where it makes no sense."""
+    if path not in _LOADED:
+        try:
+            _LOADED[path] = _Points(path)
+        except (OSError, ValueError):
+            _LOADED[path] = None
+    return _LOADED[path]
 
 
 @lru_cache(maxsize=4)

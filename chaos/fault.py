@@ -86,7 +86,8 @@ class Fault(BaseModel):
     ``relentless``: it fires again at every attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that
     takes racks; ``role``: the only role it hits, whatever the target says. ``everywhere``: one occurrence acts in all
     ranks, in those that join later too, until the run ends. ``on_saves``: a RANK fault of the saves, which the first
-    rank alone makes.
+    rank alone makes. ``by_script``: a RANK fault that a script with points of its own can do itself, when it is told
+    this word there (``chaos.beacon``).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -103,6 +104,7 @@ class Fault(BaseModel):
     relentless: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     on_saves: ClassVar[bool] = False
+    by_script: ClassVar[str] = ""
 
     def wants(self) -> frozenset[Need]:
         """What it needs with its parameters; default: ``needs``."""
@@ -121,6 +123,10 @@ class Fault(BaseModel):
 
     def heal(self, target: Any) -> None:
         """Undo ``act``; safe to call twice, and when the target is gone."""
+
+    def not_by_script(self) -> str | None:
+        """Which of its parameters a script cannot do by itself, in words; None: it can do all of it."""
+        return None
 
     def point(self, phase: str) -> str:
         """The phase at which this fault, with its parameters, acts when asked to act at ``phase``."""

@@ -84,6 +84,11 @@ def effects_of(occurrence: Occurrence, events: Sequence[Event]) -> list[Mapping[
     ]  # fmt: skip
 
 
+def said_by_script(occurrence: Occurrence, events: Sequence[Event], word: str) -> Mapping[str, Any] | None:
+    """What the script that was hit said when it had done what its point told it to; None: nothing yet."""
+    return next((seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None)
+
+
 def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:
     """The kernel answered a write from outside, to the file system that was hit, with this error (``ENOSPC``)."""
     for event in events:

@@ -13,7 +13,7 @@ from chaos.sla import parse_duration
 COMMAND = "command"
 """The kind of a workload that is a command."""
 ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every")
-ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "restarts")
+ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "restarts", "points")
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*")
@@ -183,6 +183,9 @@ class WorkloadSpec(Strict):
     )
     restarts: int = Field(
         default=0, ge=0, le=1000, description="times the command is started again when it ends abnormally"
+    )
+    points: bool = Field(
+        default=False, description="of a command: its script calls chaos.beacon.point, where faults can act"
     )
 
     @model_validator(mode="before")

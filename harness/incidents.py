@@ -72,11 +72,15 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         occurrence=episode.occurrence, target=episode.target, step=injected.step if injected else None,
         injected_s=(injected.time_ns - history.start_ns) / NS if injected else 0.0,
         landed=episode.landed is not None,
-        witness=str(episode.landed.data["witness"]) if episode.landed else None, evidence=_evidence(episode),
+        witness=str(episode.landed.data["witness"]) if episode.landed else None,
+        evidence=_evidence(episode) | _harm(episode, history),
         healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
         blamed_rank=failure.data["rank"] if failure else None,
         detection_time=_detection(episode, outcome, history.cut_short),
-        recovery_time=_recovery_time(episode, concerned, outcome, history.cut_short), outcome=outcome,
+        recovery_time=_recovery_time(
+            episode, concerned, outcome, history.cut_short, bad=bool(_harm(episode, history))
+        ),
+        outcome=outcome,
         phases=phases, steps_lost=lost, restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
         decision=_decision(history, failure),
@@ -128,10 +132,12 @@ def _detection(episode: Episode, outcome: Outcome, cut_short: bool) -> float | N
 
 
 def _recovery_time(
-    episode: Episode, recovery: Recovery | None, outcome: Outcome, cut_short: bool
+    episode: Episode, recovery: Recovery | None, outcome: Outcome, cut_short: bool, *, bad: bool
 ) -> float | None:
     if outcome in ("hang", "fail-stop"):
         return None if cut_short else math.inf
+    if bad:
+        return math.inf
     if episode.injected is None or recovery is None or recovery.first_new is None:
         return None
     return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
@@ -190,6 +196,8 @@ def _outcome(
 ) -> Outcome:
     if episode.injected is None or episode.landed is None:
         return "not-landed"
+    if _harm(episode, history):
+        return "sdc-escape"
     if recovery is None:
         return _undetected(episode, history, control)
     if recovery.first_new is not None:
@@ -201,6 +209,24 @@ def _outcome(
         # the failure came so late that nothing new was left to commit
         return "recovered"
     return "fail-stop" if history.outcome == "gave-up" else "hang"
+
+
+def _harm(episode: Episode, history: History) -> dict[str, object]:
+    """The first step that a rank of a command reported with a loss that is no number, after its values were spoilt, if
+    the job went on from there and never took the step back: no digest is needed to know that this did harm."""
+    if not history.info.observed or episode.landed is None or not episode.kind.startswith(CORRUPTIONS):
+        return {}
+    lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
+    bad = [
+        (event.step or 0, str(float(event.data["loss"]))) for event in history.log.of(Kind.STEP_REPORTED)
+        if event.data["loss"] is not None and not math.isfinite(float(event.data["loss"]))
+        and event.time_ns > after_ns and event.step in lineage
+        and lineage[event.step or 0].generation == event.generation
+    ]  # fmt: skip
+    step, loss = min(bad, default=(0, ""))
+    if not bad or (history.outcome != "completed" and max(lineage) <= step):
+        return {}
+    return {"committed_step": step, "committed_loss": loss}
 
 
 def _only_told(episode: Episode) -> bool:

@@ -26,9 +26,11 @@ def rank_main(args: argparse.Namespace) -> int:
     scratch, attempt = Path(args.scratch), os.environ.get("ATTEMPT", "0")
     saved = scratch / "saved" / "checkpoint.json"
     saved.parent.mkdir(exist_ok=True)
-    start = json.loads(saved.read_text())["step"] if saved.exists() else 0
-    for step in range(start + 1, args.steps + 1):
+    state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
+    for step in range(state["step"] + 1, args.steps + 1):
         pause(args.step_s)
+        if args.points:
+            compute(state, step, args.retry)
         (scratch / f"{attempt}.{rank}").write_text(str(step))
         if not wait_for_all(scratch, attempt, world, step, args.timeout_s):
             print(f"rank {rank}: a peer did not come to step {step}", flush=True)
@@ -36,14 +38,45 @@ def rank_main(args: argparse.Namespace) -> int:
         if args.beacon:
             from chaos import beacon
 
-            beacon.step(step, loss=1.0 / step, samples=4)
+            beacon.step(step, loss=state.get("weight", 1.0) / step, samples=4)
         elif rank == 0 and step % args.log_every == 0:
             print(f"[default0]:step {step} loss {1.0 / step:.6f}", flush=True)
         if rank == 0 and step % args.save_every == 0:
-            temporary = saved.with_suffix(".tmp")
-            temporary.write_text(json.dumps({"step": step}))
-            temporary.replace(saved)
+            save(saved, {**state, "step": step}, args.points)
     return 0
+
+
+def compute(state: dict[str, float], step: int, retry: bool) -> None:
+    """The parts of a step, with a gradient of one number; ``retry``: what raises is done again."""
+    from chaos import beacon
+
+    try:
+        for name in ("forward", "backward"):
+            beacon.point(name, step)
+    except RuntimeError:
+        if not retry:
+            raise
+    gradient = 0.0
+    if beacon.point("gradient", step) == "nan":
+        before, gradient = gradient, float("nan")
+        beacon.did("nan", step, before=before, after=gradient)
+    beacon.point("optimizer", step)
+    state["weight"] += gradient
+
+
+def save(path: Path, state: dict[str, float], points: bool) -> None:
+    """Write beside it, then rename; in between is its point."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as stream:
+        text = json.dumps(state)
+        stream.write(text[: len(text) // 2])
+        stream.flush()
+        if points:
+            from chaos import beacon
+
+            beacon.point("saving", int(state["step"]))
+        stream.write(text[len(text) // 2 :])
+    temporary.replace(path)
 
 
 def wait_for_all(scratch: Path, attempt: str, world: int, step: int, timeout_s: float) -> bool:
@@ -96,6 +129,8 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--scratch", default=os.environ.get("CHAOS_SCRATCH", "."))
     parser.add_argument("--beacon", action="store_true")
+    parser.add_argument("--points", action="store_true", help="let a run act in the middle of a step")
+    parser.add_argument("--retry", action="store_true", help="catch what a point raises, and go on")
     parser.add_argument("--daemon", action="store_true", help="leave a process of another session behind")
     parser.add_argument("--stubborn", action="store_true", help="do not end, not even when asked to")
     args = parser.parse_args()

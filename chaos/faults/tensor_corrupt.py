@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
+from chaos.witness import said_by_script
 
 _PHASES = {"gradient": "collective", "optimizer_state": "optimizer"}  # the others: forward
 _STORED = ("parameter", "gradient", "optimizer_state")
@@ -26,10 +27,12 @@ class TensorCorrupt(Fault):
     reduced), optimizer_state (before the optimizer uses it), or rng (the seed of the step's random numbers).
     ``op``: nan, inf, bitflip of bit ``bit`` (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``,
     zero, or stale (what it holds in this step is there again in the next). ``count``: elements hit, chosen with the
-    seed. Landed: the rank's own digest of the tensor differs from the one taken just before.
+    seed. Landed: the rank's own digest of the tensor differs from the one taken just before; of a script with
+    points of its own, which fills all of its gradients with NaN: its own word, and a number of theirs if it gave one.
     """
 
     where: ClassVar[Where] = Where.RANK
+    by_script: ClassVar[str] = "nan"
     phases: ClassVar[tuple[str, ...]] = ("data", "forward", "backward", "collective", "optimizer")
 
     surface: Literal["parameter", "gradient", "activation", "input", "loss", "optimizer_state", "rng"] = (
@@ -55,6 +58,12 @@ class TensorCorrupt(Fault):
         if self.count > 1 and self.surface in ("loss", "rng"):
             raise ValueError(f"count: surface {self.surface} has one element")
         return self
+
+    def not_by_script(self) -> str | None:
+        """A script knows its gradients, and one thing to do with them."""
+        if self.surface == "gradient" and self.op == "nan" and self.count == 1:
+            return None
+        return "only surface: gradient with op: nan, without a count (it fills all of them)"
 
     def point(self, phase: str) -> str:
         """Each surface exists at one point of a step only."""
@@ -174,7 +183,10 @@ class TensorCorrupt(Fault):
         return operations[self.op]()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """Digests before and after, taken by the rank's own code."""
+        """Digests before and after, taken by the rank's own code; or what a script says of itself."""
+        if said := said_by_script(occurrence, events, self.by_script):
+            spoilt = said.get("after", "nan") in ("nan", "inf", "-inf")
+            return Landed(witness="script: its own word", evidence=said) if spoilt else None
         for event in events:
             if event.kind is Kind.FAULT_EFFECT and event.data["fault"] == occurrence.fault:
                 evidence = event.data["evidence"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.fault import Need, Where
+from chaos.fault import Fault, Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration
 from chaos.loading.diagnostics import Loc, Problem
 from chaos.loading.explain import validate
@@ -23,6 +23,7 @@ NEEDS = frozenset({Need.NODES, Need.MOUNT})
 SCRATCH = "$CHAOS_SCRATCH"
 EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
+POINTS = "workload.points: true, for a script that calls chaos.beacon.point"
 
 
 def is_command(tree: Mapping[str, Any]) -> bool:
@@ -108,11 +109,12 @@ def check_command(
         message = "a command recovers by itself: leave recovery out (or say own)"
         yield Problem(loc=("recovery",), message=message, on_key=True)
     given = tree.get("faults")
+    points = tree["workload"].get("points") is True
     for index, raw in enumerate(given if isinstance(given, list) else ()):
         spec, _ = validate(FaultSpec, raw)
         model = faults.get(spec.kind) if spec else None
         if spec is not None and model is not None:
-            yield from _fault(spec, model, ("faults", index), faults)
+            yield from _fault(spec, model, ("faults", index), faults, points)
             yield from _checkpoint(tree, spec, ("faults", index))
 
 
@@ -138,17 +140,21 @@ def works_from_outside(model: type[BaseModel]) -> bool:
     return outside and getattr(model, "role", None) != "spare"
 
 
+def works_by_script(model: type[BaseModel]) -> bool:
+    """Whether a script with points of its own can do it to itself."""
+    return bool(getattr(model, "by_script", ""))
+
+
 def _fault(
-    spec: FaultSpec, model: type[BaseModel], loc: Loc, faults: Mapping[str, type[BaseModel]]
+    spec: FaultSpec, model: type[BaseModel], loc: Loc, faults: Mapping[str, type[BaseModel]], points: bool
 ) -> Iterator[Problem]:
-    if not works_from_outside(model):
+    if not works_from_outside(model) and not (points and works_by_script(model)):
         able = ", ".join(sorted(name for name, other in faults.items() if works_from_outside(other)))
         message = f"{spec.kind} cannot be done to a command from outside; what can: {able}"
+        message += f". It can with {POINTS}" if works_by_script(model) else ""
         yield Problem(loc=(*loc, "kind"), message=message)
         return
-    if spec.at.phase is not None:
-        message = "the phases of a command's steps cannot be told from outside: leave phase out"
-        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+    yield from _at_points(spec, model, loc, points)
     if spec.at.event is not None and spec.at.event not in EVENTS:
         message = f"{spec.at.event} of a command cannot be seen from outside; {' and '.join(EVENTS)} can"
         yield Problem(loc=(*loc, "at", "event"), message=message)
@@ -160,9 +166,27 @@ def _fault(
         yield Problem(
             loc=(*loc, "target", "role"), message="which process of a command is a spare cannot be told"
         )
-    if spec.expect.detected_by not in (None, *CAUSES):
-        message = f"from outside a failure is seen as {' or '.join(CAUSES)}"
+    causes = (*CAUSES, "error") if points else CAUSES
+    if spec.expect.detected_by not in (None, *causes):
+        message = f"from outside a failure is seen as {' or '.join(causes)}"
         yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
+
+
+def _at_points(spec: FaultSpec, model: type[BaseModel], loc: Loc, points: bool) -> Iterator[Problem]:
+    """Phases, and what a script does to itself."""
+    where = getattr(model, "where", None)
+    if spec.at.phase is not None and not points:
+        message = (
+            f"the phases of a command's steps cannot be told from outside: leave phase out, or say {POINTS}"
+        )
+        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+    elif spec.at.phase is not None and where not in (Where.PROCESS, Where.RANK):
+        message = f"{spec.kind} acts on no rank that could hold at a point: leave phase out"
+        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+    if works_by_script(model):
+        fault, _ = validate(model, spec.params)
+        if isinstance(fault, Fault) and (only := fault.not_by_script()):
+            yield Problem(loc=(*loc, "params"), message=f"of {spec.kind} a script can do {only}")
 
 
 def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:

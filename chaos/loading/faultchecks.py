@@ -141,7 +141,7 @@ def _phase(
     if phase not in (None, "any") and phases and phase not in phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(phases)}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
-    every = workload.checkpoint.steps if workload else 1
+    every = workload.checkpoint.steps if workload and workload.command is None else 1
     if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
         message = (
             f"checkpoints are made every {workload.checkpoint.every} here, at steps that nobody knows beforehand: "

@@ -119,6 +119,11 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
             return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
         if due > done:
             return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+        if evidence.cell.scenario.workload.points:
+            return (
+                f"{fault.id} was due at step {due}, and nobody it was for came to its point: call chaos.beacon.point "
+                f"there, in the process of the rank, with the step as it is reported"
+            )
         return f"{fault.id} was due at step {due}, but was never injected"
     if fault.at.time is not None:
         return (

@@ -1,42 +1,311 @@
 """Stands in for the agents that a command's ranks do not have.
 
-A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A command cannot hold:
-here its points are kept, and a point is reached once the step before it was reported done.
+A rank of a built-in workload is told where it has to hold for a fault, and says when it does. A command
+without points of its own cannot hold: such a place is reached once the step before was reported done. One whose script
+calls ``beacon.point`` really holds there, and is answered here with what the injector decided.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from chaos.beacon import EVERY_STEP
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Where
+from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault
+from chaos.workspec import WorkloadSpec
+from harness.injector import Injector
+from harness.script.observer import Observer, Record
+from harness.script.points import Asked, Did, Points
+from harness.script.ranks import Ranks
 from recovery.wire import Extra, Message
+
+OUTPUT_LIMIT = 200
+STRANGER_S = 3.0  # a process that is no rank yet holds so long for its being found
+NS = 1e9
+POINT_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "data": ("data", "forward"),  # the start of the step, where the script may have no point
+        "forward": ("forward",),
+        "backward": ("backward",),
+        "collective": ("gradient", "collective"),
+        "optimizer": ("optimizer",),
+        "checkpoint": ("saving", "checkpoint"),
+    }
+)
+"""Phase of a scenario -> names of its point in a script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A point that a process was told of. ``held``: the script has a point there; else it is seen from outside."""
+
+    fault: str
+    step: int
+    phase: str
+    held: bool
+
+    def is_at(self, asked: Asked) -> bool:
+        """Whether that is where a process asks."""
+        return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(self.phase, ())
+
+
+@dataclass(kw_only=True)
+class _Hold:
+    """A process that holds. ``rows``: what it holds for, the first of which the injector knows of."""
+
+    asked: Asked
+    since_ns: int
+    process: str | None = None
+    rows: list[_Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What a process was told to do itself."""
+
+    process: str
+    step: int
+    word: str
+    fault: str
+    occurrence: int
 
 
 class Agents:
-    """The points that the injector has given to the ranks of the present generation."""
+    """The points that the injector has given to the ranks of the present generation.
 
-    def __init__(self) -> None:
-        self._points: dict[str, list[tuple[str, int, str]]] = {}
+    ``points``: where the processes of a script that has some ask, None: it has none; ``printed``: what they printed of
+    exceptions raised there.
+    """
+
+    def __init__(
+        self, plan: Sequence[PlannedFault] = (), kinds: Mapping[str, type[Fault]] | None = None,
+        points: Points | None = None, *, printed: Callable[[], Sequence[str]] = list,
+    ) -> None:  # fmt: skip
+        self._kinds = {planned.id: (kinds or {})[planned.kind] for planned in plan} if points else {}
+        self._points = points
+        self._rows: dict[str, list[_Row]] = {}
+        self._holds: dict[int, _Hold] = {}  # by connection
+        self._orders: dict[int, _Order] = {}
+        self._raising: list[_Order] = []
+        self._printed = printed
+        self._out: list[tuple[str, Extra]] = []
+        self._left: Counter[tuple[str, int]] = Counter()  # firings that are still to come, by (fault, step)
+        for planned in plan:
+            for step, _ in planned.points:
+                self._left[planned.id, step] += planned.max_fires * max(1, len(planned.ranks))
+        self._phases = places(plan, kinds or {}) if points else {}
+        self._arm_places()
+
+    @classmethod
+    def of(
+        cls, spec: WorkloadSpec, path: Path, plan: Sequence[PlannedFault], kinds: Mapping[str, type[Fault]],
+        printed: Callable[[], Sequence[str]],
+    ) -> Agents:  # fmt: skip
+        """For a command; ``path``: of the file of its points, if it has some."""
+        if not spec.points:
+            return cls()
+        named = places(plan, kinds)
+        points = Points(path, ((step, name) for (_, step), names in named.items() for name in names))
+        return cls(plan, kinds, points, printed=printed)
 
     def forget(self) -> None:
         """A new generation: other processes, other points."""
-        self._points = {}
+        self._rows = {}
 
     def take(self, process: str, message: Message) -> bool:
         """What the injector tells a rank."""
         if isinstance(message, Extra) and message.topic == "arm":
-            rows = message.payload["points"]
-            self._points[process] = [(row["fault"], int(row["step"]), row["phase"]) for row in rows]
+            rows = [(row["fault"], int(row["step"]), row["phase"]) for row in message.payload["points"]]
+            self._rows[process] = [_Row(fault=f, step=s, phase=p, held=self._held(f, p)) for f, s, p in rows]
+            for hold in self._holds.values():
+                if hold.process == process:  # it is asked for what it holds once more
+                    hold.process, hold.rows = None, []
+            self._arm_places()
+        elif isinstance(message, Extra) and message.topic == "go":
+            self._go(process, message.payload)
         return True
 
     def due(self, committed: int, resumed_after: int) -> list[tuple[str, Extra]]:
-        """(process, message) for every point that is reached with so many steps done, once each.
+        """(process, message) for every point without a hold that is reached with so many steps done, once each.
 
         ``resumed_after``: the step that the generation began with; points at or before it are past.
         """
         found = []
-        for process, points in self._points.items():
-            mine = [point for point in points if point[1] <= committed + 1]
-            self._points[process] = [point for point in points if point not in mine]
-            for fault, step, phase in mine:
-                if step > resumed_after:
-                    payload = {"fault": fault, "step": step, "phase": phase}
-                    found.append((process, Extra(topic="at_point", payload=payload)))
+        for process, rows in self._rows.items():
+            mine = [row for row in rows if not row.held and row.step <= committed + 1]
+            self._rows[process] = [row for row in rows if row not in mine]
+            found += [_at(process, row, row.step) for row in mine if row.step > resumed_after]
         return found
+
+    # ---- processes that hold
+
+    def hear(self, injector: Injector, observer: Observer, ranks: Ranks, record: Record, now_ns: int) -> None:
+        """Take in what processes say at their points, and let the injector and the observer know."""
+        if self._points is None:
+            return
+        for said in self._points.listen():
+            if isinstance(said, Asked):
+                self._holds[said.connection] = _Hold(asked=said, since_ns=now_ns)
+            elif isinstance(said, Did):
+                self._did(said, observer, record, now_ns)
+            else:
+                self._holds.pop(said.connection, None)
+                self._orders.pop(said.connection, None)
+        self._witness(record)
+        self._match(ranks.name_of, now_ns)
+        while self._out:
+            process, message = self._out.pop(0)
+            injector.on_said(process, observer.rank_of(process), message)
+
+    def injected(self, event: Event) -> None:
+        """A fault fired: nobody holds for it again, unless it is to fire again."""
+        if event.step is not None and self._left[event.data["fault"], event.step] > 0:
+            self._left[event.data["fault"], event.step] -= 1
+            self._arm_places()
+
+    def close(self) -> None:
+        """Let everybody go on."""
+        if self._points is not None:
+            self._points.close()
+
+    def fileno(self) -> int | None:
+        """Readable when a process says something."""
+        return None if self._points is None else self._points.fileno()
+
+    def _match(self, name_of: Callable[[int], str | None], now_ns: int) -> None:
+        for connection, hold in list(self._holds.items()):
+            if hold.process is not None:
+                continue
+            process = name_of(hold.asked.pid)
+            if process in self._rows:
+                rows = [row for row in self._rows[process] if row.held and row.is_at(hold.asked)]
+                self._rows[process] = [row for row in self._rows[process] if row not in rows]
+                hold.process, hold.rows = process, rows
+                self._next(connection, hold)
+                self._arm_places()
+            elif not self._worth_it(hold.asked) or (now_ns - hold.since_ns) / NS > STRANGER_S:
+                self._answer(connection, hold, "go")
+
+    def _next(self, connection: int, hold: _Hold) -> None:
+        if hold.rows and hold.process is not None:
+            self._out.append(_at(hold.process, hold.rows[0], hold.asked.step))
+        else:
+            self._answer(connection, hold, "go")
+
+    def _go(self, process: str, payload: Mapping[str, Any]) -> None:
+        """The injector is done with whoever holds, or tells it to act."""
+        found = next(((c, h) for c, h in self._holds.items() if h.process == process), None)
+        if found is None:
+            if payload["act"]:
+                about = {"fault": payload["fault"], "occurrence": payload["occurrence"]}
+                self._out.append((process, Extra(topic="missed", payload=about)))
+            return
+        connection, hold = found
+        if not payload["act"]:
+            hold.rows = hold.rows[1:]
+            self._next(connection, hold)
+            return
+        fault = self._kinds[payload["fault"]](**payload["params"])
+        word = fault.by_script
+        self._orders[connection] = _Order(
+            process=process, step=hold.asked.step, word=word, fault=payload["fault"],
+            occurrence=payload["occurrence"],
+        )  # fmt: skip
+        text = f" {getattr(fault, 'message', payload['fault'])} (step {hold.asked.step})"
+        self._answer(connection, hold, word + (text if word == "raise" else ""))
+
+    def _did(self, said: Did, observer: Observer, record: Record, now_ns: int) -> None:
+        order = self._orders.get(said.connection)
+        if order is None or (order.step, order.word) != (said.step, said.what):
+            return  # nobody had asked for it
+        del self._orders[said.connection]
+        evidence: dict[str, Any] = {"script": said.what}
+        values = {"before": said.before, "after": said.after}
+        evidence |= {name: _plain(value) for name, value in values.items() if value is not None}
+        record(
+            Kind.FAULT_EFFECT,
+            step=said.step,
+            fault=order.fault,
+            occurrence=order.occurrence,
+            evidence=evidence,
+        )
+        if said.what == "raise":
+            self._raising.append(order)
+            observer.on_error(order.process, f"its script raised at its point in step {said.step}", now_ns)
+
+    def _witness(self, record: Record) -> None:
+        """The error that a process ended with, where it is printed: not by the script's word alone."""
+        for line in self._printed() if self._raising else ():
+            for order in [each for each in self._raising if f"(step {each.step})" in line]:
+                self._raising.remove(order)
+                record(
+                    Kind.FAULT_EFFECT, step=order.step, fault=order.fault, occurrence=order.occurrence,
+                    evidence={"output": line[:OUTPUT_LIMIT]},
+                )  # fmt: skip
+
+    def _answer(self, connection: int, hold: _Hold, word: str) -> None:
+        assert self._points is not None
+        del self._holds[connection]
+        self._points.answer(connection, hold.asked.number, word)
+
+    # ---- where it is worth holding
+
+    def _held(self, fault: str, phase: str) -> bool:
+        kind = self._kinds.get(fault)
+        return kind is not None and (kind.where is Where.RANK or phase != DEFAULT_PHASE)
+
+    def _worth_it(self, asked: Asked) -> bool:
+        return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
+
+    def _arm_places(self) -> None:
+        """Whoever comes to any other place does not even ask."""
+        wanted = {
+            (step, name)
+            for (fault, step), phases in self._phases.items() if self._left[fault, step] > 0 or step == NEXT_STEP
+            for name in phases if step != NEXT_STEP or self._waits(name)
+        }  # fmt: skip
+        self._wanted = wanted
+        if self._points is not None:
+            self._points.arm(wanted)
+
+    def _waits(self, name: str) -> bool:
+        """Whether a rank is to hold there in its next step."""
+        return any(
+            row.step == NEXT_STEP and row.held and name in POINT_NAMES.get(row.phase, ())
+            for rows in self._rows.values() for row in rows
+        )  # fmt: skip
+
+
+def places(
+    plan: Iterable[PlannedFault], kinds: Mapping[str, type[Fault]]
+) -> dict[tuple[str, int], tuple[str, ...]]:
+    """(fault, step) -> names of the points at which a process is to hold for it; step 0: any, for faults that no step
+    triggers."""
+    found: dict[tuple[str, int], tuple[str, ...]] = {}
+    for planned in plan:
+        kind = kinds[planned.kind]
+        inside = kind.where is Where.RANK
+        fault = kind(**planned.params)
+        for step, phase in planned.points:
+            if inside or phase != DEFAULT_PHASE:
+                names = POINT_NAMES.get(fault.point(phase), ())
+                found[planned.id, step] = (*found.get((planned.id, step), ()), *names)
+        if inside and not planned.points:
+            found[planned.id, NEXT_STEP] = POINT_NAMES.get(fault.point(DEFAULT_PHASE), ())
+    return found
+
+
+def _at(process: str, row: _Row, step: int) -> tuple[str, Extra]:
+    return process, Extra(topic="at_point", payload={"fault": row.fault, "step": step, "phase": row.phase})
+
+
+def _plain(value: float) -> float | str:
+    """As JSON has it: what is no number is said in words."""
+    return value if math.isfinite(value) else repr(value)

@@ -63,10 +63,12 @@ class ScriptArm(Outside):
             self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline,
             source=self._listener.source,
         )  # fmt: skip
-        self._agents = Agents()
         plan: tuple[schedule.PlannedFault, ...] = ()
         if setup.arm == "faulted":
             plan = schedule.plan_scenario(setup.cell.scenario, kinds, seed=setup.seed, spares=0)
+        self._agents = Agents.of(spec, self._prepared.points, plan, kinds, self._listener.raised)
+        if (fd := self._agents.fileno()) is not None:
+            self._ranks.register(fd)
         self.injector = Injector(self, plan, kinds)
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._tally = Tally()
@@ -109,6 +111,7 @@ class ScriptArm(Outside):
         self._listener.listen()
         self._find_ranks()
         self._take_progress()  # what was said before it died counts
+        self._hear_points()
         for one in gone:
             self._on_gone(one)
         self.observer.tick(self.now_ns())
@@ -140,6 +143,9 @@ class ScriptArm(Outside):
                 self.injector.on_training()
         if (self.observer.generation, self.observer.committed) != before:
             self._sign_ns = self._step_ns = self.now_ns()
+
+    def _hear_points(self) -> None:
+        self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
 
     def _find_ranks(self) -> None:
         now = self.now_ns()
@@ -212,6 +218,7 @@ class ScriptArm(Outside):
         """Everything it said is taken in before it is judged; then it is over, or started again."""
         ended = command.ended
         assert ended is not None
+        self._hear_points()
         for gone in self._ranks.wait(0.0):
             self._on_gone(gone)
         self._missing = False
@@ -292,6 +299,7 @@ class ScriptArm(Outside):
                 self._stored = self._stored or self.storage.used()
                 self.storage.close()
             self._listener.close()
+            self._agents.close()
             self._ranks.close()
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
         self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
@@ -351,6 +359,8 @@ class ScriptArm(Outside):
         """Write an event; injector and watcher hear of it."""
         event = self._write(kind, step=step, generation=generation, **data)
         self.injector.observe(event)
+        if kind is Kind.FAULT_INJECTED:
+            self._agents.injected(event)
         self._tally.observe(event)
         if kind is Kind.FAILURE_DETECTED:
             self.injector.on_event("recovery_started")

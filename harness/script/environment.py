@@ -31,6 +31,7 @@ class Prepared:
     scratch: Path
     output: Path
     reports: Path
+    points: Path
 
 
 def prepare(setup: ArmSetup) -> Prepared:
@@ -41,9 +42,9 @@ def prepare(setup: ArmSetup) -> Prepared:
     ours = {
         MARK: mark, "CHAOS_ARM": setup.arm, "CHAOS_SEED": str(setup.seed), "CHAOS_RANKS": str(spec.ranks),
         "CHAOS_STEPS": str(spec.steps), "CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(logs / "beacon.txt"),
-    }  # fmt: skip
+    } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})  # fmt: skip
     # a harness that itself runs in a job must not make everything below it rank 0 of that job
-    foreign = {*RANK_NAMES, *WORLD_NAMES}
+    foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
     env["PATH"] = search_path(spec.env)
@@ -51,6 +52,7 @@ def prepare(setup: ArmSetup) -> Prepared:
     return Prepared(
         argv=tuple(_fill(word, ours) for word in spec.command or ()), directory=where, env=env, mark=mark,
         scratch=scratch, output=logs / "output.log", reports=logs / "beacon.txt",
+        points=logs / "points.txt",
     )  # fmt: skip
 
 

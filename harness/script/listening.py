@@ -52,6 +52,12 @@ class Listener:
         """The newest lines of the output."""
         return tuple(self._output.last)
 
+    def raised(self) -> list[str]:
+        """Lines of output since the last call that tell of an exception raised at a point."""
+        lines = list(self._output.raised)
+        self._output.raised.clear()
+        return lines
+
     @property
     def waiting(self) -> bool:
         """Whether there are reports that nobody took yet."""

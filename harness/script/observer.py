@@ -6,11 +6,12 @@ rank processes; a new one begins when
 - rank processes are found for the first time (``start``) or some are new (``restart``);
 - steps are reported again after a hang, by the same processes (``resumed``);
 - steps beyond the interrupted one are reported after a rank was lost: the others go on without it (``shrunk``);
+- the same after a rank's script said that it raised, or any step of that rank, if all live on (``resumed``);
 - a rank reports a step below its last one: the script went back by itself (``rollback``).
 
-A failure is what can be seen from outside: a rank that ends with an error, or no step for longer than the bound
-learned from the steps so far. What follows within a generation from the first (peers that fail as well) is no
-failure of its own, but for ranks killed within ``SAME_BLOW_S`` of it.
+A failure is what can be seen from outside: a rank that ends with an error, one whose script said at its point that it
+raises, or no step for longer than the bound learned from the steps so far. What follows within a generation from the
+first (peers that fail as well) is no failure of its own, but for ranks killed within ``SAME_BLOW_S`` of it.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Observer:
         self._intervals: deque[float] = deque(maxlen=200)
         self._cause = ""  # of the first failure of this generation
         self._failed_ns = self._failed_step = 0
+        self._failed_rank: int | None = None
         self._failures = 0
         self._zero_based = False
 
@@ -129,6 +131,11 @@ class Observer:
             if exit_code is None and signum is None:
                 how = "gone, and its parent did not say how"
             self._fail("exit", process, self.rank_of(process), how, now_ns)
+
+    def on_error(self, process: str, detail: str, now_ns: int) -> None:
+        """A rank's script said that it raises: whatever becomes of its process, that step has failed."""
+        if process in self.members.values() and not self._cause and self.reports and not self.finished:
+            self._fail("error", process, self.rank_of(process), detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
         """The command itself ended with an error; a failure unless a rank's was seen."""
@@ -195,8 +202,11 @@ class Observer:
             self._begin("rollback", living, now_ns)
         elif self._cause == "hang" and step > last:
             self._begin("resumed", living, now_ns)
-        elif self._cause == "exit" and step > self._failed_step + self._stride and living:
-            self._begin("shrunk", living, now_ns)
+        elif self._cause in ("exit", "error") and living:
+            beyond = step > self._failed_step + self._stride
+            own_word = self._cause == "error" and rank is not None and rank == self._failed_rank in living
+            if beyond or own_word:
+                self._begin("shrunk" if len(living) < len(self.members) else "resumed", living, now_ns)
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
         self.generation += 1
@@ -214,6 +224,7 @@ class Observer:
 
     def _fail(self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int) -> None:
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
+        self._failed_rank = rank
         self._failures += 1
         self._record(
             Kind.FAILURE_DETECTED,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from chaos.beacon import VERSION
+from chaos.beacon import SAID, VERSION
 
 READ_LIMIT = 1 << 20  # bytes taken in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
@@ -50,7 +50,7 @@ class Reader(Protocol):
 class Lines:
     """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were.
 
-    ``taken``: bytes read so far.
+    ``taken``: bytes read so far; ``raised``: the newest that tell of an exception that a point raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +60,7 @@ class Lines:
         self._cut = False
         self.count = self.taken = 0
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.raised: deque[str] = deque(maxlen=KEPT_LINES)
 
     def read(self) -> Iterator[str]:
         """New lines, without their ends, each cut to ``LINE_LIMIT`` bytes."""
@@ -74,6 +75,8 @@ class Lines:
             if text.strip():
                 self.count += 1
                 self.last.append(text)
+                if SAID in text:
+                    self.raised.append(text)
                 yield text
         if len(rest) > LINE_LIMIT:
             if not self._cut:

@@ -129,6 +129,10 @@ class Ranks:
         others = tree.struck_with(rank.found, whole=True).values()
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
+    def name_of(self, pid: int) -> str | None:
+        """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
+        return next((rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None)
+
     def living(self) -> list[str]:
         """Names of those not seen to end."""
         return [rank.name for rank in self._ranks.values() if rank.pidfd >= 0]

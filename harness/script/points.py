@@ -1,0 +1,207 @@
+"""Where a command's processes hold for faults: the file that tells them, and the socket they ask at.
+
+The other side is ``chaos.beacon``, in a program that is not ours: who connects is known from the kernel, lines are
+bounded, numbers are checked, and who says anything else is hung up on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import select
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.beacon import VERSION
+
+LINE_LIMIT = 256
+CONNECTION_LIMIT = 4096
+ANSWER_LIMIT = 200
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A process holds at a point. ``number``: of its questions; ``pid``: by the kernel's word."""
+
+    connection: int
+    number: int
+    pid: int
+    step: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Did:
+    """A process says that it has done what it was asked to. ``values``: before and after, as far as it gave them."""
+
+    connection: int
+    step: int
+    what: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A connection ended."""
+
+    connection: int
+
+
+@dataclass(kw_only=True)
+class _Connection:
+    socket: socket.socket
+    pid: int
+    rest: bytes = b""
+
+
+class Points:
+    """The points of one arm. ``places``: (step, name), step 0 for all; none is armed at first.
+
+    Raises OSError where the file or the socket cannot be made.
+    """
+
+    def __init__(self, path: Path, places: Iterable[tuple[int, str]]) -> None:
+        name = f"chaos-points-{secrets.token_hex(12)}"
+        text, self._offsets = f"{VERSION} {name}\n", dict[tuple[int, str], int]()
+        for place in dict.fromkeys(places):
+            self._offsets[place] = len(text)
+            text += f"0 {place[0]} {place[1]}\n"
+        path.write_text(text)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._armed: set[tuple[int, str]] = set()
+        self._poll = select.epoll()
+        self._connections: dict[int, _Connection] = {}
+        self._numbers: dict[int, int] = {}  # by descriptor, which the kernel gives out again
+        self._count = 0
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._server.bind("\0" + name)  # without a file: nothing to be left behind
+        self._server.listen(128)
+        self._poll.register(self._server.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when there is news."""
+        return self._poll.fileno()
+
+    def arm(self, armed: Iterable[tuple[int, str]]) -> None:
+        """Have processes hold at these places, and at no others. Places not named in the beginning are left out."""
+        wanted = set(armed) & self._offsets.keys()
+        for place in wanted ^ self._armed:
+            os.pwrite(self._fd, b"1" if place in wanted else b"0", self._offsets[place])
+        self._armed = wanted
+
+    def listen(self) -> list[Asked | Did | Left]:
+        """What was said since the last look, without waiting."""
+        found: list[Asked | Did | Left] = []
+        for fd, _ in self._poll.poll(0):
+            if fd == self._server.fileno():
+                self._accept()
+            elif fd in self._numbers:
+                number = self._numbers[fd]
+                found += self._read(number, self._connections[number])
+        return found
+
+    def answer(self, connection: int, number: int, word: str) -> None:
+        """Let a process that holds go on; one that is gone is no error."""
+        known = self._connections.get(connection)
+        if known is None:
+            return
+        line = f"{number} {word}".encode("ascii", "replace")[:ANSWER_LIMIT].replace(b"\n", b" ") + b"\n"
+        try:
+            known.socket.send(line)  # it reads nothing else, so that this fits, or it is no beacon
+        except OSError:  # it is seen to be gone when it is read
+            pass
+
+    def close(self) -> None:
+        """Let go of everybody: whoever holds goes on."""
+        for connection in list(self._connections):
+            self._hang_up(connection)
+        if self._fd >= 0:
+            self._poll.close()
+            self._server.close()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                made, _ = self._server.accept()
+            except OSError:
+                return
+            raw = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid, _ = _CREDENTIALS.unpack(raw)
+            if uid not in (os.getuid(), 0) or len(self._connections) >= CONNECTION_LIMIT:
+                made.close()
+                continue
+            made.setblocking(False)
+            self._count += 1
+            self._connections[self._count] = _Connection(socket=made, pid=pid)
+            self._numbers[made.fileno()] = self._count
+            self._poll.register(made.fileno(), select.EPOLLIN)
+
+    def _read(self, connection: int, one: _Connection) -> list[Asked | Did | Left]:
+        """One look at one connection; a line of another kind, or one too long, ends it."""
+        try:
+            data = one.socket.recv(4096)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        *lines, one.rest = (one.rest + data).split(b"\n")
+        found = [parse(connection, one.pid, line) for line in lines]
+        known: list[Asked | Did | Left] = [each for each in found if each is not None]
+        if not data or len(known) < len(lines) or len(one.rest) > LINE_LIMIT:
+            self._hang_up(connection)
+            known.append(Left(connection=connection))
+        return known
+
+    def _hang_up(self, connection: int) -> None:
+        one = self._connections.pop(connection, None)
+        if one is not None:
+            del self._numbers[one.socket.fileno()]
+            self._poll.unregister(one.socket)
+            one.socket.close()
+
+
+def parse(connection: int, pid: int, line: bytes) -> Asked | Did | None:
+    """A line of a beacon, or None when it is not one: ``at number step name`` or ``did step what before after``."""
+    words = line.decode("ascii", "replace").split(" ") if len(line) <= LINE_LIMIT else [""]
+    if words[0] == "at" and len(words) == 4:
+        number, step = _whole(words[1]), _whole(words[2])
+        if number is not None and step is not None and _plain(words[3]):
+            return Asked(connection=connection, number=number, pid=pid, step=step, name=words[3])
+    if words[0] == "did" and len(words) == 5:
+        step, before, after = _whole(words[1]), _real(words[3]), _real(words[4])
+        if step is not None and before is not None and after is not None and _plain(words[2]):
+            return Did(
+                connection=connection, step=step, what=words[2], before=_given(words[3], before),
+                after=_given(words[4], after),
+            )  # fmt: skip
+    return None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
+
+
+def _plain(text: str) -> bool:
+    return text.isascii() and text.isalpha() and text.islower()
+
+
+def _real(text: str) -> float | None:
+    """A number, NaN for one that was left out, None for what is none."""
+    if text == "-":
+        return math.nan
+    try:
+        return float(text) if len(text) <= 40 and "_" not in text else None
+    except ValueError:
+        return None
+
+
+def _given(text: str, value: float) -> float | None:
+    return None if text == "-" else value

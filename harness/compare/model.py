@@ -63,7 +63,7 @@ class Trial(Model):
     with values that are no numbers; None: training did not stand still, or the fault did not land. ``detection``: fault
     to the first reaction that can be seen from outside. ``goodput``, ``badput`` (class -> seconds): against the
     fault-free step of the stack ``none`` with the same seed where there is one, else the own control's.
-    ``step_time``: fault-free. ``ranks``: provisioned, spares included. ``run``, ``control_run``: directories relative to
+    ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``, ``control_run``: directories relative to
     the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what could not be known, and why; ``losses``:
     (step, loss) of the faulted arm and of its control, thinned.
     """
@@ -95,7 +95,8 @@ class Trial(Model):
 
 class Ratio(Model):
     """A stack against the reference under one family, by pairs of the same seed. ``value``: median of the ratios, its
-    time over the reference's; ``interval``: bootstrap, 95 %; infinite where one never recovers."""
+    time over the reference's; ``interval``: 95 %; infinite where one never recovers; ``needed``: pairs in all that
+    would probably settle it where no difference is shown, None: more than can be told."""
 
     label: str
     against: str
@@ -105,6 +106,7 @@ class Ratio(Model):
     value: Number | None
     interval: tuple[Number, Number] | None
     says: Difference
+    needed: int | None = None
 
 
 class CellSummary(Model):
@@ -156,5 +158,5 @@ class Comparison(Model):
     fidelity: list[str]
     reproduce: str
     deadline: float | None = None
-    cautions: list[str] = []
+    cautions: list[str] = Field(default=[])
     missing: int = 0

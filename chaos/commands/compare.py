@@ -1,0 +1,300 @@
+"""``chaos compare``: the same faults, the same seeds, every recovery stack; or runs that were made one by one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos import errors
+
+if TYPE_CHECKING:
+    from harness.compare.directory import Directory, Plan
+    from harness.compare.play import Player, Step
+    from harness.compare.prepare import Asked, Prepared
+
+PLACE = "compare"
+_PATH: click.Path = click.Path(path_type=Path)
+_SETTINGS = click.Choice(["default", "tuned", "both"])
+
+
+@click.command(
+    epilog="Exit codes: 0 done, 2 usage, 4 something broke, 5 something is left behind, 130 interrupted."
+)
+@click.argument("what", nargs=-1, type=_PATH)
+@click.option(
+    "--stacks", "stacks", default="", metavar="A,B:tuned", help="Which stacks; default: every one there is."
+)
+@click.option(
+    "--settings", type=_SETTINGS, default="both", show_default=True, help="Of stacks that do not say."
+)
+@click.option(
+    "--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Seeds: pairs of each."
+)
+@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="The first one.")
+@click.option("--name", default="", help="Of the comparison; default: the time, with --resume the newest.")
+@click.option(
+    "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where it is kept: RUNS/compare/NAME."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=120.0,
+    show_default=True,
+    help="Seconds without a new step after which a job counts as never recovered.",
+)
+@click.option(
+    "--against",
+    default="",
+    metavar="STACK",
+    help="What the others are set against; default: the first built-in.",
+)
+@click.option("--same", is_flag=True, help="Play the reference twice: what comes out between equal stacks.")
+@click.option("--price", type=click.FloatRange(0), help="Of an hour of one GPU, to say what a failure costs.")
+@click.option("--currency", default="USD", show_default=True, help="Of --price.")
+@click.option("--resume", is_flag=True, help="Go on with what is missing; alone, as it was planned.")
+@click.option("--anew", is_flag=True, help="Begin again; what is there under this name is kept beside it.")
+@click.option(
+    "--accept-changes", is_flag=True, help="Resume on another version of the code or the machine, and say so."
+)
+@click.option("--skip-missing", is_flag=True, help="Leave out stacks that are not installed.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and how long it would take.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+def compare(what: tuple[Path, ...], **options: Any) -> int:
+    """Compare recovery stacks under the same faults, or stored runs.
+
+    WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): for each of them, each stack and each
+    seed, one job with the fault and one without. Or directories of runs, which are compared as they are.
+    """
+    if options["resume"] and options["anew"]:
+        raise click.UsageError("say --resume or --anew, not both")
+    directories = [path for path in what if path.is_dir()]
+    if directories and len(directories) < len(what):
+        raise click.UsageError("name scenario files to play, or run directories to compare, not both")
+    if directories:
+        return _stored(directories, options)
+    if not what and not options["resume"]:
+        raise click.UsageError("name fault families, such as scenarios/compare/*.yaml, or run directories")
+    return _play(what, options)
+
+
+def _stored(paths: list[Path], options: dict[str, Any]) -> int:
+    from harness.compare.directory import Directory
+    from harness.compare.gather import gather
+    from harness.compare.stored import compare_stored
+
+    single = Directory(paths[0])
+    if len(paths) == 1 and single.plan.is_file():
+        made, target = gather(single), single.root
+    elif len(paths) == 1 and not options["name"]:
+        made = compare_stored(
+            paths, name=paths[0].name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]
+        )
+        target = options["runs"] / PLACE / f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
+    else:
+        name = options["name"] or f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
+        made = compare_stored(
+            paths, name=name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]
+        )
+        target = options["runs"] / PLACE / name
+    return _written(made, target, quiet=options["quiet"])
+
+
+def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
+    from chaos.cli import build_catalogue
+    from harness.compare.directory import Directory
+    from harness.compare.play import Player
+    from harness.compare.prepare import prepare
+    from harness.environments import stacks
+
+    directory = Directory(options["runs"] / PLACE / _name(options))
+    asked = _asked(what, options, directory)
+    catalogue = build_catalogue()
+    prepared = prepare(asked, stacks(), catalogue)
+    if options["dry_run"]:
+        return _dry_run(directory, prepared, catalogue)
+    with directory.held():
+        plan = _place(directory, prepared.plan, options)
+        player = Player(
+            directory=directory, plan=plan, entrants=prepared.entrants, families=prepared.families,
+            pythons=prepared.pythons, catalogue=catalogue,
+        )  # fmt: skip
+        player.check()
+        directory.write_plan(plan)
+        if not options["quiet"]:
+            click.echo(_announced(directory, plan))
+        return _played(player, options)
+
+
+def _played(player: Player, options: dict[str, Any]) -> int:
+    """Play, and write the report of what there is, also after an interruption."""
+    from harness.compare.gather import gather
+    from harness.heal import heal_all
+
+    directory = player.directory
+    for one in heal_all(directory.runs):
+        if one.state in ("healed", "left"):
+            click.echo("\n".join(one.lines), err=True)
+    shown = _Shown(directory=directory, plan=player.plan, quiet=options["quiet"])
+    try:
+        code = player.play(shown)
+    except KeyboardInterrupt:
+        code = errors.EXIT_INTERRUPTED
+    except errors.ChaosError as error:
+        click.echo(str(error), err=True)
+        code = error.exit_code
+    if directory.played():
+        _written(gather(directory), directory.root, quiet=options["quiet"])
+    if code != errors.EXIT_PASS:
+        how = f"chaos compare --resume --name {player.plan.name} --runs {options['runs']}"
+        click.echo(f"not everything was played; to go on with exactly what is missing:\n  {how}", err=True)
+    return code
+
+
+@dataclass(kw_only=True)
+class _Shown:
+    """One line for each arm that was played."""
+
+    directory: Directory
+    plan: Plan
+    quiet: bool
+
+    def __call__(self, step: Step) -> None:
+        if self.quiet:
+            return
+        played = step.played
+        words = [f"[{step.number}/{step.total}]", played.arm.label, "·", played.arm.family or "no fault"]
+        words += [f"· seed {played.arm.seed}:", self._told(step)]
+        words += [f"· {_duration(step.left_s)} left"] if step.number < step.total else []
+        click.echo(" ".join(words))
+
+    def _told(self, step: Step) -> str:
+        from harness.compare.gather import seen_of
+
+        if not step.played.usable:
+            return f"{step.results.verdict}, to be played again: {step.results.reason}"
+        return seen_of(self.directory, self.plan, step.played)
+
+
+def _name(options: dict[str, Any]) -> str:
+    """Of the comparison: as given, the newest to be resumed, or the time."""
+    from harness.compare.plan import slug
+
+    given = str(options["name"])
+    if given:
+        if given != slug(given):
+            raise click.UsageError(f"--name {given}: it names a directory; write {slug(given)}")
+        return given
+    if not options["resume"]:
+        return time.strftime("%Y-%m-%dt%H-%M-%S", time.gmtime())
+    plans = sorted((options["runs"] / PLACE).glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+    if not plans:
+        raise click.UsageError(f"there is no comparison in {options['runs'] / PLACE} to be resumed")
+    return plans[-1].parent.name
+
+
+def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory) -> Asked:
+    """What to plan: as the command line says, or, when it only says --resume, as it was planned."""
+    from harness.compare.prepare import Asked, as_planned
+
+    if options["resume"] and not what:
+        return as_planned(directory.read_plan(), skip_missing=options["skip_missing"])
+    names = [word for word in options["stacks"].split(",") if word.strip()]
+    return Asked(
+        name=directory.root.name, scenarios=what, stacks=names,
+        settings=options["settings"], repeat=options["repeat"], seed=options["seed"], deadline=options["deadline"],
+        against=options["against"], same=options["same"], price=options["price"], currency=options["currency"],
+        skip_missing=options["skip_missing"], argv=sys.argv[1:],
+    )  # fmt: skip
+
+
+def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:
+    """The plan as it will be kept in the directory, in which there may be one already."""
+    from harness.compare.prepare import resumed, set_aside
+
+    if directory.plan.is_file() and options["anew"]:
+        set_aside(directory)
+    if not directory.plan.is_file():
+        return plan
+    if not options["resume"]:
+        raise errors.ScenarioError(
+            f"{directory.root} holds a comparison already",
+            hint="--resume goes on with it, --anew begins again, --name begins another one beside it",
+        )
+    return resumed(directory.read_plan(), plan, accepted=options["accept_changes"])
+
+
+def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
+    """Load every scenario as it would be played, in a directory that is thrown away, and say what would be done."""
+    import tempfile
+
+    from harness.compare.directory import Directory
+    from harness.compare.play import Player
+
+    with tempfile.TemporaryDirectory() as away:
+        Player(
+            directory=Directory(Path(away)), plan=prepared.plan, entrants=prepared.entrants,
+            families=prepared.families, pythons=prepared.pythons, catalogue=catalogue,
+        ).check()  # fmt: skip
+    click.echo(_announced(directory, prepared.plan))
+    return errors.EXIT_PASS
+
+
+def _announced(directory: Directory, plan: Plan) -> str:
+    """What will be done, and how long it will take."""
+    from harness.compare.play import left_of
+
+    missing, seconds, guessed = left_of(directory, plan)
+    faulted = sum(1 for arm in plan.arms if arm.family is not None)
+    lines = [
+        f"{plan.name}: {len(plan.stacks)} stacks, {len(plan.families)} fault families, {len(plan.seeds)} seeds",
+        f"  stacks    {', '.join(stack.label for stack in plan.stacks)}",
+        f"  families  {', '.join(family.name for family in plan.families)}",
+        f"  against   {plan.reference}",
+        f"  arms      {len(plan.arms)}: {faulted} with a fault, {len(plan.arms) - faulted} controls",
+    ]
+    for stack in plan.stacks:
+        lines += [f"  without   {stack.label} under {name}: {why}" for name, why in stack.not_offered.items()]
+    lines += [f"  without   {label}: {why}" for label, why in plan.skipped.items()]
+    lines += [f"  changed   {change}" for change in plan.changes]
+    done = len(plan.arms) - len(missing)
+    sure = "measured" if not guessed else "a guess" if guessed == len(missing) else "partly a guess"
+    longest = f"; each job that never recovers takes {plan.deadline:g} s more"
+    lines.append(
+        f"  time      {_duration(seconds)} for {len(missing)} arms ({sure}){longest if guessed else ''}"
+    )
+    return "\n".join(
+        [
+            *lines,
+            *([f"  done      {done} of {len(plan.arms)}"] if done else []),
+            f"  place     {directory.root}",
+        ]
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+
+
+def _written(made: Any, target: Path, *, quiet: bool) -> int:
+    from reports._compare import write_all
+
+    for caution in made.cautions:
+        click.echo(f"not alike: {caution}", err=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        paths = write_all(made, target)
+    except OSError as error:
+        raise errors.InfrastructureError(
+            f"cannot write the report to {target}: {error.strerror}", hint="free disk space"
+        ) from error
+    for path in paths if not quiet else ():
+        click.echo(str(path))
+    return errors.EXIT_PASS
+
+
+COMMANDS = [compare]

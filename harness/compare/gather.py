@@ -1,0 +1,241 @@
+"""From the stored runs of a comparison to what its report shows. Pure: event logs and a plan in, ``Comparison`` out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from chaos.errors import LogError
+from chaos.events import Log, read_log
+from harness.compare import summary
+from harness.compare.directory import Directory, Plan, PlannedStack, Played
+from harness.compare.model import Comparison, StackInfo, Trial
+from harness.compare.outcome import completed, ended, judged
+from harness.compare.plan import AGAIN, Arm, control_of
+from harness.lineage import History, history_of
+from harness.measure import ArmMeasures, goodput_of, measure
+from harness.results import Results
+from harness.rundir import RunDirectory
+
+MOST_POINTS = 200
+BARE = "none"
+"""The stack without recovery, whose fault-free step is the measure of all others'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure of goodput;
+    ``beside``: processes provisioned beside the ranks."""
+
+    label: str
+    family: str
+    seed: int
+    log: Log
+    control: Log | None
+    ideal: Log | None
+    run: str
+    control_run: str
+    verdict: str
+    reproduce: str
+    beside: int = 0
+
+
+@dataclass(kw_only=True)
+class _Runs:
+    """The runs of a comparison, each log read once."""
+
+    directory: Directory
+    played: Mapping[Arm, Played]
+    logs: dict[Arm, Log | None] = field(default_factory=dict)
+
+    def log(self, arm: Arm | None) -> Log | None:
+        """None: not played, or nothing left to read."""
+        if arm is None or arm not in self.played:
+            return None
+        if arm not in self.logs:
+            self.logs[arm] = log_of(RunDirectory(self.directory.root / self.played[arm].run))
+        return self.logs[arm]
+
+
+def gather(directory: Directory) -> Comparison:
+    """What a comparison says so far. Raises NoRun or LogError when there is none."""
+    plan = directory.read_plan()
+    played = directory.played()
+    runs = _Runs(directory=directory, played=played)
+    trials = [
+        trial_of(source)
+        for arm in plan.arms
+        if arm.family is not None and (source := _source(arm, plan, runs)) is not None
+    ]
+    stacks = [info_of(stack) for stack in plan.stacks]
+    cells = summary.cells_of(
+        [stack.label for stack in stacks], [f.name for f in plan.families], trials,
+        bare=next((stack.label for stack in stacks if stack.stack == BARE), None),
+        not_offered={(s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()},
+    )  # fmt: skip
+    seed = plan.seeds[0] if plan.seeds else 0
+    ratios = summary.ratios_of(trials, plan.reference, seed=seed)
+    again = f"{plan.reference} {AGAIN}"
+    done = [one.finished for one in played.values()]
+    missing = sum(1 for arm in plan.arms if arm not in played)
+    return Comparison(
+        name=plan.name, started=plan.started, finished=max(done, default=None) if not missing else None,
+        machine=plan.provenance, workload=_workload(plan), stacks=stacks,
+        families={family.name: family.about for family in plan.families}, trials=trials, cells=cells,
+        ratios=[ratio for ratio in ratios if ratio.label != again], reference=plan.reference,
+        same=[ratio for ratio in ratios if ratio.label == again], skipped=plan.skipped, price=plan.price,
+        currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
+        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline, cautions=list(plan.changes),
+        missing=missing,
+    )  # fmt: skip
+
+
+def log_of(run: RunDirectory) -> Log | None:
+    """The log of the only arm of a run; None when it has none that can be read."""
+    arms = run.arms()
+    try:
+        return read_log(run.events(arms[0])) if arms else None
+    except LogError:
+        return None
+
+
+def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
+    """What became of one arm, in a few words, as soon as it was played."""
+    runs = _Runs(directory=directory, played={**directory.played(), played.arm: played})
+    if played.arm.family is None:
+        log = runs.log(played.arm)
+        history = history_of(log) if log else None
+        step = measure(log, None).step_time if log else None
+        if history is None or not completed(history):
+            return f"did not get to its end: {ended(history) if history else 'no log'}"
+        return "done" if step is None else f"done, {step * 1000:.0f} ms a step"
+    source = _source(played.arm, plan, runs)
+    trial = trial_of(source) if source else None
+    if trial is None:
+        return "nothing to read"
+    if trial.recovery is None:
+        return trial.outcome if trial.outcome == "masked" else f"{trial.outcome}: {trial.witness}"
+    if math.isinf(trial.recovery):
+        return f"{trial.outcome}: {trial.witness}"
+    return f"{trial.outcome}, {trial.recovery:.3g} s to the first new step"
+
+
+def info_of(stack: PlannedStack) -> StackInfo:
+    """What a report says about a stack."""
+    return StackInfo(
+        label=stack.label, stack=stack.name, settings=stack.settings, ours=stack.ours, description=stack.title,
+        chosen=stack.chosen, because=stack.because, versions=stack.versions, fidelity=stack.fidelity,
+    )  # fmt: skip
+
+
+def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
+    """None: not played yet."""
+    log = runs.log(arm)
+    if log is None or arm.family is None:
+        return None
+    control = control_of(arm, plan.arms, plan.workloads)
+    bare = next((stack.label for stack in plan.stacks if stack.name == BARE), None)
+    as_bare = arm.model_copy(update={"label": bare}) if bare else None
+    ideal = runs.log(control_of(as_bare, plan.arms, plan.workloads)) if as_bare else None
+    played = runs.played[arm]
+    against = runs.played.get(control) if control else None
+    return Source(
+        label=arm.label, family=arm.family, seed=arm.seed, log=log, control=runs.log(control),
+        ideal=ideal or runs.log(control), run=played.run, control_run=against.run if against else "",
+        verdict=played.verdict,
+        reproduce=f"chaos run {runs.directory.scenario(arm)}",
+        beside=next((stack.ranks_beside for stack in plan.stacks if stack.label == arm.label), 0),
+    )  # fmt: skip
+
+
+def trial_of(source: Source) -> Trial:
+    """One pair of arms, measured and judged."""
+    ideal, control = _usable(source.ideal), _usable(source.control)
+    measures = measure(source.log, ideal)
+    against = history_of(control) if control else None
+    own = measure(control, ideal) if control else None
+    result = judged(measures, against)
+    history = measures.history
+    info = history.info
+    provisioned = info.ranks + info.spares + source.beside
+    share = (info.ranks + info.spares) / provisioned
+    return Trial(
+        label=source.label, family=source.family, seed=source.seed, outcome=result.outcome, witness=result.witness,
+        recovery=result.recovery, detection=result.detection, phases=result.phases, steps_lost=result.steps_lost,
+        samples_lost=result.samples_lost, goodput=_goodput(measures, share),
+        control_goodput=_goodput(own, share) if own else None, badput=_badput(measures, share),
+        step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
+        run=source.run, control_run=source.control_run, reproduce=source.reproduce, note=result.note,
+        losses=losses_of(history), control_losses=losses_of(against) if against else (),
+    )  # fmt: skip
+
+
+def _usable(log: Log | None) -> Log | None:
+    """A control that committed nothing gives nothing to compare with."""
+    return log if log is not None and history_of(log).committed_step else None
+
+
+def _goodput(measures: ArmMeasures, share: float) -> float | None:
+    """``share``: of the ranks in everything provisioned. What a job did that did not reach its end is of no use."""
+    if measures.ideal is None or measures.history.cut_short:
+        return None
+    if not completed(measures.history):
+        return 0.0
+    return goodput_of(measures.history, measures.partition) * share
+
+
+def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:
+    badput = {name: seconds * share for name, seconds in measures.partition.badput.items()}
+    badput["spare_idle"] = badput.get("spare_idle", 0.0) + measures.partition.wall_s * (1 - share)
+    return {name: seconds for name, seconds in badput.items() if seconds > 0}
+
+
+def losses_of(history: History) -> tuple[tuple[int, float], ...]:
+    """(step, loss) of the surviving steps, at most 200 of them, evenly thinned; the last one is always there."""
+    points = [
+        (step, float(loss))
+        for step, run in history.lineage.items()
+        if (loss := run.commits[0].data["loss"]) is not None
+    ]
+    every = max(1, math.ceil(len(points) / MOST_POINTS))
+    return tuple(
+        point for index, point in enumerate(points) if index % every == 0 or index == len(points) - 1
+    )
+
+
+def _workload(plan: Plan) -> dict[str, object]:
+    names = ("size", "ranks", "steps", "global_batch", "checkpoint_every")
+    told = {family.workload for family in plan.families}
+    if len(told) == 1:
+        return {"kind": "gpt", **dict(zip(names, told.pop(), strict=True))}
+    return {
+        family.name: {"kind": "gpt", **dict(zip(names, family.workload, strict=True))}
+        for family in plan.families
+    }
+
+
+def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> list[str]:
+    """What was emulated, as the runs themselves say, and how the clock of this comparison runs."""
+    notes: list[str] = []
+    for one in played:
+        results = read_results(RunDirectory(directory.root / one.run))
+        notes += results.fidelity if results else []
+    notes.append(
+        f"a job that reports no new step for {plan.deadline:g} s counts as never recovered; recovery is counted from "
+        "the fault to the first new step, and the clock is never stopped in between"
+    )
+    if not any(stack.name == BARE for stack in plan.stacks):
+        notes.append(
+            f"goodput is against each stack's own fault-free step, as the stack {BARE} did not take part: what a stack "
+            "costs while nothing fails is not in it"
+        )
+    return list(dict.fromkeys(notes))
+
+
+def read_results(run: RunDirectory) -> Results | None:
+    """The stored ``results.json``; None when it cannot be read."""
+    try:
+        return Results.model_validate_json(run.results.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,131 @@
+"""Plays the arms of a comparison, one after the other, and notes each; what was played is never played again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from chaos import plugins
+from chaos.catalogue import Catalogue
+from chaos.errors import (
+    EXIT_HARNESS,
+    EXIT_INTERRUPTED,
+    EXIT_PASS,
+    EXIT_TERMINATED,
+    EXIT_UNSAFE,
+    ScenarioError,
+)  # fmt: skip
+from chaos.loading.load import LoadedScenario, load
+from harness.compare import scenario
+from harness.compare.directory import Directory, Plan, Played
+from harness.compare.plan import Arm, Entrant, Family, seconds_left
+from harness.results import Results
+from harness.runner import run_scenario
+from harness.workload import Workload
+
+UNUSABLE = ("broken", "interrupted", "unsafe", "skipped")
+ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """How far a comparison is, after one arm. ``left_s``: expected seconds for those that are left."""
+
+    number: int
+    total: int
+    played: Played
+    results: Results
+    left_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """What plays the arms of a plan. ``pythons``: label -> interpreter of its stack's environment."""
+
+    directory: Directory
+    plan: Plan
+    entrants: Mapping[str, Entrant]
+    families: Mapping[str, Family]
+    pythons: Mapping[str, Path]
+    catalogue: Catalogue
+
+    def check(self) -> None:
+        """Write and load one scenario of every stack and family, before anything is started. Raises ScenarioError."""
+        seen = set()
+        for arm in self.plan.arms:
+            if (arm.label, arm.family) not in seen:
+                seen.add((arm.label, arm.family))
+                self.scenario_of(arm)
+
+    def corpus(self) -> Path:
+        """The corpus that all arms train on, made once. Raises ScenarioError or InfrastructureError."""
+        path = self.directory.data / "corpus.bin"
+        if not path.exists():
+            spec = next(iter(self.families.values())).cell.scenario.workload
+            self.directory.data.mkdir(parents=True, exist_ok=True)
+            made = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
+            path = made.prepare(self.directory.data).path
+        return path.absolute()
+
+    def scenario_of(self, arm: Arm) -> LoadedScenario:
+        """Write the scenario of an arm, and load it as ``chaos run`` would."""
+        family, entrant = self.families[arm.like], self.entrants[arm.label]
+        drive = entrant.stack.drive(family.job(arm.seed, self.corpus()), self.pythons[arm.label])
+        path = self.directory.scenario(arm)
+        scenario.write(path, scenario.scenario_of(arm, family, drive, deadline_s=self.plan.deadline))
+        try:
+            return load(path, self.catalogue, overrides=[], env={})
+        except ScenarioError as error:
+            raise ScenarioError(
+                f"{family.path}: {arm.family or 'the control'} cannot be played under {arm.label}:\n{error.message}",
+                hint=error.hint or "faults on a command are those of docs/scripts.md",
+            ) from error
+
+    def play(self, said: Callable[[Step], None]) -> int:
+        """Play what is missing. ``said``: told after each arm. Returns an exit code: 0 all done, 4 some arms broke and
+        are missing still, 5 something could not be cleaned up, 130 or 143 a signal ended it."""
+        done = self.directory.played()
+        took = {arm: played.seconds for arm, played in done.items()}
+        missing = [arm for arm in self.plan.arms if arm not in done]
+        code = EXIT_PASS
+        for index, arm in enumerate(missing):
+            played, results = self._one(arm)
+            self.directory.add(played)
+            if played.usable:
+                took[arm] = played.seconds
+            left, _ = seconds_left(missing[index + 1 :], took, self.plan.workloads)
+            number = len(self.plan.arms) - len(missing) + index + 1
+            said(Step(number=number, total=len(self.plan.arms), played=played, results=results, left_s=left))
+            if results.exit_code in ENDING:
+                return results.exit_code
+            code = code if played.usable else EXIT_HARNESS
+        return code
+
+    def _one(self, arm: Arm) -> tuple[Played, Results]:
+        loaded, started = self.scenario_of(arm), time.monotonic()
+        results = run_scenario(
+            loaded, runs=self.directory.runs, seed=None, live=False, argv=["run", str(loaded.path)]
+        )
+        run = self.directory.runs / results.scenario / results.run_id
+        played = Played(
+            arm=arm, run=str(run.relative_to(self.directory.root)), verdict=results.verdict,
+            usable=results.verdict not in UNUSABLE and bool(results.arms),
+            seconds=time.monotonic() - started, finished=now(),
+        )  # fmt: skip
+        return played, results
+
+
+def left_of(directory: Directory, plan: Plan) -> tuple[Sequence[Arm], float, int]:
+    """(arms that are missing, seconds they are expected to take, how many of them by a guess)."""
+    done = directory.played()
+    missing = [arm for arm in plan.arms if arm not in done]
+    took = {arm: played.seconds for arm, played in done.items()}
+    return missing, *seconds_left(missing, took, plan.workloads)
+
+
+def now() -> str:
+    """The time, as plans and trials have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,209 @@
+"""From what a user asks for to a plan: which stacks are ready, what each chooses, which arms there are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.catalogue import Catalogue
+from chaos.errors import InfrastructureError, ScenarioError
+from chaos.loading.load import load
+from harness import environments
+from harness.compare.directory import (
+    Directory,
+    Plan,
+    PlannedFamily,
+    PlannedStack,
+    differences,
+    provenance,
+    refuse_other,
+)  # fmt: skip
+from harness.compare.plan import (
+    AGAIN,
+    Entrant,
+    Family,
+    Wanted,
+    arms_of,
+    check_families,
+    entrants,
+    family_of,
+    slug,
+)  # fmt: skip
+from harness.compare.play import now
+from harness.devices import versions
+from harness.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says. ``seed``: of the first repetition, the others follow it; ``against``: label of the
+    reference, empty for the first built-in one; ``deadline``: seconds."""
+
+    name: str
+    scenarios: Sequence[Path]
+    stacks: Sequence[str]
+    settings: Wanted
+    repeat: int
+    seed: int
+    deadline: float
+    against: str
+    same: bool
+    price: float | None
+    currency: str
+    skip_missing: bool
+    argv: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan, and what plays it. ``pythons``: label -> interpreter."""
+
+    plan: Plan
+    entrants: Mapping[str, Entrant]
+    families: Mapping[str, Family]
+    pythons: Mapping[str, Path]
+
+
+def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogue) -> Prepared:
+    """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
+    chosen = entrants(asked.stacks, stacks, asked.settings)
+    families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
+    pythons, missing = _pythons(chosen)
+    if missing and not asked.skip_missing:
+        names = sorted({one.name for one in chosen if one.label in missing})
+        raise ScenarioError(
+            f"no environment for {', '.join(names)}",
+            hint=f"chaos stacks install {' '.join(names)} makes {'it' if len(names) == 1 else 'them'}; "
+            "--skip-missing compares the others",
+        )
+    chosen = [one for one in chosen if one.label not in missing]
+    if not chosen:
+        raise ScenarioError("no stack is left to compare", hint="chaos stacks list shows what is ready")
+    reference = _reference(chosen, asked.against)
+    if asked.same:
+        twin = next(one for one in chosen if one.label == reference)
+        again = Entrant(
+            label=f"{reference} {AGAIN}", name=twin.name, settings=twin.settings, stack=twin.stack
+        )
+        chosen, pythons = [*chosen, again], {**pythons, again.label: pythons[reference]}
+    check_families(families, chosen)
+    seeds = list(range(asked.seed, asked.seed + asked.repeat))
+    plan = Plan(
+        name=asked.name, started=now(), argv=list(asked.argv), seeds=seeds, deadline=asked.deadline,
+        reference=reference, same=asked.same, price=asked.price, currency=asked.currency,
+        families=[
+            PlannedFamily(name=f.name, path=str(f.path), digest=f.digest, about=f.about, workload=f.workload)
+            for f in families
+        ],
+        stacks=[_planned(one, families) for one in chosen], skipped=missing,
+        arms=arms_of(chosen, families, seeds), provenance=provenance(),
+    )  # fmt: skip
+    return Prepared(
+        plan=plan, entrants={one.label: one for one in chosen}, families={f.name: f for f in families},
+        pythons=pythons,
+    )  # fmt: skip
+
+
+def _reference(chosen: Sequence[Entrant], against: str) -> str:
+    labels = [one.label for one in chosen]
+    if against:
+        label = against.replace(":", " ")
+        label = label if label in labels or f"{label} default" not in labels else f"{label} default"
+        if label not in labels:
+            raise ScenarioError(
+                f"--against {against}: it does not take part",
+                hint=f"those that do: {', '.join(labels)}",
+            )
+        return label
+    return next((one.label for one in chosen if one.stack.ours), labels[0])
+
+
+def _planned(one: Entrant, families: Sequence[Family]) -> PlannedStack:
+    refusals = {family.name: one.stack.not_offered(family.name) for family in families}
+    return PlannedStack(
+        label=one.label, name=one.name, settings=one.settings, ours=one.stack.ours, title=one.stack.title,
+        chosen={name: _plain(value) for name, value in one.stack.chosen().items()},
+        because=one.stack.tuned_because if one.settings == "tuned" else "",
+        versions=_versions(one), fidelity=list(one.stack.fidelity()),
+        ranks_beside=max(one.stack.provisioned(f.job(0, Path())) - f.workload[1] for f in families),
+        not_offered={name: why for name, why in refusals.items() if why is not None},
+    )  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def _pythons(chosen: Sequence[Entrant]) -> tuple[dict[str, Path], dict[str, str]]:
+    """(label -> interpreter, label -> why there is none)."""
+    pythons, missing = {}, {}
+    for one in chosen:
+        if one.stack.requirements is None:
+            pythons[one.label] = Path(sys.executable)
+            continue
+        python = environments.python_of(one.name, type(one.stack))
+        if python is None:
+            missing[one.label] = f"it is not installed: chaos stacks install {one.name}"
+        else:
+            pythons[one.label] = python
+    return pythons, missing
+
+
+def _versions(one: Entrant) -> dict[str, str]:
+    if one.stack.requirements is None:
+        return versions()
+    return dict(environments.versions_of(one.name, type(one.stack)))
+
+
+def as_planned(plan: Plan, *, skip_missing: bool) -> Asked:
+    """What was asked for when a plan was made."""
+    again = f"{plan.reference} {AGAIN}"
+    return Asked(
+        name=plan.name, scenarios=[Path(family.path) for family in plan.families],
+        stacks=[f"{stack.name}:{stack.settings}" for stack in plan.stacks if stack.label != again],
+        settings="default", repeat=len(plan.seeds), seed=plan.seeds[0], deadline=plan.deadline,
+        against=plan.reference.replace(" ", ":"), same=plan.same, price=plan.price, currency=plan.currency,
+        skip_missing=skip_missing or bool(plan.skipped), argv=plan.argv,
+    )  # fmt: skip
+
+
+def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
+    """The plan of a comparison that goes on. What the stored arms were played with and what is here now must be the
+    same, or the difference ``accepted``, and then it stands in the report. Raises ScenarioError."""
+    refuse_other(old, new)
+    changes = differences(old.provenance, new.provenance)
+    versions = {stack.label: stack.versions for stack in old.stacks}
+    changes += [
+        f"the versions of {stack.label}"
+        for stack in new.stacks
+        if versions.get(stack.label, stack.versions) != stack.versions
+    ]
+    if changes and not accepted:
+        raise ScenarioError(
+            f"not the same as when this comparison was begun: {'; '.join(changes)}",
+            hint="--accept-changes goes on all the same and says so in the report; --anew begins again",
+        )
+    noted = [f"resumed {new.started} with a difference: {change}" for change in changes]
+    if old.provenance.get("boot") != new.provenance.get("boot"):
+        noted.append(f"resumed {new.started} after the machine was started again")
+    return new.model_copy(
+        update={"started": old.started, "changes": [*old.changes, *noted], "skipped": new.skipped}
+    )
+
+
+def set_aside(directory: Directory) -> Path:
+    """Give the directory of a comparison another name, with the time it was begun. Raises InfrastructureError."""
+    began = slug(directory.read_plan().started)
+    for number in range(100):
+        place = directory.root.with_name(f"{directory.root.name}.{began}{f'.{number}' if number else ''}")
+        if not place.exists():
+            break
+    try:
+        directory.root.rename(place)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot set {directory.root} aside: {error.strerror}", hint="give another --name"
+        ) from error
+    return place

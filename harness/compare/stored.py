@@ -1,0 +1,184 @@
+"""Runs that were made one by one, compared: of several strategies, or of one in two versions of the code.
+
+Nothing made them alike, so whatever differs beside the stack is said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import LogError, NoRun, ScenarioError
+from chaos.events import Log, read_log
+from chaos.scenario import Cell
+from harness.compare import summary
+from harness.compare.directory import Directory, differences
+from harness.compare.gather import Source, gather, read_results, trial_of
+from harness.compare.model import Comparison, StackInfo, Trial
+from harness.compare.play import now
+from harness.results import ArmResult, Results
+from harness.rundir import RunDirectory, arm_id, open_run, read_resolved
+
+MAKES_THE_JOB = ("kind", "params", "ranks", "steps", "global_batch", "parallelism", "device", "determinism")
+"""Of a workload: what must be the same for its times to be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one of the compared directories holds."""
+
+    path: Path
+    stacks: list[StackInfo]
+    trials: list[Trial]
+    families: dict[str, str]
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    fidelity: list[str]
+    started: str
+
+
+def compare_stored(
+    paths: Sequence[Path], *, name: str, argv: Sequence[str], price: float | None, currency: str
+) -> Comparison:
+    """Compare run directories, and comparisons. Raises NoRun for a path that is neither, ScenarioError when there is
+    nothing in them to compare."""
+    parts = _told_apart([_part(path) for path in paths])
+    stacks = [stack for part in parts for stack in part.stacks]
+    trials = [trial for part in parts for trial in part.trials]
+    if not trials:
+        raise ScenarioError(
+            "these runs hold no faulted arm that could be compared", hint="name runs that came to their end"
+        )
+    families = {name: about for part in parts for name, about in part.families.items()}
+    labels = [stack.label for stack in stacks]
+    cells = summary.cells_of(labels, list(families), trials, bare=None, not_offered={})
+    return Comparison(
+        name=name, started=min(part.started for part in parts), finished=now(), machine=parts[0].machine,
+        workload=parts[0].workload, stacks=stacks, families=families, trials=trials, cells=cells,
+        ratios=summary.ratios_of(trials, labels[0], seed=trials[0].seed), reference=labels[0], same=[], skipped={},
+        price=price, currency=currency,
+        fidelity=list(dict.fromkeys(note for part in parts for note in part.fidelity)),
+        reproduce=" ".join(["chaos", *argv]), cautions=_cautions(parts),
+    )  # fmt: skip
+
+
+def _part(path: Path) -> Part:
+    directory = Directory(path)
+    if directory.plan.is_file():
+        made = gather(directory)
+        return Part(
+            path=path, stacks=made.stacks, trials=made.trials, families=made.families, machine=made.machine,
+            workload=made.workload, fidelity=made.fidelity, started=made.started,
+        )  # fmt: skip
+    run = open_run(path)
+    results = read_results(run)
+    if results is None:
+        raise NoRun(f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it")
+    return _of_run(path, run, results)
+
+
+def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
+    cells = {cell.id: cell for cell in read_resolved(run).cells}
+    trials, stacks, families = [], {}, {}
+    for arm in results.arms:
+        cell = cells.get(arm.cell)
+        source = _source(path, run, arm, cell) if cell else None
+        if source is None or cell is None:
+            continue
+        trials.append(trial_of(source))
+        families[source.family] = source.family
+        stacks[source.label] = _info(source.label, cell, results)
+    return Part(
+        path=path, stacks=list(stacks.values()), trials=trials, families=families, machine=results.system,
+        workload=results.workload, fidelity=results.fidelity, started=results.started,
+    )  # fmt: skip
+
+
+def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell) -> Source | None:
+    """None: a control, an arm without faults, or one that was cut short."""
+    kinds = sorted({fault.kind for fault in cell.scenario.faults})
+    log = _log(run, arm.id)
+    if arm.arm != "faulted" or not kinds or log is None or arm.outcome in ("broken", "interrupted"):
+        return None
+    control_id = arm_id(arm.cell, arm.repeat, "control")
+    control = _log(run, control_id) if cell.scenario.baseline == "paired" else None
+    return Source(
+        label=_label(cell), family=" + ".join(kinds), seed=arm.seed, log=log, control=control, ideal=control,
+        run=f"{path}/events/{arm.id}", control_run=f"{path}/events/{control_id}" if control else "",
+        verdict=arm.outcome, reproduce=f"chaos analyze {path}",
+    )  # fmt: skip
+
+
+def _log(run: RunDirectory, arm: str) -> Log | None:
+    try:
+        return read_log(run.events(arm))
+    except LogError:
+        return None
+
+
+def _label(cell: Cell) -> str:
+    """The strategy, with what the matrix adds to it; of a command its program."""
+    scenario = cell.scenario
+    if scenario.workload.command is not None:
+        return scenario.workload.title
+    more = [f"{name}={value}" for name, value in cell.params.items() if name != "recovery"]
+    return " ".join([scenario.recovery.strategy, *more])
+
+
+def _info(label: str, cell: Cell, results: Results) -> StackInfo:
+    spec = cell.scenario.recovery
+    versions = results.system.get("versions")
+    return StackInfo(
+        label=label, stack=spec.strategy, settings="default", ours=cell.scenario.workload.command is None,
+        description=f"{results.scenario}, run {results.run_id}", chosen=dict(spec.params), because="",
+        versions=dict(versions) if isinstance(versions, dict) else {}, fidelity=[],
+    )  # fmt: skip
+
+
+def _told_apart(parts: Sequence[Part]) -> list[Part]:
+    """Two runs of one stack get its label with the directory's name, as two versions of it are to be compared."""
+    times = Counter(stack.label for part in parts for stack in part.stacks)
+    made = []
+    for index, part in enumerate(parts):
+        names = {
+            stack.label: stack.label if times[stack.label] == 1 else f"{stack.label} {_short(parts, index)}"
+            for stack in part.stacks
+        }
+        made.append(
+            Part(
+                path=part.path,
+                families=part.families,
+                machine=part.machine,
+                workload=part.workload,
+                fidelity=part.fidelity,
+                started=part.started,
+                stacks=[s.model_copy(update={"label": names[s.label]}) for s in part.stacks],
+                trials=[t.model_copy(update={"label": names[t.label]}) for t in part.trials],
+            )
+        )
+    return made
+
+
+def _short(parts: Sequence[Part], index: int) -> str:
+    names = [part.path.resolve().name for part in parts]
+    return names[index] if names.count(names[index]) == 1 else f"{names[index]} ({index + 1})"
+
+
+def _cautions(parts: Sequence[Part]) -> list[str]:
+    """What is not alike between the first directory and each other one."""
+    first, found = parts[0], []
+    for other in parts[1:]:
+        where = f"{other.path} and {first.path}"
+        for key in MAKES_THE_JOB:
+            mine, theirs = first.workload.get(key), other.workload.get(key)
+            if mine != theirs:
+                found.append(f"{where} do not train the same: {key} is {theirs} and {mine}")
+        found += [f"{where} differ in {what}" for what in differences(first.machine, other.machine)]
+        if set(other.families).isdisjoint(first.families):
+            found.append(f"{where} have no kind of fault in common")
+        elif {t.seed for t in other.trials}.isdisjoint(t.seed for t in first.trials):
+            found.append(f"{where} have no seed in common, so there are no pairs")
+    return found

@@ -1,0 +1,153 @@
+"""Trials put together: a stack under a family, and a stack against the reference. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from harness.compare.model import CellSummary, OutcomeClass, Ratio, Trial
+from harness.compare.statistics import median_interval, outliers, paired_ratio, repetitions_needed
+from harness.results import Metric
+
+FROM_BEST: tuple[OutcomeClass, ...] = (
+    "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung",
+    "committed bad values", "not landed", "not offered",
+)  # fmt: skip
+"""Classes in order. What did not land says nothing, so it is shown only where nothing else happened."""
+SAYS_NOTHING = ("not landed", "not offered")
+RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
+    "recovery": lambda trial: trial.recovery,
+    "step_time": lambda trial: trial.step_time,
+    "goodput": lambda trial: trial.goodput,
+}
+
+
+def cells_of(
+    labels: Sequence[str], families: Sequence[str], trials: Sequence[Trial], *, bare: str | None,
+    not_offered: Mapping[tuple[str, str], str],
+) -> list[CellSummary]:  # fmt: skip
+    """Every stack under every family of which there is something to say. ``bare``: label of the stack whose fault-free
+    step the others' are set against; ``not_offered``: (label, family) -> why."""
+    steps = {(t.seed, t.family): t.step_time for t in trials if t.label == bare and t.step_time}
+    found = []
+    for label in labels:
+        for family in families:
+            mine = [trial for trial in trials if (trial.label, trial.family) == (label, family)]
+            if mine:
+                found.append(_cell(label, family, mine, steps))
+            elif (label, family) in not_offered:
+                found.append(_empty(label, family, not_offered[label, family]))
+    return found
+
+
+def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
+    """The least good one; what says nothing only where there is nothing else."""
+    told = list(outcomes)
+    return max([one for one in told if one not in SAYS_NOTHING] or told, key=FROM_BEST.index)
+
+
+def _cell(
+    label: str, family: str, trials: Sequence[Trial], bare_steps: Mapping[tuple[int, str], float | None]
+) -> CellSummary:
+    landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
+    outcomes = Counter(trial.outcome for trial in trials)
+    worst = worst_of(trial.outcome for trial in trials)
+    phases: dict[str, list[float]] = defaultdict(list)
+    for trial in landed:
+        for span in trial.phases:
+            phases[span.name].append(span.seconds)
+    overhead = [
+        trial.step_time / bare
+        for trial in trials
+        if trial.step_time and (bare := bare_steps.get((trial.seed, trial.family)))
+    ]
+    recovery = {trial.seed: trial.recovery for trial in landed if trial.recovery is not None}
+    masked = outcomes["masked"]
+    notes = dict.fromkeys(trial.note for trial in trials if trial.note)
+    if masked and recovery:
+        notes[f"in {masked} of {len(landed)} training did not stand still, which gives no recovery time"] = (
+            None
+        )
+    costs = [_hours(trial) for trial in landed]
+    return CellSummary(
+        label=label, family=family, n=len(landed), outcomes=dict(outcomes), worst=worst,
+        witness=next(trial.witness for trial in trials if trial.outcome == worst),
+        recovery=_metric("s", recovery.values()),
+        detection=_metric("s", (t.detection for t in landed)),
+        goodput=_metric("ratio", (t.goodput for t in landed), "higher"),
+        steps_lost=_metric("steps", (_steps_lost(t) for t in landed)),
+        samples_lost=_metric("samples", (t.samples_lost for t in landed)),
+        overhead=_metric("ratio", overhead), phases={name: statistics.median(v) for name, v in phases.items()},
+        outliers=outliers(recovery), cost_gpu_hours=statistics.median(costs) if costs else None,
+        note="; ".join(notes),
+    )  # fmt: skip
+
+
+def _steps_lost(trial: Trial) -> float:
+    return math.inf if trial.recovery == math.inf else float(trial.steps_lost)
+
+
+def _hours(trial: Trial) -> float:
+    """Rank-hours that everything provisioned spent without a new step; of a job that never recovers infinity."""
+    return trial.ranks * (trial.recovery or 0.0) / 3600
+
+
+def _empty(label: str, family: str, why: str) -> CellSummary:
+    return CellSummary(
+        label=label, family=family, n=0, outcomes={}, worst="not offered", witness=why, recovery=None, detection=None,
+        goodput=None, steps_lost=None, samples_lost=None, overhead=None, phases={}, outliers=[], cost_gpu_hours=None,
+        note=why,
+    )  # fmt: skip
+
+
+def _metric(unit: str, values: Iterable[float | None], better: str = "lower") -> Metric | None:
+    told = [float(value) for value in values if value is not None]
+    if not told:
+        return None
+    return Metric(
+        unit=unit, values=told, n=len(told), median=statistics.median(told), min=min(told), max=max(told),
+        ci95=median_interval(told), better="higher" if better == "higher" else "lower",
+    )  # fmt: skip
+
+
+def ratios_of(trials: Sequence[Trial], reference: str, *, seed: int) -> list[Ratio]:
+    """Every stack against the reference, by pairs of the same seed. A trial whose fault did not land is no pair."""
+    landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
+    labels = [label for label in dict.fromkeys(t.label for t in landed) if label != reference]
+    families = dict.fromkeys(trial.family for trial in landed)
+    found = []
+    for label in labels:
+        for family in families:
+            for metric in ("recovery", "step_time", "goodput"):
+                value = RATIOS[metric]
+                ours, theirs = (_values(landed, one, family, value) for one in (reference, label))
+                pairs = ours.keys() & theirs.keys()
+                if not pairs:
+                    continue
+                middle, interval, says = paired_ratio(
+                    ours, theirs, seed=seed, higher_is_better=metric == "goodput"
+                )
+                open_ = says in ("no difference shown", "too few")
+                found.append(
+                    Ratio(
+                        label=label,
+                        against=reference,
+                        family=family,
+                        metric=metric,
+                        n=len(pairs),
+                        value=middle,
+                        interval=interval,
+                        says=says,
+                        needed=repetitions_needed(ours, theirs) if open_ else None,
+                    )
+                )
+    return found
+
+
+def _values(
+    trials: Sequence[Trial], label: str, family: str, value: Callable[[Trial], float | None]
+) -> dict[int, float]:
+    mine = (trial for trial in trials if (trial.label, trial.family) == (label, family))
+    return {trial.seed: told for trial in mine if (told := value(trial)) is not None}

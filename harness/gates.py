@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos import errors
+from chaos.figures import with_unit
 from chaos.scenario import Cell, SlaCheck
 from chaos.sla import Clause, evaluate, parse_clause, samples_needed
-from harness.measure import METRICS, median_ci95
+from harness.measure import METRICS, MetricDef, median_ci95
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
@@ -86,7 +87,7 @@ def judge_sla(
         verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
     else:
         holds, observed = evaluate(clause, values)
-        detail = f"observed {_observed(observed, known.unit, values)}"
+        detail = f"observed {_observed(observed, known, values)}"
         if not math.isfinite(observed):
             verdict = "fail"
             detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
@@ -113,20 +114,19 @@ def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
     return len(answers) > 1
 
 
-def quantity(value: float | None, unit: str) -> str:
-    """A value for people, three significant digits: ``0.83 s``, ``2 steps``, ``infinite``."""
+def quantity(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value for people, rounded against us: ``0.831 s``, ``2 steps``, ``infinite``."""
     if value is None:
         return "none"
-    if not math.isfinite(value):
-        return "infinite"
-    number = f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
-    return number if unit == "ratio" else f"{number} {unit}"
+    return "infinite" if not math.isfinite(value) else with_unit(value, unit, better)
 
 
-def _observed(value: float, unit: str, values: Sequence[float]) -> str:
+def _observed(value: float, known: MetricDef, values: Sequence[float]) -> str:
     interval = median_ci95(values)
-    between = f" [{quantity(interval[0], 'ratio')}, {quantity(interval[1], 'ratio')}]" if interval else ""
-    return f"{quantity(value, unit)}{between}, n={len(values)}"
+    between = (
+        " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval)) if interval else ""
+    )
+    return f"{quantity(value, known.unit, known.better)}{between}, n={len(values)}"
 
 
 def judge_cell(

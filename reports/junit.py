@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from harness.measure import METRICS
 from harness.results import Finding, Incident, Results, SlaResult, Verdict
 from harness.rundir import RunDirectory
 from reports._facts import analyze_command, incidents_of, phase_medians
@@ -33,7 +34,11 @@ class Case:
 
 def render(run: RunDirectory, results: Results) -> Path:
     """Write ``junit.xml`` and return its path."""
-    path = run.root / "junit.xml"
+    return write(run, results, run.root / "junit.xml")
+
+
+def write(run: RunDirectory, results: Results, path: Path) -> Path:
+    """Write the file for results as they are given, such as those a gate has judged; returns ``path``."""
     tree = ET.ElementTree(_suites(run, results))
     ET.indent(tree)
     tree.write(path, encoding="utf-8", xml_declaration=True)
@@ -56,8 +61,9 @@ def _sla(results: Results, sla: SlaResult) -> Case:
     problem, note = _problem(sla.verdict), ""
     if sla.severity == "warn" and problem:
         problem, note = None, f"warning only: {sla.verdict}. "
-    observed = with_unit(sla.observed, sla.unit)
-    values = ", ".join(quantity(v, sla.unit) for v in sla.values)
+    better = METRICS[sla.metric].better if sla.metric in METRICS else "neither"
+    observed = with_unit(sla.observed, sla.unit, better)
+    values = ", ".join(quantity(v, sla.unit, better) for v in sla.values)
     phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
     lost = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
     went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""

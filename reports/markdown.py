@@ -30,7 +30,11 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
 
 def render(run: RunDirectory, results: Results) -> Path:
     """Write ``summary.md`` (below 900 KiB) and return its path."""
-    path = run.root / "summary.md"
+    return write(run, results, run.root / "summary.md")
+
+
+def write(run: RunDirectory, results: Results, path: Path) -> Path:
+    """Write the summary of results as they are given, such as those a gate has judged; returns ``path``."""
     path.write_text(_bounded(_lines(run, results)), encoding="utf-8", errors="replace")
     return path
 

@@ -50,7 +50,7 @@ def test_clause(check: str, values: list[float], verdict: str, observed: float |
 def test_reason_names_the_clause_its_place_and_the_number() -> None:
     result = sla("median < 0.5s", [0.71, 0.8, 0.82, 0.84, 0.9, 1.02])
     assert sla_line(result, "scenarios/kill-one-rank.yaml") == (
-        "kill-one-rank.yaml:14  recovery_time  median < 0.5s   observed 0.83 s [0.71, 1.02], n=6"
+        "kill-one-rank.yaml:14  recovery_time  median < 0.5s   observed 0.830 s [0.710, 1.02], n=6"
     )
 
 

@@ -77,7 +77,7 @@ def page_of(run: RunDirectory) -> tuple[str, Page]:
 
 
 def test_package_finds_its_reports_and_stays_light() -> None:
-    assert reports.names() == ["html", "junit", "markdown", "trace"]
+    assert reports.names() == ["html", "junit", "markdown", "openmetrics", "trace"]
     heavy = "{'pandas', 'matplotlib', 'jinja2', 'torch'}"
     code = f"import sys, reports, reports._text; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,38 @@
+"""``chaos export``: what a run showed, sent to where others look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chaos import errors
+
+
+@click.group()
+def export() -> None:
+    """Send what a stored run showed to other systems."""
+
+
+@export.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def otel(run: Path) -> int:
+    """Send incidents and their phases as OpenTelemetry spans, by OTLP over HTTP.
+
+    Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry is not installed.
+    """
+    from harness.judge import judge
+    from harness.rundir import open_run
+    from reports import _otel
+
+    directory = open_run(run)
+    results = judge(directory)
+    found, left_out = _otel.spans(directory, results)
+    sent = _otel.export(found, results)
+    click.echo(f"{sent} spans of {len(found)} arms")
+    for line in left_out:
+        click.echo(f"left out: {line}", err=True)
+    return errors.EXIT_PASS
+
+
+COMMANDS = [export]

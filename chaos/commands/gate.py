@@ -1,0 +1,270 @@
+"""``chaos gate``, ``chaos baseline`` and what ``chaos run`` does for continuous integration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chaos import errors
+
+if TYPE_CHECKING:
+    from harness.baseline import Baseline
+    from harness.gating import Against, GateResult
+    from harness.results import Results
+    from harness.rundir import RunDirectory
+
+_PATH: click.Path = click.Path(path_type=Path)
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Output format.",
+)  # fmt: skip
+_OPTIONS: Sequence[Callable[[Any], Any]] = (
+    click.option("--baseline", type=_PATH, metavar="FILE", help="Also against this baseline, or run directory."),
+    click.option(
+        "--tolerance", "tolerances", multiple=True, metavar="[METRIC=]20%",
+        help="How much worse than the baseline is not yet worse; repeatable.",
+    ),
+    click.option(
+        "--metric", "metrics", multiple=True, metavar="NAME", help="Compare this metric with the baseline; repeatable."
+    ),
+    click.option("--other-machine", is_flag=True, help="Compare with a baseline of another machine all the same."),
+    click.option("--allow-inconclusive", is_flag=True, help="Exit with 0 where nothing was shown to be broken."),
+    click.option(
+        "--github/--no-github", default=None, help="Annotations for GitHub Actions; by default where it runs this."
+    ),
+)  # fmt: skip
+
+
+def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a gate, without the gate itself, for ``chaos gate`` and ``chaos run --gate``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("run", type=_PATH)
+@gate_options
+@_FORMAT
+@click.option("-q", "--quiet", is_flag=True, help="Only what matters most.")
+def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
+    """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
+
+    Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into the run.
+    """
+    from harness.judge import judge, write_results
+    from harness.rundir import open_run
+
+    directory = open_run(run)
+    results = judge(directory)
+    write_results(directory, results)
+    return _conclude(results, directory, choices, form=form, quiet=quiet, gating=True, err=False)
+
+
+def conclude(
+    results: Results, directory: RunDirectory, choices: dict[str, Any], *, form: str, quiet: bool
+) -> int:
+    """End ``chaos run``: its gate, if ``choices["gate"]`` asks for one, and what GitHub shows. Returns the exit code.
+
+    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's words go to standard error, as
+    standard output is the results'. Raises what reading a baseline raises.
+    """
+    return _conclude(
+        results, directory, choices, form="text", quiet=quiet, gating=choices["gate"], err=form == "json"
+    )
+
+
+def check_choices(choices: dict[str, Any]) -> None:
+    """Refuse wrong options of a gate before anything runs, an unreadable baseline among them.
+
+    Raises click.UsageError, ToleranceError, BaselineError.
+    """
+    _tolerances(choices)
+    _metrics(choices)
+    asked = [
+        name
+        for name in ("baseline", "tolerances", "metrics", "other_machine", "allow_inconclusive")
+        if choices[name]
+    ]
+    if asked and not choices["gate"]:
+        option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace("_", "-")
+        raise click.UsageError(f"--{option} is for --gate")
+    if choices["baseline"] is not None:
+        from harness.baseline import load
+
+        load(choices["baseline"])
+
+
+def _conclude(
+    results: Results, directory: RunDirectory, choices: dict[str, Any],
+    *, form: str, quiet: bool, gating: bool, err: bool,
+) -> int:  # fmt: skip
+    from harness import gating as gates
+    from reports import junit, markdown
+
+    shown, code, summary = results, results.exit_code, directory.root / "summary.md"
+    if gating:
+        decided = gates.gate(results, _against(results, directory, choices))
+        gates.write(directory, decided)
+        shown, code, summary = gates.gated(results, decided), decided.exit_code, directory.root / "gate.md"
+        junit.write(directory, shown, directory.root / "gate.xml")
+        markdown.write(directory, shown, summary)
+        _say(decided, results.source, form=form, quiet=quiet, err=err)
+        if code == errors.EXIT_INCONCLUSIVE and choices["allow_inconclusive"]:
+            code = errors.EXIT_PASS
+    _publish(shown, summary, choices["github"])
+    return code
+
+
+def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool) -> None:
+    from harness.gating import as_text
+
+    if form == "json":
+        click.echo(decided.model_dump_json(indent=2), err=err)
+        return
+    text = as_text(decided, source)
+    click.echo(text.split("\n", 1)[0] if quiet else text, err=err)
+
+
+def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
+    """Annotations on standard error, where GitHub reads them as well; the summary where it asks for one."""
+    from reports import _github
+
+    if wanted is None:
+        wanted = _github.in_actions(os.environ)
+    if not wanted:
+        return
+    for annotation in _github.remarks(results, os.environ):
+        click.echo(str(annotation), err=True)
+    target = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    if target and summary.is_file():
+        _github.append_summary(summary.read_text(encoding="utf-8"), Path(target))
+
+
+def _against(results: Results, directory: RunDirectory, choices: dict[str, Any]) -> Against | None:
+    """The baseline to hold a run against. Raises BaselineError where the two are not comparable."""
+    from harness.baseline import BaselineError, baseline_of, differences, load
+    from harness.gating import COMPARED, Against
+    from harness.regression import tolerance_of
+
+    if choices["baseline"] is None:
+        return None
+    shares, everywhere = _tolerances(choices)
+    named = _metrics(choices)
+    found = load(choices["baseline"])
+    if results.verdict not in ("pass", "fail", "inconclusive"):
+        return None  # the run keeps its verdict; there is nothing to compare
+    machine, played = differences(found, baseline_of(directory, results))
+    again = "save a new one: chaos baseline save RUN"
+    if played:
+        raise BaselineError(f"{choices['baseline']} is of another test: {played[0]}", hint=again)
+    if not found.cells.keys() & {cell.id for cell in results.cells}:
+        raise BaselineError(f"{choices['baseline']} has none of the cells of this run", hint=again)
+    if machine and not choices["other_machine"]:
+        raise BaselineError(
+            f"{choices['baseline']} is of another machine: {'; '.join(machine)}",
+            hint="save one on this machine, or say --other-machine to compare all the same",
+        )
+    from harness.measure import METRICS
+
+    units = {name: METRICS[name].unit for name in METRICS}
+    chosen = {name: tolerance_of(unit, shares.get(name, everywhere)) for name, unit in units.items()}
+    tolerances = {n: t for n, t in chosen.items() if everywhere is not None or n in shares}
+    metrics = named or tuple(dict.fromkeys((*COMPARED, *shares)))
+    warnings = [f"the baseline is of another machine: {line}" for line in machine]
+    return Against(baseline=found, tolerances=tolerances, metrics=metrics, warnings=warnings)
+
+
+def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None]:
+    """Shares by metric, and the one for all. Raises ToleranceError, click.UsageError for an unknown metric."""
+    from harness.regression import parse_share
+
+    shares, everywhere = {}, None
+    for text in choices["tolerances"]:
+        name, equals, share = text.rpartition("=")
+        if equals:
+            shares[_metric(name.strip())] = parse_share(share)
+        else:
+            everywhere = parse_share(share)
+    return shares, everywhere
+
+
+def _metrics(choices: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_metric(name) for name in choices["metrics"]))
+
+
+def _metric(name: str) -> str:
+    from chaos.sla import nearest
+    from harness.measure import METRICS
+
+    if name not in METRICS:
+        near = nearest(name, tuple(METRICS)) or "see: chaos list metrics"
+        raise click.UsageError(
+            f"unknown metric {name!r}; did you mean {near!r}?"
+            if near in METRICS
+            else f"unknown metric {name!r}; {near}"
+        )
+    return name
+
+
+@click.group()
+def baseline() -> None:
+    """Keep what a run measured, for later runs to be held against."""
+
+
+@baseline.command()
+@click.argument("run", type=_PATH)
+@click.option("-o", "--output", type=_PATH, help="Where to [default: baselines/<scenario>.json].")
+def save(run: Path, output: Path | None) -> int:
+    """Judge a stored run and keep its values, machine and workload in a small file."""
+    from harness.baseline import baseline_of
+    from harness.baseline import save as keep
+    from harness.judge import judge
+    from harness.rundir import open_run
+
+    directory = open_run(run)
+    found = baseline_of(directory, judge(directory))
+    path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
+    keep(found, path)
+    click.echo(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells")
+    if found.verdict != "pass":
+        click.echo(f"warning: the run's verdict was {found.verdict}", err=True)
+    return errors.EXIT_PASS
+
+
+@baseline.command()
+@click.argument("file", type=_PATH)
+@_FORMAT
+def show(file: Path, form: str) -> int:
+    """Show a baseline: where it is from and what it holds."""
+    from harness.baseline import load
+
+    found = load(file)
+    click.echo(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
+    return errors.EXIT_PASS
+
+
+def _as_text(found: Baseline) -> str:
+    from harness.gates import quantity
+
+    machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
+    versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
+    lines = [
+        f"{found.scenario}   {found.run_id}, {found.started}, seed {found.seed}, verdict {found.verdict}",
+        f"machine   {machine}",
+        f"versions  {versions}",
+    ]
+    for name, cell in found.cells.items():
+        lines.append(f"{name}")
+        for metric, values in cell.metrics.items():
+            median = quantity(values.median, values.unit, values.better)
+            ends = (quantity(end, "ratio", values.better) for end in (values.min, values.max))
+            lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.n}")
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
+
+
+COMMANDS = [gate, baseline]

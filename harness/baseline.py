@@ -1,0 +1,173 @@
+"""Baselines: what a run measured, kept as a small file for later runs to be held against (``chaos gate
+--baseline``)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from chaos.scenario import Cell
+from harness import judge
+from harness.measure import METRICS
+from harness.results import Metric, Model, Results
+from harness.rundir import RunDirectory, open_run, read_resolved
+
+SCHEMA_VERSION = 1
+MACHINE = ("processor", "cores", "cuda_devices")
+"""Facts of ``system.json`` by which two machines are not the same; names and versions may differ."""
+TEST = ("workload", "recovery", "faults", "launcher")
+"""Parts of a scenario that make it the same test."""
+MAX_SHOWN = 60
+USABLE = ("pass", "fail", "inconclusive")
+
+
+class BaselineError(ChaosError):
+    """A baseline that cannot be read, or that a run cannot be held against."""
+
+    exit_code = EXIT_USAGE
+
+
+class BaselineCell(Model):
+    """A cell of the matrix. ``test``: what was played, the parts of its scenario named in ``TEST``; ``metrics``: every
+    metric that goes better one way, with all its values."""
+
+    strategy: str
+    test: dict[str, Any]
+    metrics: dict[str, Metric]
+
+
+class Baseline(Model):
+    """A baseline file. ``verdict``: of the run it was saved from; ``machine``, ``versions``: from its
+    ``system.json``."""
+
+    kind: Literal["trainchaos baseline"] = "trainchaos baseline"
+    schema_version: Literal[1] = 1
+    scenario: str
+    run_id: str
+    started: str
+    seed: int
+    verdict: str
+    machine: dict[str, Any] = Field(description="facts by which machines are told apart, and the host's name")
+    versions: dict[str, str]
+    cells: dict[str, BaselineCell]
+
+
+def baseline_of(run: RunDirectory, results: Results) -> Baseline:
+    """What a judged run measured. Raises BaselineError for a run that did not come to its end or measured nothing."""
+    if results.verdict not in USABLE:
+        raise BaselineError(
+            f"{run.root} is no baseline: the run was {results.verdict}: {results.reason}",
+            hint="save one of a run that came to its end",
+        )
+    scenarios = {cell.id: cell for cell in read_resolved(run).cells}
+    cells = {
+        cell.id: BaselineCell(
+            strategy=cell.strategy, test=test_of(scenarios[cell.id]),
+            metrics={name: metric for name, metric in cell.metrics.items() if metric.values and _one_way(name)},
+        )
+        for cell in results.cells
+    }  # fmt: skip
+    if not any(cell.metrics for cell in cells.values()):
+        raise BaselineError(f"{run.root} is no baseline: it has no value of any metric")
+    system = results.system
+    return Baseline(
+        scenario=results.scenario, run_id=results.run_id, started=results.started, seed=results.seed,
+        verdict=results.verdict, machine={name: system.get(name) for name in ("host", *MACHINE)},
+        versions={name: str(version) for name, version in dict(system.get("versions", {})).items()}, cells=cells,
+    )  # fmt: skip
+
+
+def test_of(cell: Cell) -> dict[str, Any]:
+    """The parts of a cell's scenario in which a run and its baseline have to agree."""
+    whole = cell.scenario.model_dump(mode="json")
+    return {name: whole[name] for name in TEST}
+
+
+def save(baseline: Baseline, path: Path) -> None:
+    """Write it, whole or not at all. Raises InfrastructureError when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(
+            json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        temporary.replace(path)
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write {path}: {error.strerror}", hint="choose another place with -o"
+        ) from error
+
+
+def load(path: Path) -> Baseline:
+    """A baseline from its file, or from a run directory, which is judged again. Raises BaselineError for anything
+    else, and what judging a run raises."""
+    if path.is_dir():
+        run = open_run(path)
+        return baseline_of(run, judge.judge(run))
+    again = "save it again: chaos baseline save RUN"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or "it is no text"
+        raise BaselineError(
+            f"{path} cannot be read: {what}", hint="make one with: chaos baseline save RUN"
+        ) from error
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BaselineError(f"{path} is no baseline: {error}", hint=again) from error
+    if not isinstance(data, dict) or data.get("kind") != "trainchaos baseline":
+        raise BaselineError(f"{path} is no baseline", hint="make one with: chaos baseline save RUN")
+    if data.get("schema_version") != SCHEMA_VERSION:
+        raise BaselineError(
+            f"{path} has schema version {data.get('schema_version')!r}, this chaos reads {SCHEMA_VERSION}",
+            hint=again,
+        )
+    try:
+        return Baseline.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BaselineError(f"{path} is damaged at {place}: {first['msg']}", hint=again) from error
+
+
+def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:
+    """Why two cannot be compared by machine, and by what was played: a line each, with both values."""
+    machine = [
+        f"{name}: {baseline.machine.get(name)} then, {current.machine.get(name)} now"
+        for name in MACHINE
+        if baseline.machine.get(name) != current.machine.get(name)
+    ]
+    played = []
+    for name in current.cells.keys() & baseline.cells.keys():
+        then, now = baseline.cells[name].test, current.cells[name].test
+        played += [
+            f"{name}: {where}: {_short(a)} then, {_short(b)} now" for where, a, b in _differing(then, now)
+        ]
+    return machine, sorted(played)
+
+
+def _differing(then: Any, now: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}):
+            yield from _differing(then.get(key), now.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for at, (one, other) in enumerate(zip(then, now, strict=True)):
+            yield from _differing(one, other, f"{place}.{at}")
+    elif then != now:
+        yield place, then, now
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _one_way(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].better != "neither"

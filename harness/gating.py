@@ -1,0 +1,226 @@
+"""The gate of continuous integration: red only where a confidence bound has crossed its limit, so that chance alone
+turns a build red in at most one run of twenty; green only where a bound shows that the limit holds; otherwise
+inconclusive, with the number of repetitions that would settle it. ``docs/ci.md`` has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from chaos.errors import InfrastructureError
+from harness.baseline import Baseline
+from harness.bounds import LEVEL
+from harness.clauses import Decision, decide, is_statistical
+from harness.gates import EXIT_CODES, sla_line
+from harness.regression import Tolerance, compare, is_open, tolerance_of
+from harness.results import Metric, Model, Results, SlaResult, merge
+from harness.rundir import RunDirectory
+
+SCHEMA_VERSION = 1
+COMPARED = ("detection_time", "recovery_time", "steps_lost", "samples_lost", "goodput", "step_time")
+"""Metrics held against a baseline unless others are named."""
+
+
+class GateClause(SlaResult):
+    """A clause of the gate: an SLA, or a metric against the baseline (then without a line). ``repeats``: of the whole
+    scenario that would settle it, in a run of its own; None: settled, or no number would."""
+
+    against: str = Field(default="limit", description="'limit' or 'baseline'")
+    repeats: int | None = None
+
+
+class GateResult(Model):
+    """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: what of it each clause has
+    that chance can break; ``baseline``: run that it was held against."""
+
+    schema_version: int = SCHEMA_VERSION
+    scenario: str
+    run_id: str
+    verdict: str
+    exit_code: int
+    reason: str
+    level: float
+    share: float
+    baseline: str | None
+    warnings: list[str]
+    clauses: list[GateClause]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """A baseline to hold a run against. ``tolerances``: by metric, for those that are not to have their default;
+    ``metrics``: names; ``warnings``: why the two may not be alike."""
+
+    baseline: Baseline
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    metrics: Sequence[str] = COMPARED
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """A metric of one cell, now and in the baseline."""
+
+    cell: str
+    name: str
+    now: Metric
+    then: Metric
+    tolerance: Tolerance
+
+
+def gate(results: Results, against: Against | None = None) -> GateResult:
+    """Decide. A run that did not come to its end keeps its verdict; so do invariants, which one counterexample breaks.
+
+    All clauses that chance can break share ``LEVEL`` (Bonferroni), so it is the level of the whole gate; a gate passes
+    only if each clause is shown to hold, for which none needs a share (Berger 1982, intersection-union tests).
+    """
+    pairs, warnings = _pairs(results, against) if against else ([], [])
+    chancy = sum(sla.severity == "fail" and is_statistical(sla) for sla in results.slas)
+    chancy += sum(is_open(pair.now, pair.then, pair.tolerance) for pair in pairs)
+    share = LEVEL / max(1, chancy)
+    repeats = {cell.id: _repeats(results, cell.id) for cell in results.cells}
+    clauses = [_sla(results, sla, share, repeats.get(sla.cell, 1)) for sla in results.slas]
+    clauses += [_compared(pair, share, repeats[pair.cell]) for pair in pairs]
+    verdict, reason = _verdict(results, clauses, against)
+    return GateResult(
+        scenario=results.scenario, run_id=results.run_id, verdict=verdict, reason=reason,
+        exit_code=results.exit_code if verdict not in ("pass", "fail", "inconclusive") else EXIT_CODES[verdict],
+        level=LEVEL, share=share, baseline=against.baseline.run_id if against else None,
+        warnings=[*(against.warnings if against else ()), *warnings], clauses=clauses,
+    )  # fmt: skip
+
+
+def gated(results: Results, decided: GateResult) -> Results:
+    """The results as the gate sees them, for reports: its clauses instead of the SLAs, its verdict and reason."""
+    return results.model_copy(
+        update={
+            "slas": list(decided.clauses), "verdict": decided.verdict, "exit_code": decided.exit_code,
+            "reason": decided.reason,
+        }
+    )  # fmt: skip
+
+
+def write(run: RunDirectory, decided: GateResult) -> Path:
+    """Write ``gate.json`` into the run directory. Raises InfrastructureError when the disk refuses."""
+    path = run.root / "gate.json"
+    temporary = path.with_suffix(".json.tmp")
+    try:
+        temporary.write_text(json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+    return path
+
+
+def as_text(decided: GateResult, source: str) -> str:
+    """A line for the gate, one for each clause that is not a pass, and the warnings."""
+    code = "" if decided.exit_code == 0 else f" (exit {decided.exit_code})"
+    lines = [f"gate {decided.verdict.upper()}{code}   {decided.reason}"]
+    for clause in decided.clauses:
+        if clause.verdict != "pass":
+            soft = "warning only: " if clause.severity == "warn" else ""
+            lines.append(f"  {clause.verdict:12}  {clause.cell}  {soft}{sla_line(clause, source)}")
+    lines += [f"  warning: {warning}" for warning in decided.warnings]
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
+
+
+def _sla(results: Results, sla: SlaResult, share: float, repeats: int) -> GateClause:
+    metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
+    level = share if sla.severity == "fail" else LEVEL
+    decision = decide(sla, level, clock_bound=metric.clock_bound if metric else 0.0)
+    return _clause(sla.model_dump(), decision, len(sla.values), repeats)
+
+
+def _compared(pair: _Pair, share: float, repeats: int) -> GateClause:
+    decision = compare(pair.now, pair.then, pair.tolerance, share)
+    facts = {
+        "cell": pair.cell, "metric": pair.name, "clause": f"no worse than the baseline{pair.tolerance.words}",
+        "severity": "fail", "observed": pair.now.median, "unit": pair.now.unit, "values": pair.now.values,
+        "line": None,
+    }  # fmt: skip
+    return _clause({**facts, "against": "baseline"}, decision, pair.now.n, repeats)
+
+
+def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
+    """``needed`` counts values; an arm gives as many as it did."""
+    wanted = None
+    detail = decision.detail
+    if decision.needed is not None and n:
+        wanted = max(repeats + 1, math.ceil(decision.needed * repeats / n))
+        both = " here and in the baseline" if facts.get("against") == "baseline" else ""
+        detail += (
+            f"; {wanted - repeats} more repeats would settle it in 4 of 5 cases: --repeat {wanted}{both}"
+        )
+    return GateClause(**{**facts, "verdict": decision.verdict, "detail": detail, "repeats": wanted})
+
+
+def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
+    """What can be compared, and what of either side has no counterpart."""
+    pairs, warnings = [], []
+    before = against.baseline.cells
+    for cell in results.cells:
+        if cell.id not in before:
+            warnings.append(f"{cell.id} is not in the baseline: save a new one")
+            continue
+        for name in against.metrics:
+            now, then = cell.metrics.get(name), before[cell.id].metrics.get(name)
+            if then is None or not then.values:
+                if now is not None and now.values and name in against.tolerances:
+                    warnings.append(f"{name} of {cell.id} is not in the baseline")
+                continue
+            tolerance = against.tolerances.get(name, tolerance_of(then.unit))
+            missing = Metric(
+                unit=then.unit, values=[], n=0, median=None, min=None, max=None, ci95=None, better=then.better
+            )
+            pairs.append(_Pair(cell=cell.id, name=name, now=now or missing, then=then, tolerance=tolerance))
+    gone = sorted(before.keys() - {cell.id for cell in results.cells})
+    return pairs, warnings + [f"{name} of the baseline did not run" for name in gone]
+
+
+def _repeats(results: Results, cell: str) -> int:
+    return max(1, sum(arm.cell == cell and arm.arm == "faulted" for arm in results.arms))
+
+
+def _verdict(results: Results, clauses: Sequence[GateClause], against: Against | None) -> tuple[str, str]:
+    if results.verdict not in ("pass", "fail", "inconclusive"):
+        return results.verdict, results.reason
+    hard = [clause for clause in clauses if clause.severity == "fail"]
+    found = [
+        (f"{cell.id}: {name}: {f.witness}", f)
+        for cell in results.cells
+        for name, f in cell.invariants.items()
+    ]
+    verdict = merge([*(clause.verdict for clause in hard), *(finding.verdict for _, finding in found)])
+    unsaid = _unsaid(results)
+    if verdict == "pass" and unsaid:
+        return "inconclusive", unsaid
+    if verdict == "pass":
+        name = f", against {against.baseline.run_id}" if against else ""
+        return verdict, f"{len(hard)} of {len(hard)} clauses, {len(found)} of {len(found)} invariants{name}"
+    for clause in hard:
+        if clause.verdict == verdict:
+            where = f"{clause.cell}: " if len(results.cells) > 1 else ""
+            return verdict, where + sla_line(clause, results.source)
+    return verdict, next(
+        (text for text, finding in found if finding.verdict == verdict), unsaid or results.reason
+    )
+
+
+def _unsaid(results: Results) -> str:
+    """Why a cell was inconclusive for another reason than a clause or an invariant: arms that did not run."""
+    for cell in results.cells:
+        hard = [sla.verdict for sla in results.slas if sla.cell == cell.id and sla.severity == "fail"]
+        said = merge([*hard, *(finding.verdict for finding in cell.invariants.values())])
+        if cell.verdict == "inconclusive" and said == "pass":
+            return f"{cell.id}: {cell.reason}"
+        if not hard and not cell.invariants:
+            return f"{cell.id}: {cell.reason}"
+    return ""

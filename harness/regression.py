@@ -1,0 +1,142 @@
+"""Whether a metric has become worse than its baseline by more than is tolerated: two samples compared by ranks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.errors import EXIT_USAGE, ChaosError
+from harness.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
+from harness.clauses import Decision
+from harness.gates import quantity
+from harness.results import Metric
+
+TIME_SHARE = 0.20
+TIME_FLOOR_S = 0.010
+RATIO_SHARE = 0.05
+_TOLERANCE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
+
+
+class ToleranceError(ChaosError):
+    """A tolerance that cannot be read."""
+
+    exit_code = EXIT_USAGE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How much worse is not yet worse: ``share`` of the baseline's value, and ``floor`` more, in the metric's unit."""
+
+    share: float = 0.0
+    floor: float = 0.0
+    unit: str = ""
+
+    @property
+    def words(self) -> str:
+        """`` by more than 20 % and 10 ms``; empty where nothing is tolerated."""
+        parts = [f"{self.share * 100:g} %"] if self.share else []
+        parts += (
+            [f"{self.floor * 1000:g} ms" if self.unit == "s" else f"{self.floor:g} {self.unit}"]
+            if self.floor
+            else []
+        )
+        return f" by more than {' and '.join(parts)}" if parts else ""
+
+
+def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
+    """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, as wide as two runs of the same on
+    one machine differ from one hour to the next; 5 % for ratios and rates; nothing for counts, which a seed
+    decides."""
+    if unit in ("s", "ms"):
+        floor = TIME_FLOOR_S if unit == "s" else TIME_FLOOR_S * 1e3
+        return Tolerance(share=TIME_SHARE if share is None else share, floor=floor, unit=unit)
+    counted = unit not in ("ratio", "samples/s")
+    usual = 0.0 if counted else RATIO_SHARE
+    return Tolerance(share=usual if share is None else share, unit=unit)
+
+
+def parse_share(text: str) -> float:
+    """``20%`` or ``0.2``, as a share. Raises ToleranceError for anything else, and for 100 % of a metric or more."""
+    match = _TOLERANCE.fullmatch(text)
+    if match is None:
+        raise ToleranceError(f"{text!r} is no tolerance", hint="write 10% or 0.1, or METRIC=10%")
+    share = float(match[1]) / (100 if match[2] else 1)
+    if share >= 1:
+        raise ToleranceError(
+            f"a tolerance of {text} is no gate", hint="write a share below 1, such as 10% or 0.1"
+        )
+    return share
+
+
+def is_open(now: Metric, then: Metric, tolerance: Tolerance) -> bool:
+    """Whether chance has a say: not where all values of both are the same, which no sample of them could call worse
+    (such comparisons take no share of the level: Tarone 1990)."""
+    return len({*now.values, *then.values}) > 1 and bool(now.values)
+
+
+def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float) -> Decision:
+    """Judge by the bounds of the shift between ``now`` and what is tolerated of ``then``.
+
+    It fails when the values now are shown to be worse, as a whole, than the baseline's with the tolerance added (a
+    one-sided Mann-Whitney test: no distribution is assumed, and none of their medians has to be known); it passes when
+    they are shown to be no worse. ``level``: how often it may fail by chance alone. A value that never recovered is
+    worse than any that did, and as good as another one of its kind.
+    """
+    if not now.values:
+        return Decision(verdict="inconclusive", detail=f"no value now, {then.n} in the baseline")
+    n, m = now.n, then.n
+    worse = [_beyond(a, b, then.better, tolerance) for a in now.values for b in then.values]
+    low, high = shift_bounds(worse, n, m, level, LEVEL)
+    clock = now.clock_bound + then.clock_bound * (1 + tolerance.share)
+    known = _known(now, then, level)
+    if low is not None and low > clock:
+        return Decision(verdict="fail", detail=known)
+    if high is not None and high <= -clock:
+        return Decision(verdict="pass", detail=known)
+    if clock and ((low is not None and low > 0) or (high is not None and high <= 0)):
+        blur = (
+            f"clocks of several machines blur it by {quantity(clock, now.unit)}, and more repeats do not help"
+        )
+        return Decision(verdict="inconclusive", detail=f"{known}; {blur}")
+    above = sum(1.0 if d > 0 else 0.0 if d < 0 else 0.5 for d in worse) / len(worse)
+    tied = all(d <= 0 for d in worse)
+    needed = pairs_to_settle(0.0 if tied else above, level if above > 0.5 else LEVEL)
+    if needed is None:
+        known += "; no reasonable number of repeats would settle it: it lies at what is tolerated"
+    return Decision(
+        verdict="inconclusive", detail=known, needed=None if needed is None else max(needed, n + 1)
+    )
+
+
+def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float:
+    """How much worse one value is than what is tolerated of another; 0 where neither recovered."""
+    if better == "higher":
+        return then * (1 - tolerance.share) - tolerance.floor - now
+    allowed = then * (1 + tolerance.share) + tolerance.floor
+    return 0.0 if math.isinf(now) and math.isinf(allowed) else now - allowed
+
+
+def _known(now: Metric, then: Metric, level: float) -> str:
+    """Medians of both, and how they lie to each other: the median of all ratios with its bounds, where there are
+    ratios."""
+    text = f"{quantity(then.median, then.unit)} in the baseline (n={then.n}), {quantity(now.median, now.unit)} now"
+    text += f" (n={now.n})"
+    finite = all(map(math.isfinite, [*now.values, *then.values]))
+    if finite and min(then.values) > 0:
+        ratios = sorted(a / b for a in now.values for b in then.values)
+        text += f": {_middle(ratios):.3g} times{_between(ratios, now.n, then.n, level)}"
+    lost = sum(map(math.isinf, now.values))
+    before = sum(map(math.isinf, then.values))
+    return text + (f"; {lost} never recovered now, {before} then" if lost or before else "")
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _between(ratios: Sequence[float], n: int, m: int, level: float) -> str:
+    rank = shift_rank(n, m, 0.025)
+    return f" [{ratios[rank - 1]:.3g}, {ratios[-rank]:.3g}]" if rank else ""

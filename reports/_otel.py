@@ -1,0 +1,181 @@
+"""Incidents as OpenTelemetry spans: one for each arm, below it one for each incident, below that its phases.
+
+The spans are made here without OpenTelemetry; ``export`` needs its software development kit (``trainchaos[otel]``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos.errors import InfrastructureError, LogError, MissingCapability
+from chaos.events import ORCHESTRATOR, Kind, read_log
+from harness.results import ArmResult, Incident, Results
+from harness.rundir import RunDirectory
+from reports._format import scalar
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+INSTALL = "install it with: pip install 'trainchaos[otel]'"
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Something that took time. ``start_ns``, ``end_ns``: unix time; ``failed``: why it counts as an error, or
+    empty."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value]
+    failed: str = ""
+    children: Sequence[Span] = field(default_factory=tuple)
+
+
+def spans(run: RunDirectory, results: Results) -> tuple[list[Span], list[str]]:
+    """A span for each faulted arm that has incidents, with them and their phases; and a line for each arm left out, as
+    its log does not say when it began.
+
+    An incident that the job never recovered from lasts until the end of its arm; one with nothing to recover from, as
+    long as its detection.
+    """
+    found, left_out = [], []
+    for arm in results.arms:
+        mine = [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
+        if arm.arm != "faulted" or not mine:
+            continue
+        start = _began(run, arm)
+        if start is None:
+            left_out.append(f"{arm.id}: its log does not say when it began")
+            continue
+        found.append(_arm(results, arm, mine, start))
+    return found, left_out
+
+
+def export(found: Sequence[Span], results: Results, exporter: SpanExporter | None = None) -> int:
+    """Send spans and return how many. ``exporter``: None for OTLP over HTTP as the OTEL_EXPORTER_OTLP_... variables
+    say.
+
+    Raises MissingCapability where OpenTelemetry is not installed, InfrastructureError where nobody takes them.
+    """
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        if exporter is None:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+            exporter = OTLPSpanExporter()
+    except ImportError as error:
+        raise MissingCapability(f"OpenTelemetry is not there ({error})", hint=INSTALL) from error
+    resource = Resource.create({"service.name": "trainchaos", "service.version": _version(results)})
+    provider, memory = TracerProvider(resource=resource, shutdown_on_exit=False), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    for span in found:
+        _emit(provider, span, None)
+    try:
+        # in one batch, and not by a processor, which would keep it to itself when nobody takes the spans
+        if (
+            memory.get_finished_spans()
+            and exporter.export(memory.get_finished_spans()) is not SpanExportResult.SUCCESS
+        ):
+            raise InfrastructureError("the spans were not taken", hint="see OTEL_EXPORTER_OTLP_ENDPOINT")
+        return len(memory.get_finished_spans())
+    finally:
+        exporter.shutdown()
+        provider.shutdown()
+
+
+def _emit(provider: object, span: Span, parent: object) -> None:
+    from opentelemetry import trace
+
+    context = trace.set_span_in_context(parent) if parent is not None else None  # type: ignore[arg-type]
+    tracer = provider.get_tracer("trainchaos")  # type: ignore[attr-defined]
+    one = tracer.start_span(
+        span.name, context=context, start_time=span.start_ns, attributes=dict(span.attributes)
+    )
+    if span.failed:
+        one.set_status(trace.Status(trace.StatusCode.ERROR, span.failed))
+    for child in span.children:
+        _emit(provider, child, one)
+    one.end(end_time=span.end_ns)
+
+
+def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start: int) -> Span:
+    end = start + _ns(arm.wall_s)
+    return Span(
+        name=f"{results.scenario} {arm.cell}", start_ns=start, end_ns=end,
+        attributes=_present(
+            {
+                "trainchaos.scenario": results.scenario, "trainchaos.run": results.run_id, "trainchaos.cell": arm.cell,
+                "trainchaos.repeat": arm.repeat, "trainchaos.seed": arm.seed, "trainchaos.outcome": arm.outcome,
+                "trainchaos.goodput": arm.goodput, "trainchaos.committed_step": arm.committed_step,
+            }
+        ),
+        failed="" if arm.outcome == "completed" else arm.reason or arm.outcome,
+        children=tuple(_incident(i, start, end) for i in incidents),
+    )  # fmt: skip
+
+
+def _incident(i: Incident, start: int, arm_end: int) -> Span:
+    begin = start + _ns(i.injected_s)
+    lasted = i.recovery_time if i.recovery_time is not None else i.detection_time
+    end = arm_end if lasted is not None and math.isinf(lasted) else begin + _ns(lasted or 0.0)
+    phases = tuple(
+        Span(
+            name=p.name, start_ns=begin + _ns(p.start), end_ns=begin + _ns(p.start + p.seconds), attributes={}
+        )
+        for p in i.phases
+    )
+    return Span(
+        name=f"{i.kind} {i.fault}", start_ns=begin, end_ns=max(begin, end), children=phases,
+        attributes=_present(
+            {
+                "trainchaos.fault": i.fault, "trainchaos.kind": i.kind, "trainchaos.occurrence": i.occurrence,
+                "trainchaos.step": i.step, "trainchaos.target": scalar(i.target), "trainchaos.landed": i.landed,
+                "trainchaos.witness": i.witness, "trainchaos.healed": i.healed, "trainchaos.outcome": i.outcome,
+                "trainchaos.detected_by": i.detected_by, "trainchaos.blamed_rank": i.blamed_rank,
+                "trainchaos.detection_seconds": _finite(i.detection_time),
+                "trainchaos.recovery_seconds": _finite(i.recovery_time),
+                "trainchaos.never_recovered": i.never_recovered, "trainchaos.steps_lost": i.steps_lost,
+                "trainchaos.decision": i.decision, "trainchaos.clock_bound_seconds": i.clock_bound_s,
+            }
+        ),
+        failed="" if i.outcome in ("masked", "recovered") else i.outcome,
+    )  # fmt: skip
+
+
+def _began(run: RunDirectory, arm: ArmResult) -> int | None:
+    """Unix nanoseconds of ``run_started``: its monotonic time, by the pair that the log's first event holds."""
+    try:
+        log = read_log(Path(run.root / arm.events))
+    except LogError:
+        return None
+    started = log.first(Kind.RUN_STARTED)
+    own = log.actors[ORCHESTRATOR].events[:1] if ORCHESTRATOR in log.actors else []
+    if started is None or not own or "wall_ns" not in own[0].data:
+        return None
+    return int(own[0].data["wall_ns"]) + started.time_ns - own[0].time_ns
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and math.isfinite(seconds) else None
+
+
+def _present(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _version(results: Results) -> str:
+    return str(dict(results.system.get("versions", {})).get("trainchaos", ""))

@@ -1,0 +1,167 @@
+"""``metrics.prom``: the run as gauges in the OpenMetrics text format, for those who scrape.
+
+Gauges only, without time stamps: what the text format of Prometheus (node exporter's textfile collector) reads as
+well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from harness.measure import METRICS
+from harness.results import Results
+from harness.rundir import RunDirectory
+
+PREFIX = "trainchaos"
+VERDICTS = ("pass", "fail", "inconclusive")
+UNITS: Mapping[str, str] = {"s": "seconds", "ms": "milliseconds", "samples/s": "samples_per_second"}
+"""Units that the format has a word for, or that have signs it does not allow; others are their own."""
+
+
+@dataclass
+class Family:
+    """A metric and its samples: labels -> value. ``unit``: the last word of its name, or empty."""
+
+    name: str
+    help: str
+    unit: str = ""
+    samples: dict[tuple[tuple[str, str], ...], float] = field(default_factory=dict)
+
+    def add(self, value: float, **labels: str) -> None:
+        """One sample; of the same labels twice the last one stays."""
+        self.samples[tuple(labels.items())] = value
+
+
+def render(run: RunDirectory, results: Results) -> Path:
+    """Write ``metrics.prom``, whole or not at all, and return its path."""
+    path = run.root / "metrics.prom"
+    temporary = path.with_suffix(".prom.tmp")  # a collector may look at any moment
+    temporary.write_text(text_of(families(results)), encoding="utf-8", errors="replace", newline="\n")
+    temporary.replace(path)
+    return path
+
+
+def families(results: Results) -> list[Family]:
+    """Everything the file holds, each sample with the scenario's name."""
+    found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
+    found += [_clauses(results), _invariants(results), _incidents(results), _badput(results)]
+    return [one for one in found if one.samples]
+
+
+def text_of(found: Iterable[Family]) -> str:
+    """The file's text; ``# EOF`` shows that it is whole."""
+    lines: list[str] = []
+    for one in found:
+        lines.append(f"# TYPE {one.name} gauge")
+        if one.unit:
+            lines.append(f"# UNIT {one.name} {one.unit}")
+        lines.append(f"# HELP {one.name} {_escape(one.help)}")
+        for labels, value in one.samples.items():
+            told = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
+            lines.append(f"{one.name}{{{told}}} {_number(value)}")
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def _run(results: Results) -> Family:
+    family = Family(f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario")
+    for verdict in dict.fromkeys((*VERDICTS, results.verdict)):
+        family.add(float(verdict == results.verdict), scenario=results.scenario, verdict=verdict)
+    return family
+
+
+def _exit_code(results: Results) -> Family:
+    family = Family(f"{PREFIX}_run_exit_code", "exit code of the run")
+    family.add(results.exit_code, scenario=results.scenario)
+    return family
+
+
+def _started(results: Results) -> Family:
+    name = f"{PREFIX}_run_started_timestamp_seconds"
+    family = Family(name, "when the run began, unix time", "seconds")
+    try:
+        family.add(datetime.fromisoformat(results.started).timestamp(), scenario=results.scenario)
+    except ValueError:
+        pass  # a damaged date costs this sample only
+    return family
+
+
+def _metrics(results: Results) -> list[Family]:
+    """A family for each metric: smallest, median and largest value of each cell, and how many there are."""
+    found: dict[str, Family] = {}
+    counts = Family(f"{PREFIX}_metric_values", "how many values a metric has")
+    for cell in results.cells:
+        labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
+        for name, metric in cell.metrics.items():
+            counts.add(metric.n, **labels, metric=name)
+            unit = UNITS.get(metric.unit, re.sub(r"\W", "_", metric.unit))
+            full = f"{PREFIX}_{name}_{unit}"
+            doc = METRICS[name].doc if name in METRICS else name
+            family = found.setdefault(full, Family(full, doc, unit))
+            for statistic in ("min", "median", "max"):
+                value = getattr(metric, statistic)
+                if value is not None:
+                    family.add(value, **labels, statistic=statistic)
+    return [*found.values(), counts]
+
+
+def _clauses(results: Results) -> Family:
+    family = Family(f"{PREFIX}_sla_verdict", "1 for the verdict of a clause")
+    for sla in results.slas:
+        for verdict in VERDICTS:
+            family.add(
+                float(verdict == sla.verdict), scenario=results.scenario, cell=sla.cell, metric=sla.metric,
+                clause=sla.clause, severity=sla.severity, verdict=verdict,
+            )  # fmt: skip
+    return family
+
+
+def _invariants(results: Results) -> Family:
+    family = Family(f"{PREFIX}_invariant_verdict", "1 for the verdict of an invariant")
+    for cell in results.cells:
+        for name, finding in cell.invariants.items():
+            for verdict in VERDICTS:
+                family.add(
+                    float(verdict == finding.verdict), scenario=results.scenario, cell=cell.id, invariant=name,
+                    verdict=verdict,
+                )  # fmt: skip
+    return family
+
+
+def _incidents(results: Results) -> Family:
+    family = Family(f"{PREFIX}_incidents", "faults of the run by what became of the job")
+    tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
+    for (cell, fault, kind, outcome), count in tally.items():
+        family.add(count, scenario=results.scenario, cell=cell, fault=fault, kind=kind, outcome=outcome)
+    return family
+
+
+def _badput(results: Results) -> Family:
+    """Summed over the repeats, as time adds up."""
+    family = Family(f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds")
+    total: Counter[tuple[str, str, str]] = Counter()
+    for arm in results.arms:
+        for cause, seconds in arm.badput.items():
+            total[arm.cell, arm.arm, cause] += seconds  # type: ignore[assignment]
+    for (cell, arm_kind, cause), seconds in total.items():
+        family.add(seconds, scenario=results.scenario, cell=cell, arm=arm_kind, cause=cause)
+    return family
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def _escape(text: str) -> str:
+    """As the format has it for labels and help: backslash, quote and line feed; other control characters are
+    replaced."""
+    plain = "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in text)
+    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,336 @@
+"""What turns a gate red: bounds that cross limits, counterexamples, and nothing that chance does on its own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from harness.baseline import Baseline, BaselineCell
+from harness.bounds import LEVEL
+from harness.clauses import Decision, decide
+from harness.gating import Against, GateResult, as_text, gate, gated
+from harness.measure import METRICS, summarise
+from harness.regression import ToleranceError, compare, parse_share, tolerance_of
+from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
+
+FINE = Finding(verdict="pass", witness="fine")
+Values = Mapping[str, Sequence[float]]
+
+
+def sla(
+    clause: str, values: Sequence[float], metric: str = "recovery_time", severity: str = "fail"
+) -> SlaResult:
+    return SlaResult(
+        cell="default", metric=metric, clause=clause, severity=severity, verdict="pass", observed=None,
+        unit=METRICS[metric].unit, values=list(values), detail="no value: nobody looked", line=14,
+    )  # fmt: skip
+
+
+def decided(
+    clause: str,
+    values: Sequence[float],
+    level: float = 0.05,
+    clock: float = 0.0,
+    metric: str = "recovery_time",
+) -> Decision:
+    return decide(sla(clause, values, metric), level, clock_bound=clock)
+
+
+def arm(cell: str, repeat: int) -> ArmResult:
+    return ArmResult(
+        id=f"{cell}.r{repeat}.faulted", cell=cell, repeat=repeat, arm="faulted", seed=repeat, events="", outcome="",
+        reason="", wall_s=1, committed_step=1, steps=1, goodput=1, badput={}, useful_s=1, residual_s=0,
+        step_time_median=1, provisioned_ranks=1, invariants={},
+    )  # fmt: skip
+
+
+def run_of(
+    cells: Mapping[str, Values], slas: Sequence[SlaResult] = (), *, repeats: int = 5, verdict: str = "pass",
+    invariants: Mapping[str, Finding] | None = None,
+) -> Results:  # fmt: skip
+    """A judged run of so many repeats with these values."""
+    found = {"liveness": FINE} if invariants is None else dict(invariants)
+    return Results(
+        scenario="example", description="", run_id="now", seed=1, started="2026-11-20T18:02:11+00:00",
+        source="dir/example.yaml", system={}, workload={}, verdict=verdict, exit_code=0, reason="because",
+        cells=[
+            CellResult(
+                id=name, params={}, strategy="hot-spare", verdict="pass", reason="because", exactness="bit for bit",
+                metrics={metric: summarise(metric, list(v)) for metric, v in values.items()}, invariants=found,
+            )
+            for name, values in cells.items()
+        ],
+        arms=[arm(name, n) for name in cells for n in range(repeats)], faults=[], slas=list(slas), skipped=[],
+        fidelity=[], reproduce="chaos run dir/example.yaml",
+    )  # fmt: skip
+
+
+def baseline_of(cells: Mapping[str, Values]) -> Baseline:
+    return Baseline(
+        scenario="example", run_id="then", started="", seed=1, verdict="pass", machine={}, versions={},
+        cells={
+            name: BaselineCell(
+                strategy="hot-spare", test={}, metrics={m: summarise(m, list(v)) for m, v in values.items()}
+            )
+            for name, values in cells.items()
+        },
+    )  # fmt: skip
+
+
+def metric(values: Sequence[float], name: str = "recovery_time", clock: float = 0.0) -> Metric:
+    return summarise(name, list(values), clock)
+
+
+# --- one clause
+
+
+@pytest.mark.parametrize(
+    ("clause", "values", "verdict"),
+    [
+        ("median < 2s", [1.0] * 5, "pass"),
+        ("median < 2s", [1.0] * 4, "inconclusive"),  # no bound of a median with so few
+        ("median < 2s", [3.0] * 5, "fail"),
+        ("median < 2s", [3.0] * 4, "inconclusive"),
+        ("median < 2s", [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0], "inconclusive"),
+        ("median < 2s", [2.0] * 5, "fail"),  # on the limit: not below it
+        ("median <= 2s", [2.0] * 5, "pass"),
+        ("median < 2s", [1.0] * 7 + [math.inf], "pass"),
+        ("median < 2s", [1.0] + [math.inf] * 7, "fail"),
+        ("median > 2s", [math.inf] * 8, "fail"),  # non-recovery never meets a bound
+        ("p90 < 2s", [1.0] * 28, "inconclusive"),
+        ("p90 < 2s", [1.0] * 29, "pass"),
+        ("p90 < 2s", [1.0] * 2 + [3.0] * 8, "fail"),
+        ("max < 2s", [1.0], "pass"),
+        ("max < 2s", [1.0, 1.0, 3.0], "fail"),
+        ("all < 2s", [1.0, math.inf], "fail"),
+        ("min > 2s", [3.0, 1.0], "fail"),
+        ("max > 2s", [3.0, 1.0], "pass"),
+        ("max > 2s", [1.0] * 50, "inconclusive"),
+        ("mean < 2s", [1.0] * 50, "inconclusive"),
+        ("mean < 2s", [1.0] * 50 + [math.inf], "fail"),
+        ("median == 0s", [0.0] * 8, "pass"),
+        ("median == 0s", [1.0] * 8, "fail"),
+        ("all == 0s", [0.0, 0.0, 1.0], "fail"),
+        ("median < 2s", [], "inconclusive"),
+    ],
+)
+def test_clause(clause: str, values: list[float], verdict: str) -> None:
+    assert decided(clause, values).verdict == verdict
+
+
+def test_goodput_is_better_when_it_is_higher() -> None:
+    assert decided("median >= 0.5", [0.9] * 6, metric="goodput").verdict == "pass"
+    assert decided("median >= 50%", [0.4] * 6, metric="goodput").verdict == "fail"
+    assert decided("p90 >= 0.5", [0.4] * 40, metric="goodput").verdict == "fail"
+
+
+def test_bounds_are_said_and_rounded_so_that_they_stay_bounds() -> None:
+    text = decided("median < 2s", [1.00049, 1.0, 1.0, 1.0, 1.00051], 0.01).detail
+    assert text == "median at most 1.01 s with 95 %, n=5"
+    text = decided("median < 2s", [2.9999] * 7, 0.01).detail
+    assert text.startswith("median at least 2.99 s with 99 % confidence")
+
+
+def test_clocks_may_turn_neither_way() -> None:
+    near = [1.98] * 9
+    assert decided("median < 2s", near).verdict == "pass"
+    blurred = decided("median < 2s", near, clock=0.05)
+    assert blurred.verdict == "inconclusive" and "more repeats do not help" in blurred.detail
+    assert blurred.needed is None
+    assert decided("max < 2s", [2.01], clock=0.05).verdict == "inconclusive"
+    assert decided("max < 2s", [2.1], clock=0.05).verdict == "fail"
+
+
+def test_too_few_values_say_how_many_would_do() -> None:
+    few = decided("median < 2s", [1.0] * 3)
+    assert few.needed is not None and 5 <= few.needed <= 20
+    assert decided("median < 2s", [1.0, 3.0] * 10).needed is None
+
+
+# --- a whole gate
+
+
+def test_a_gate_needs_every_clause_shown() -> None:
+    cells = {"default": {"recovery_time": [1.0] * 5}}
+    assert gate(run_of(cells, [sla("median < 2s", [1.0] * 5)])).exit_code == 0
+    red = gate(run_of(cells, [sla("median < 2s", [1.0] * 5), sla("max < 2s", [3.0])]))
+    assert (red.verdict, red.exit_code) == ("fail", 1) and red.reason.startswith(
+        "example.yaml:14  recovery_time  max"
+    )
+    amber = gate(run_of(cells, [sla("median < 2s", [1.0] * 2)], repeats=2))
+    assert (amber.verdict, amber.exit_code) == ("inconclusive", 3)
+    assert amber.clauses[0].repeats is not None and f"--repeat {amber.clauses[0].repeats}" in amber.reason
+
+
+def test_values_of_several_faults_are_counted_in_repeats() -> None:
+    cells = {"default": {"recovery_time": [1.0] * 4}}
+    (one,) = gate(run_of(cells, [sla("median < 2s", [1.0] * 4)], repeats=1)).clauses
+    assert one.repeats is not None and 2 <= one.repeats <= 4
+
+
+def test_an_invariant_is_broken_by_one_counterexample() -> None:
+    cells = {"default": {"recovery_time": [1.0]}}
+    bad = {"liveness": Finding(verdict="fail", witness="r1 stood still")}
+    found = gate(run_of(cells, invariants=bad))
+    assert (found.exit_code, found.reason) == (1, "default: liveness: r1 stood still")
+    unseen = {"liveness": Finding(verdict="inconclusive", witness="torn log")}
+    assert gate(run_of(cells, invariants=unseen)).exit_code == 3
+
+
+def test_a_warning_never_turns_it_red() -> None:
+    cells = {"default": {"recovery_time": [3.0] * 9}}
+    found = gate(run_of(cells, [sla("median < 2s", [3.0] * 9, severity="warn")]))
+    assert found.verdict == "pass" and found.clauses[0].verdict == "fail"
+    assert "warning only" in as_text(found, "example.yaml")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("unsafe", 5), ("broken", 4), ("interrupted", 130), ("skipped", 7)]
+)
+def test_a_run_that_came_to_no_end_keeps_its_verdict(verdict: str, code: int) -> None:
+    results = run_of({}, verdict=verdict).model_copy(update={"exit_code": code})
+    assert (gate(results).verdict, gate(results).exit_code) == (verdict, code)
+
+
+def test_nothing_checked_is_no_pass() -> None:
+    assert gate(run_of({"default": {}}, invariants={})).exit_code == 3
+
+
+def test_arms_that_did_not_run_are_no_pass() -> None:
+    results = run_of({"default": {"recovery_time": [1.0]}})
+    cell = results.cells[0].model_copy(update={"verdict": "inconclusive", "reason": "1 of 2 arms ran"})
+    found = gate(results.model_copy(update={"cells": [cell], "verdict": "inconclusive"}))
+    assert (found.exit_code, found.reason) == (3, "default: 1 of 2 arms ran")
+
+
+def test_reports_see_what_the_gate_decided() -> None:
+    results = run_of({"default": {}}, [sla("max < 2s", [3.0])])
+    shown = gated(results, gate(results))
+    assert (shown.verdict, shown.exit_code, shown.slas[0].verdict) == ("fail", 1, "fail")
+
+
+# --- against a baseline
+
+
+def against(
+    now: Sequence[float], then: Sequence[float], name: str = "recovery_time", level: float = 0.05
+) -> Decision:
+    return compare(metric(now, name), metric(then, name), tolerance_of(METRICS[name].unit), level)
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "then", "verdict"),
+    [
+        ("recovery_time", [1.0] * 5, [1.0] * 5, "pass"),
+        ("recovery_time", [1.15] * 5, [1.0] * 5, "pass"),  # tolerated
+        ("recovery_time", [1.5] * 5, [1.0] * 5, "fail"),
+        ("recovery_time", [1.5] * 2, [1.0] * 2, "inconclusive"),
+        ("recovery_time", [0.012] * 9, [0.004] * 9, "pass"),  # three times as long, and 8 ms
+        ("recovery_time", [math.inf] * 5, [1.0] * 5, "fail"),
+        ("recovery_time", [math.inf] * 5, [math.inf] * 5, "pass"),  # as bad as before
+        ("recovery_time", [1.0] * 5, [math.inf] * 5, "pass"),
+        ("recovery_time", [1.0] * 4 + [math.inf], [1.0] * 5, "inconclusive"),
+        ("recovery_time", [], [1.0] * 5, "inconclusive"),
+        ("goodput", [0.90] * 5, [0.92] * 5, "pass"),
+        ("goodput", [0.70] * 5, [0.92] * 5, "fail"),
+        ("goodput", [0.99] * 5, [0.92] * 5, "pass"),
+        ("steps_lost", [0.0] * 5, [0.0] * 5, "pass"),
+        ("steps_lost", [1.0] * 5, [0.0] * 5, "fail"),  # no tolerance for a count
+    ],
+)
+def test_comparison(name: str, now: list[float], then: list[float], verdict: str) -> None:
+    assert against(now, then, name).verdict == verdict
+
+
+def test_clocks_of_both_count() -> None:
+    now, then = metric([1.3] * 6, clock=0.1), metric([1.0] * 6, clock=0.1)
+    found = compare(now, then, tolerance_of("s"), 0.05)
+    assert found.verdict == "inconclusive" and "clocks" in found.detail
+
+
+def test_an_open_comparison_says_how_many_on_both_sides() -> None:
+    results = run_of({"default": {"recovery_time": [1.5, 1.6]}}, repeats=2)
+    found = gate(results, Against(baseline=baseline_of({"default": {"recovery_time": [1.0, 1.1]}})))
+    (clause,) = found.clauses
+    assert clause.verdict == "inconclusive" and clause.repeats is not None
+    assert f"--repeat {clause.repeats} here and in the baseline" in clause.detail
+    assert (clause.against, clause.line) == ("baseline", None)
+
+
+def test_cells_of_one_side_only_are_said() -> None:
+    results = run_of({"new": {"recovery_time": [1.0]}})
+    found = gate(results, Against(baseline=baseline_of({"old": {"recovery_time": [1.0]}})))
+    assert found.warnings == ["new is not in the baseline: save a new one", "old of the baseline did not run"]
+    assert "warning: old" in as_text(found, "")
+
+
+@pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 5 % ", 0.05), ("0", 0.0)])
+def test_tolerances_are_read(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "a lot", "-1%", "200%", "1", "inf", "nan"])
+def test_no_tolerance(text: str) -> None:
+    with pytest.raises(ToleranceError, match=r"write .*10%"):
+        parse_share(text)
+
+
+# --- how often it is wrong
+
+
+def noisy(rng: random.Random, n: int, slow: float = 1.0) -> dict[str, list[float]]:
+    """Values as runs give them: a heavy right tail, and one bad arm bad in all of its metrics."""
+    luck = [rng.lognormvariate(0, 0.3) * (3 if rng.random() < 0.05 else 1) for _ in range(n)]
+    return {
+        "recovery_time": [slow * 0.5 * x * rng.lognormvariate(0, 0.2) for x in luck],
+        "detection_time": [slow * 0.05 * x * rng.lognormvariate(0, 0.5) for x in luck],
+        "step_time": [slow * 0.04 * x * rng.lognormvariate(0, 0.05) for x in luck],
+        "goodput": [min(1.0, 0.8 / (slow * x)) for x in luck],
+        "steps_lost": [float(rng.randint(0, 3)) for _ in luck],
+        "samples_lost": [0.0] * n,
+    }
+
+
+def allowed(runs: int) -> float:
+    """Most of so many runs that a level of 5 % lets be wrong, but for chance of one in a thousand."""
+    return runs * LEVEL + 3.1 * math.sqrt(runs * LEVEL * (1 - LEVEL))
+
+
+@pytest.mark.parametrize("n", [5, 8, 20])
+def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) -> None:
+    rng = random.Random(n)
+    nothing = {name: tolerance_of("steps") for name in METRICS}  # the hardest case: no tolerance at all
+    red = 0
+    for _ in range(200):
+        now, then = ({cell: noisy(rng, n) for cell in ("a", "b", "c")} for _ in range(2))
+        found = gate(run_of(now, repeats=n), Against(baseline=baseline_of(then), tolerances=nothing))
+        red += found.verdict == "fail"
+    assert red <= allowed(200)
+
+
+def test_limits_that_are_the_true_medians_are_red_in_one_gate_of_twenty_at_most() -> None:
+    rng, red = random.Random(7), 0
+    for _ in range(200):
+        slas = [sla("median <= 1s", [rng.lognormvariate(0, 0.5) for _ in range(9)]) for _ in range(12)]
+        red += gate(run_of({"default": {}}, slas)).verdict == "fail"
+    assert red <= allowed(200)
+
+
+def test_twice_as_slow_is_red() -> None:
+    rng, red = random.Random(9), 0
+    for _ in range(50):
+        now, then = {"a": noisy(rng, 15, slow=2.0)}, {"a": noisy(rng, 15)}
+        red += gate(run_of(now, repeats=15), Against(baseline=baseline_of(then))).verdict == "fail"
+    assert red >= 45
+
+
+def test_a_gate_says_its_level() -> None:
+    slas = [sla("median < 2s", [1.0] * 9), sla("median < 3s", [1.0] * 9), sla("max < 2s", [1.0])]
+    found: GateResult = gate(run_of({"default": {}}, slas))
+    assert (found.level, found.share) == (
+        LEVEL,
+        LEVEL / 2,
+    )  # one counterexample breaks the third: no chance in it

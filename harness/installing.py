@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,9 +57,11 @@ def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Enviro
     if unable := environments.unfit(requirements):
         raise ScenarioError(f"stack {name}: {unable}", hint="make chaos's own environment with such a Python")
     with _locked(found.directory, say) as lock:
-        found = environments.look(name)
-        if not found.ready:
-            assert found.directory is not None
+        if environments.look(name).ready:
+            return environments.look(name)
+        if _is_of_somebody_else(found.directory):
+            _adopt(name, found.directory, requirements)
+        else:
             _make(name, found.directory, requirements, say, base=base, lock=lock)
     return environments.look(name)
 
@@ -110,19 +112,44 @@ def _make(name: str, directory: Path, requirements: Requirements, say: Say, *, b
     log.unlink(missing_ok=True)
 
 
-def _write_mark(directory: Path, python: Path, wanted: list[str], *, seconds: float) -> None:
+def _adopt(name: str, directory: Path, requirements: Requirements) -> None:
+    """Take an environment that somebody made by hand, where it has every pinned version; it is never removed. Raises
+    InfrastructureError that says what it lacks."""
+    python, wanted = environments.interpreter(directory), environments.wanted(requirements)
+    if not python.exists():
+        raise InfrastructureError(
+            f"{directory} was not made by chaos stacks install", hint="move it away, or set TRAINCHAOS_STACKS"
+        )
+    versions = {environments.canonical(package): version for package, version in _versions(python).items()}
+    lacking = [pin for pin in wanted if not _has(versions, pin)]
+    if lacking:
+        raise InfrastructureError(
+            f"{directory} was not made by chaos stacks install, and lacks {', '.join(lacking)}",
+            hint=f"install them there, or move it away; then chaos stacks install {name}",
+        )
+    _write_mark(directory, python, wanted, seconds=0.0)
+
+
+def _has(versions: Mapping[str, str], pin: str) -> bool:
+    """A local version (2.13.0+cpu) is the same release."""
+    there = versions.get(environments.package_of(pin), "")
+    return pin.partition("==")[2].strip() in (there, there.partition("+")[0])
+
+
+def _versions(python: Path) -> dict[str, str]:
+    """Of everything that is installed."""
     listed = subprocess.run(
         [str(python), "-m", "pip", "--disable-pip-version-check", "list", "--format", "json"],
         capture_output=True, text=True, timeout=LIMIT_S, check=False, env=_environment(),
     )  # fmt: skip
     if listed.returncode:
-        raise InfrastructureError(
-            f"pip cannot list {directory}: {listed.stderr.strip()[-300:]}", hint="try again"
-        )
-    versions = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
-    mark = Ready(
-        wanted=wanted, python=platform.python_version(), versions=versions, seconds=round(seconds, 1)
-    )
+        raise InfrastructureError(f"{python} -m pip list: {listed.stderr.strip()[-300:]}", hint="try again")
+    return {row["name"]: row["version"] for row in json.loads(listed.stdout)}
+
+
+def _write_mark(directory: Path, python: Path, wanted: list[str], *, seconds: float) -> None:
+    version, versions = _python_of(directory), _versions(python)
+    mark = Ready(wanted=wanted, python=version, versions=versions, seconds=round(seconds, 1))
     temporary = directory / f".{MARK}"
     temporary.write_text(mark.model_dump_json(indent=1))
     temporary.replace(directory / MARK)
@@ -149,6 +176,7 @@ class _Runner:
                 f"{argv[0]} cannot be started: {error.strerror}", hint="see the disk"
             ) from error
         try:
+            self._say(f"{self._name}: {what}")
             while process.poll() is None:
                 spent = time.monotonic() - began
                 self._say(f"{self._name}: {what} ({spent:.0f} s) {_last_line(self._log)}")
@@ -227,11 +255,25 @@ def _taken(lock: int) -> bool:
     return True
 
 
+def _python_of(directory: Path) -> str:
+    """Its version, as the environment's own record says."""
+    try:
+        lines = (directory / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        lines = []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    return said.get("version", platform.python_version())
+
+
+def _is_of_somebody_else(directory: Path) -> bool:
+    return directory.exists() and not (directory / OWNED).exists() and any(directory.iterdir())
+
+
 def _clear(directory: Path) -> None:
     """The mark goes first, what says that it is ours last."""
     if not directory.exists():
         return
-    if not (directory / OWNED).exists() and any(directory.iterdir()):
+    if _is_of_somebody_else(directory):
         raise InfrastructureError(
             f"{directory} was not made by chaos stacks install", hint="move it away, or set TRAINCHAOS_STACKS"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,6 +160,22 @@ def test_a_directory_of_somebody_else_is_never_removed(base: Path) -> None:
         with pytest.raises(InfrastructureError, match="was not made by chaos stacks install"):
             act()
     assert (directory / "thesis.txt").exists()
+
+
+def test_an_environment_made_by_hand_is_taken_if_it_has_everything(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = environments.root() / "fake"
+    (directory / "bin").mkdir(parents=True)
+    shutil.copy(base, directory / "bin" / "python")
+    with pytest.raises(InfrastructureError, match=r"lacks numpy==2\.0\.0, .*loner==3"):
+        installing.install("fake", quiet, base=base)
+    monkeypatch.setattr(environments, "COMMON", ("torch",))
+    monkeypatch.setattr(Fake, "requirements", Requirements(pins=("some-thing==1.2",)))
+    assert installing.install("fake", quiet, base=base).ready
+    assert asked(base) == []
+    with pytest.raises(InfrastructureError, match="was not made by chaos"):
+        installing.remove("fake")
 
 
 def test_other_pins_make_it_stale(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,196 @@
+"""``chaos gate``, ``chaos baseline`` and ``chaos run --gate`` on simulated runs: words, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cli import invoke, run
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIO = """\
+version: 1
+name: gated
+seed: 17
+launcher: sim
+workload: {kind: gpt, size: nano, ranks: 2, steps: 40, global_batch: 8, checkpoint: {every: 10}}
+recovery: drop-replica
+faults:
+  - {id: kill, kind: process-kill, target: {rank: 1}, at: {step: 17}}
+sla:
+  recovery_time: ["median < LIMIT"]
+repeat: 5
+"""
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chaos(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Runs a command line outside of any workflow: exit code, standard output, standard error."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoked(*argv: object) -> tuple[int, str, str]:
+        code = invoke([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoked
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a simulated run of five repeats."""
+    folder = tmp_path_factory.mktemp("gated")
+    scenario = folder / "gated.yaml"
+    scenario.write_text(SCENARIO.replace("LIMIT", "60s"))
+    assert invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q"]) == 0
+    return (folder / "runs" / "gated" / "latest").resolve()
+
+
+def changed(path: Path, target: Path, change: Callable[[Any], None]) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    target.write_text(json.dumps(data))
+    return target
+
+
+def test_a_run_against_itself_passes_and_leaves_its_files(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    code, out, err = chaos("baseline", "save", played, "-o", kept)
+    assert (code, err) == (0, "") and "1 cell" in out
+    code, out, _ = chaos("gate", played, "--baseline", kept)
+    assert code == 0 and out.startswith("gate PASS   ") and f"against {played.name}" in out
+    decided = json.loads((played / "gate.json").read_text())
+    assert decided["verdict"] == "pass" and decided["baseline"] == played.name
+    cases = [
+        (c.get("classname"), c.get("name")) for c in ET.parse(played / "gate.xml").getroot().iter("testcase")
+    ]
+    assert len(cases) == len(set(cases))
+    assert (
+        "gated.default.sla",
+        "recovery_time no worse than the baseline by more than 20 % and 10 ms",
+    ) in cases
+    assert (played / "gate.md").read_text().startswith("## ✓ PASS gated")
+
+
+def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:
+    assert chaos("gate", played, "--baseline", played, "-q")[0] == 0
+
+
+def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def halve(data: Any) -> None:
+        metric = data["cells"]["default"]["metrics"]["recovery_time"]
+        metric["values"] = [value / 2 for value in metric["values"]]
+
+    code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", halve))
+    assert code == 1 and "gate FAIL (exit 1)" in out and "recovery_time  no worse than the baseline" in out
+    found = chaos("gate", played, "--baseline", tmp_path / "fast.json", "--metric", "goodput")
+    assert found[0] == 0, found[1]
+    assert (
+        chaos("gate", played, "--baseline", tmp_path / "fast.json", "--tolerance", "recovery_time=99%")[0]
+        != 1
+    )
+
+
+def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+    other = changed(kept, tmp_path / "other.json", lambda data: data["machine"].update(cores=999))
+    code, _, err = chaos("gate", played, "--baseline", other)
+    assert code == 2 and "another machine: cores: 999 then" in err and "--other-machine" in err
+    code, out, _ = chaos("gate", played, "--baseline", other, "--other-machine")
+    assert code == 0 and "warning: the baseline is of another machine" in out
+
+    def longer(data: Any) -> None:
+        data["cells"]["default"]["test"]["workload"]["steps"] = 41
+
+    code, _, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "longer.json", longer))
+    assert code == 2 and "workload.steps: 41 then, 40 now" in err and "chaos baseline save RUN" in err
+    assert chaos("gate", tmp_path)[0] == 2
+    assert chaos("gate", played, "--baseline", tmp_path / "none.json")[0] == 2
+    code, _, err = chaos("gate", played, "--baseline", kept, "--metric", "recover_time")
+    assert code == 2 and "did you mean 'recovery_time'?" in err
+    assert chaos("gate", played, "--baseline", kept, "--tolerance", "much")[0] == 2
+
+
+def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def one(data: Any) -> None:
+        for metric in data["cells"]["default"]["metrics"].values():
+            metric["values"], metric["n"] = metric["values"][:1], 1
+
+    code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "one.json", one))
+    assert code == 3 and "more repeats would settle it" in out
+    assert chaos("gate", played, "--baseline", tmp_path / "one.json", "--allow-inconclusive")[0] == 0
+
+
+def test_a_gate_speaks_json(chaos: Say, played: Path) -> None:
+    code, out, _ = chaos("gate", played, "--format", "json")
+    assert code == 0 and json.loads(out) == json.loads((played / "gate.json").read_text())
+
+
+def test_a_baseline_is_shown(chaos: Say, played: Path, tmp_path: Path) -> None:
+    chaos("baseline", "save", played, "-o", tmp_path / "b.json")
+    code, out, _ = chaos("baseline", "show", tmp_path / "b.json")
+    assert code == 0 and "recovery_time" in out and "n=5" in out and "seed 17" in out
+    assert (
+        json.loads(chaos("baseline", "show", tmp_path / "b.json", "--format", "json")[1])["scenario"]
+        == "gated"
+    )
+
+
+def test_in_a_workflow_it_annotates_and_adds_a_summary(
+    chaos: Say, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def never_lost(data: Any) -> None:
+        metric = data["cells"]["default"]["metrics"]["recovery_time"]
+        metric["values"] = [value / 9 for value in metric["values"]]
+
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, out, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", never_lost))
+    assert code == 1 and "::" not in out and err.startswith("::error file=")
+    assert summary.read_text().startswith("## ✗ FAIL gated")
+    assert chaos("gate", played, "--no-github")[2] == ""
+
+
+needs_gate = pytest.mark.skipif(
+    "gate" not in {p.name for p in run.params}, reason="chaos run has no --gate yet"
+)
+
+
+@needs_gate
+@pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
+def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
+    (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", limit))
+    ended, out, _ = chaos("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs", "-q", "--gate")
+    assert ended == code and f"gate {'FAIL' if code else 'PASS'}" in out
+    assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
+
+
+@needs_gate
+def test_wrong_options_of_a_gate_start_nothing(chaos: Say, tmp_path: Path) -> None:
+    (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", "60s"))
+    command = ("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs")
+    for wrong in (
+        ("--baseline", "x.json"),
+        ("--gate", "--baseline", tmp_path / "none.json"),
+        ("--gate", "--tolerance", "x"),
+    ):
+        assert chaos(*command, *wrong)[0] == 2
+    assert not (tmp_path / "runs").exists()

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from chaos import beacon
+from harness import environments
+from harness.script.guard import descendants
+from harness.script.progress import Progress, parse_beacon
 from harness.stack import CommonJob, Settings, Stack
 from harness.stacks.dlrover import DLRover
 from harness.stacks.ray_train import RayTrain
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 30.0
+TRAIN_LIMIT_S = 280.0
 JOB = CommonJob(
     size="nano", ranks=4, steps=60, global_batch=16, every=20, seed=7, data=Path("/data/corpus.bin")
 )
@@ -159,3 +164,64 @@ def test_a_daemon_ends_when_the_launchers_parent_dies(tmp_path: Path) -> None:
     launched.process.kill()
     launched.process.wait(LIMIT_S)
     until(launched.is_gone)
+
+
+class Trained:
+    """A stack's command, started as a comparison starts it, with two ranks."""
+
+    def __init__(self, name: str, settings: Settings, folder: Path) -> None:
+        python = environments.python_of(name)
+        if python is None:
+            pytest.skip(f"{environments.look(name).why}: chaos stacks install {name}")
+        folder.mkdir()
+        self._said = folder / "beacon"
+        self._said.touch()
+        data = folder / "corpus.bin"
+        data.write_bytes(bytes(i * i % 251 for i in range(300 * 64 + 1)))
+        job = CommonJob(size="nano", ranks=2, steps=12, global_batch=8, every=4, seed=3, data=data)
+        drive = environments.made(name, settings).drive(job, python)
+        told = {"CHAOS_SCRATCH": str(folder), beacon.VARIABLE: str(self._said)}
+        self.process = subprocess.Popen(drive.argv, env={**os.environ, **drive.env, **told}, cwd=folder)
+        self._deadline = time.monotonic() + TRAIN_LIMIT_S
+
+    def said(self) -> list[Progress]:
+        """All reports so far."""
+        return [
+            one for line in self._said.read_text().splitlines() if (one := parse_beacon(line)) is not None
+        ]
+
+    def kill(self, rank: int, after: int) -> None:
+        """SIGKILL to a rank once it has reported that step."""
+        while not (hit := [one for one in self.said() if one.rank == rank and (one.step or 0) >= after]):
+            assert self.process.poll() is None and time.monotonic() < self._deadline
+            time.sleep(0.01)
+        assert hit[-1].pid is not None
+        os.kill(hit[-1].pid, signal.SIGKILL)
+
+    def losses(self) -> dict[int, set[float]]:
+        """Wait for the end, which must be a good one; step -> what was reported, over all ranks and restarts."""
+        assert self.process.wait(self._deadline - time.monotonic()) == 0
+        found: dict[int, set[float]] = {}
+        for one in self.said():
+            assert one.loss is not None
+            found.setdefault(one.step, set()).add(one.loss)
+        return found
+
+
+@pytest.mark.real
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("settings", ["default", "tuned"])
+@pytest.mark.parametrize("name", ["dlrover", "ray-train"])
+def test_losses_are_those_of_plain_training_whether_or_not_a_rank_is_killed(
+    name: str, settings: Settings, tmp_path: Path
+) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    plain = Trained("none", "default", tmp_path / "none").losses()
+    assert sorted(plain) == list(range(1, 13))
+    assert Trained(name, settings, tmp_path / "whole").losses() == plain
+    hit = Trained(name, settings, tmp_path / "hit")
+    hit.kill(1, after=6)
+    assert hit.losses() == plain
+    assert len({one.pid for one in hit.said()}) >= 3, "somebody was started anew"
+    assert not descendants() and set(os.listdir("/dev/shm")) <= shared

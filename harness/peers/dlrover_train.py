@@ -7,6 +7,7 @@ shared memory too.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import ItemsView
 from datetime import timedelta
@@ -47,7 +48,9 @@ class Checkpoints:
     def load(self) -> int:
         """The newest from memory, else from disk; its step, 0 without one."""
         found = self._checkpointer.load_checkpoint()
-        return self._training.restore(found) if found else 0
+        # What comes from memory is shared by all ranks and must be copied, as every GPU does by itself: an optimizer on
+        # CPU would go on using it in place, and so would those of all other ranks.
+        return self._training.restore(copy.deepcopy(found)) if found else 0
 
     def save(self, step: int) -> None:
         """Called by every rank after each step; rank 0's state is saved."""

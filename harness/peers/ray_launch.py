@@ -21,7 +21,7 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets lie there, whose paths have to be short
     with Launcher([home]) as launcher:
         env = os.environ | {
-            "JOB_RAY_HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0",
+            "JOB_RAY_HOME": str(home), "TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else one is left in the home directory
         }  # fmt: skip
         return launcher.wait(launcher.start([sys.executable, "-m", "harness.peers.ray_train"], env))

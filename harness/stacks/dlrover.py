@@ -20,9 +20,8 @@ class DLRover(Stack):
     title: ClassVar[str] = "DLRover 0.6.1, flash checkpoint"
     requirements: ClassVar[Requirements | None] = Requirements(
         pins=(
-            "torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "grpcio==1.85.1", "protobuf==7.36.2",
-            "psutil==7.2.2", "deprecated==1.3.1", "requests==2.34.2", "packaging==26.3", "nvidia-ml-py==13.615.71",
-            "kubernetes==37.0.2", "setuptools==84.2.1",
+            "grpcio==1.85.1", "protobuf==7.36.2", "psutil==7.2.2", "deprecated==1.3.1", "requests==2.34.2",
+            "packaging==26.3", "nvidia-ml-py==13.615.71", "kubernetes==37.0.2", "setuptools==84.2.1",
         ),
         without_dependencies=("dlrover==0.6.1",),
         python=">=3.11,<3.13",
@@ -58,6 +57,8 @@ class DLRover(Stack):
         """See Stack."""
         return (
             "a local master on the same machine, started before the agent; on Kubernetes the operator starts it",
+            "the script copies the state that it restores from shared memory, as a GPU does by itself: without, the "
+            "optimizers of all ranks went on in the same memory on CPU, and losses differed from the second step on",
             "no hang detection: DLRover's reads GPU counters",
             "the loss of a node, which DLRover answers with another pod, is not emulated",
         )

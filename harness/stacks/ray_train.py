@@ -18,7 +18,7 @@ class RayTrain(Stack):
 
     title: ClassVar[str] = "Ray Train 2.60"
     requirements: ClassVar[Requirements | None] = Requirements(
-        pins=("torch==2.13.0", "numpy==2.4.6", "pydantic==2.14.3", "xxhash==4.1.0", "ray[train]==2.60.0"),
+        pins=("ray[train]==2.60.0",),
         python=">=3.11,<3.14",
         probe="ray.train.torch",
     )

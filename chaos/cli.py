@@ -17,6 +17,7 @@ import click
 
 from chaos import errors
 from chaos.commands import all_commands
+from chaos.commands.gate import check_choices, conclude, gate_options
 
 if TYPE_CHECKING:
     from chaos.catalogue import Catalogue
@@ -72,6 +73,8 @@ def cli() -> None:
 @_CELL
 @_FORMAT
 @_QUIET
+@click.option("--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration.")
+@gate_options
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 @click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
 def run(
@@ -85,6 +88,7 @@ def run(
 
     if no_color:
         os.environ["NO_COLOR"] = "1"
+    check_choices(choices)
     loaded = _load(scenario, choices)
     _warn(loaded, quiet)
     cells = chosen(loaded, choices["only"])
@@ -96,7 +100,7 @@ def run(
     directory = RunDirectory(runs / results.scenario / results.run_id)
     render_all(directory, results)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
-    return results.exit_code
+    return conclude(results, directory, choices, form=form, quiet=quiet)
 
 
 @cli.command()
@@ -183,7 +187,7 @@ def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
 @_RUN
 @_QUIET
 def report(run: Path, quiet: bool) -> int:
-    """Write all reports of a stored run again: report.html, summary.md, junit.xml, trace.json."""
+    """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom, trace.json."""
     from reports import render_all
 
     directory, results = _judged(run)

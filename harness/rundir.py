@@ -3,7 +3,9 @@
 runs/<scenario>/<utc>-<seed>/
     scenario.resolved.yaml  system.json  ledger.jsonl
     events/<arm>/<actor>.jsonl  logs/<arm>/<actor>.log  checkpoints/<arm>/
-    results.json  junit.xml  summary.md  report.html  trace.json     (derived)
+    results.json  junit.xml  summary.md  report.html  trace.json  metrics.prom     (derived)
+    gate.json  gate.xml  gate.md     (of ``chaos run --gate`` and ``chaos gate``)
+    refused.log     (who wanted to be a node's agent and was turned away)
 """
 
 from __future__ import annotations

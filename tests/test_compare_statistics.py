@@ -151,7 +151,8 @@ def test_outliers_are_named_by_their_seed() -> None:
     assert outliers(usual) == []
     assert outliers(usual | {42: 9.0}) == [42]
     assert outliers(usual | {42: math.inf}) == []
-    assert outliers({seed: 1.0 for seed in range(9)} | {9: 1.5}) == [9]
+    assert outliers({seed: 1.0 for seed in range(9)} | {9: 2.5}) == [9]
+    assert outliers({seed: 1.0 + seed * 1e-6 for seed in range(9)} | {9: 1.5}) == []
     assert outliers({seed: 1.0 for seed in range(OUTLIER_LEAST - 2)} | {9: 1e6}) == []
     assert outliers({seed: 0.0 for seed in range(9)} | {9: 3.0}) == [9]
 

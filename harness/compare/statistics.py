@@ -23,6 +23,7 @@ from harness.measure import median_ci95
 RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5
+OUTLIER_FACTOR = 2.0
 POWER = 0.8
 MOST_REPETITIONS = 500
 _TO_DEVIATION = 0.6745
@@ -95,12 +96,14 @@ def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -
 
 
 def outliers(values: Mapping[int, float]) -> list[int]:
-    """Keys of values far from the others, to be flagged and never dropped: 0.6745 |log x - median| / MAD over 3.5.
+    """Keys of values far from the others, to be flagged and never dropped: 0.6745 |log x - median| / MAD over 3.5, and
+    less than half or more than twice the median.
 
     Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), on logarithms because times are skewed to the
-    right (on plain values where one is 0 or less); where more than half the values are equal, the mean absolute
-    deviation stands in for the median one. Nothing is flagged below 5 finite values. Infinite values are not: never
-    recovering is an outcome of its own, and is counted as one.
+    right (on plain values, without the factor, where one is 0 or less); where more than half the values are equal, the
+    mean absolute deviation stands in for the median one. The factor keeps 5 to 10 values, whose MAD is often small by
+    chance, from being flagged for next to nothing. Nothing is flagged below 5 finite values. Infinite values are not:
+    never recovering is an outcome of its own, and is counted as one.
     """
     finite = {key: value for key, value in values.items() if math.isfinite(value)}
     if len(finite) < OUTLIER_LEAST:
@@ -112,7 +115,8 @@ def outliers(values: Mapping[int, float]) -> list[int]:
     spread = statistics.median(apart.values()) / _TO_DEVIATION
     if spread == 0:
         spread = statistics.fmean(apart.values()) * _MEAN_TO_DEVIATION
-    return sorted(key for key, value in apart.items() if spread and value / spread > OUTLIER_LIMIT)
+    least = math.log(OUTLIER_FACTOR) if positive else 0.0
+    return sorted(k for k, far in apart.items() if far > max(least, OUTLIER_LIMIT * spread) and spread)
 
 
 def _log_ratio(ours: float, theirs: float) -> float:

@@ -142,9 +142,7 @@ def wall(facts: Facts, family: str) -> Chart | None:
         lines.append(Line(name=label, drawing=shares(scale, parts, words), value=Markup(percent(share))))
     keys = tuple((slug(name), _words(name)) for name in ordered)
     title = _wall_finding(family, found)
-    return Chart(
-        title=title, ruler=ruler(scale, "s of wall clock, mean", False), lines=tuple(lines), keys=keys
-    )
+    return Chart(title=title, ruler=ruler(scale, "s; useful, %", False), lines=tuple(lines), keys=keys)
 
 
 def _wall_finding(family: str, found: dict[str, dict[str, float]]) -> str:

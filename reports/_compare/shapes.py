@@ -10,7 +10,7 @@ from markupsafe import Markup
 from harness.compare.model import OutcomeClass
 from harness.results import PhaseSpan
 
-ROOM = 90.0
+ROOM = 82.0
 """Percent of the width for finite values; what is right of it is for those that never came."""
 HATCHES = {
     "abort": "M2 0V6", "regroup": "M0 6L6 0M-1 1L1 -1M5 7L7 5", "redo": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
@@ -109,38 +109,38 @@ def points(
     label: str,
 ) -> Markup:
     """Every value a circle, an outlier a diamond, infinity an arrow; the median a bar, its interval a line."""
-    parts = [_grid(scale, 30)]
+    parts = [_grid(scale, 28)]
     if bounds is not None:
         parts.append(
-            Markup('<line class="interval" x1="{}%" x2="{}%" y1="15" y2="15"/>').format(
+            Markup('<line class="interval" x1="{}%" x2="{}%" y1="14" y2="14"/>').format(
                 _n(scale.at(bounds[0])), _n(scale.at(bounds[1]))
             )
         )
     if middle is not None and math.isfinite(middle):
         x = _n(scale.at(middle))
-        parts.append(Markup('<line class="median" x1="{0}%" x2="{0}%" y1="4" y2="26"/>').format(x))
+        parts.append(Markup('<line class="median" x1="{0}%" x2="{0}%" y1="3" y2="25"/>').format(x))
     for index, (value, flagged) in enumerate(values):
-        parts.append(_mark(_n(scale.at(value)), 15 + (-5, 0, 5)[index % 3], value, flagged))
-    return _drawing("strip-row", 30, label, parts)
+        parts.append(_mark(_n(scale.at(value)), 14 + (-5, 0, 5)[index % 3], value, flagged))
+    return _drawing("strip-row", 28, label, parts)
 
 
 def spans(scale: Scale, phases: Sequence[PhaseSpan], ends: float | None, label: str) -> Markup:
     """The phases of one incident one after the other; an arrow where it never ended."""
-    parts = [_grid(scale, 22)]
+    parts = [_grid(scale, 28)]
     for phase in phases:
-        parts += _bar(scale, phase.start, phase.seconds, phase.name, 4, 14)
+        parts += _bar(scale, phase.start, phase.seconds, phase.name, 7, 14)
     if ends is not None and math.isinf(ends):
-        parts.append(_mark(_n(scale.at(math.inf)), 11, math.inf, False))
-    return _drawing("bars", 22, label, parts)
+        parts.append(_mark(_n(scale.at(math.inf)), 14, math.inf, False))
+    return _drawing("bars", 28, label, parts)
 
 
 def shares(scale: Scale, parts_of: Sequence[tuple[str, float]], label: str) -> Markup:
     """Stacked seconds of classes, from the left."""
-    parts, left = [_grid(scale, 22)], 0.0
+    parts, left = [_grid(scale, 28)], 0.0
     for name, seconds in parts_of:
-        parts += _bar(scale, left, seconds, name, 4, 14)
+        parts += _bar(scale, left, seconds, name, 7, 14)
         left += seconds
-    return _drawing("bars", 22, label, parts)
+    return _drawing("bars", 28, label, parts)
 
 
 def curves(
@@ -178,7 +178,8 @@ def _bar(scale: Scale, start: float, seconds: float, name: str, top: int, height
     left, right = scale.at(max(start, 0.0)), scale.at(max(start, 0.0) + max(seconds, 0.0))
     box = Markup('x="{}%" y="{}" width="{}%" height="{}"').format(_n(left), top, _n(right - left), height)
     kind = slug(name)
-    drawn = [Markup('<rect class="c-{}" {}/>').format(kind, box)]
+    thin = " thin" if right - left < 0.6 else ""
+    drawn = [Markup('<rect class="c-{}{}" {}/>').format(kind, thin, box)]
     if kind in HATCHES:
         drawn.append(Markup('<rect style="fill: url(#hatch-{})" {}/>').format(kind, box))
     return drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -13,7 +13,7 @@ from harness.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
 from reports._compare.words import exact, figure, interval, median, remark
-from reports._format import MISSING, pairs, plural
+from reports._format import MISSING, align, pairs, plural
 
 MAX_ROWS = 2000
 FINEST_S = 1e-4
@@ -49,9 +49,16 @@ class Table:
 
 
 def table(name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *notes: str) -> Table:
-    """A table of at most MAX_ROWS rows."""
-    kept = tuple(tuple(row) for row in rows[:MAX_ROWS])
-    return Table(name=name, columns=tuple(columns), rows=kept, notes=notes, left_out=len(rows) - len(kept))
+    """A table of at most MAX_ROWS rows; the points of a column of numbers line up."""
+    kept = [list(row) for row in rows[:MAX_ROWS]]
+    for place, column in enumerate(columns):
+        if column.kind == "number":
+            texts = [row[place].content.striptags() for row in kept]
+            for row, plain, padded in zip(kept, texts, align(texts), strict=True):
+                row[place] = replace(row[place], content=row[place].content + padded[len(plain) :])
+    return Table(
+        name=name, columns=tuple(columns), rows=tuple(map(tuple, kept)), notes=notes, left_out=len(rows) - len(kept)
+    )  # fmt: skip
 
 
 def text(value: object, key: str | None = None) -> Cell:
@@ -135,14 +142,9 @@ def _time(cell: CellSummary) -> Markup:
 
 
 def _losses(cell: CellSummary) -> Markup:
-    samples = "samples lost unknown"
-    lost: Markup | str = samples
-    if cell.samples_lost is not None and cell.samples_lost.median is not None:
-        lost = Markup("{} samples lost").format(median(cell.samples_lost))
-    goodput = Markup("goodput {}").format(median(cell.goodput))
-    return Markup('<span class="quiet under">{}</span><span class="quiet under">{}</span>').format(
-        goodput, lost
-    )
+    known = cell.samples_lost is not None and cell.samples_lost.median is not None
+    lost = Markup("{} lost").format(median(cell.samples_lost)) if known else Markup("lost unknown")
+    return Markup('<span class="quiet under">goodput {} · {}</span>').format(median(cell.goodput), lost)
 
 
 def ratios(facts: Facts) -> Table:
@@ -166,14 +168,11 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
         interval(ratio.interval, better),
     )  # fmt: skip
     more = f", about {ratio.needed} would settle it" if ratio.needed else ""
-    mark = "ahead" if ratio.says in ("faster", "only this one recovers") else "quiet under"
-    return Cell(
-        content=shown
-        + Markup('<span class="{}">{}</span><span class="quiet under">{}{}</span>').format(
-            mark, ratio.says, plural(ratio.n, "pair"), more
-        ),
-        key=_key(ratio.value),
-    )
+    ahead = ratio.says in ("faster", "only this one recovers")
+    said = Markup('<span class="ahead">{}</span>').format(ratio.says) if ahead else Markup("")
+    rest = f"{plural(ratio.n, 'pair')}{more}" if ahead else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
+    content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
+    return Cell(content=content, key=_key(ratio.value))
 
 
 def phases(facts: Facts, family: str) -> Table:

@@ -42,7 +42,7 @@ def until(so: Callable[[], bool]) -> None:
 def test_dlrover_is_started_with_its_documented_options() -> None:
     default, tuned = (DLRover(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
     assert default.argv == (str(PYTHON), "-m", "harness.peers.dlrover_launch", "--max-restarts=3")
-    assert tuned.argv == default.argv
+    assert tuned.argv == (*default.argv[:-1], "--max-restarts=100")
     assert default.env == JOB.environment()
     assert tuned.env == JOB.environment() | {"JOB_MEMORY_EVERY": "2", "JOB_GROUP_TIMEOUT": "10"}
 
@@ -51,9 +51,10 @@ def test_ray_is_started_with_its_documented_options() -> None:
     default, tuned = (RayTrain(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
     assert default.argv == tuned.argv == (str(PYTHON), "-m", "harness.peers.ray_launch")
     assert default.env == JOB.environment() | {"JOB_MAX_FAILURES": "3"}
-    more = {name: value for name, value in tuned.env.items() if name not in default.env}
+    more = {name: value for name, value in tuned.env.items() if default.env.get(name) != value}
     assert more == {
         "JOB_GROUP_TIMEOUT": "10",
+        "JOB_MAX_FAILURES": "-1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "10",
     }
@@ -198,14 +199,10 @@ class Trained:
         assert hit[-1].pid is not None
         os.kill(hit[-1].pid, signal.SIGKILL)
 
-    def losses(self) -> dict[int, set[float]]:
-        """Wait for the end, which must be a good one; step -> what was reported, over all ranks and restarts."""
+    def losses(self) -> list[tuple[int, float]]:
+        """Wait for the end, which must be a good one; all (step, loss) that were reported by any rank, at any time."""
         assert self.process.wait(self._deadline - time.monotonic()) == 0
-        found: dict[int, set[float]] = {}
-        for one in self.said():
-            assert one.loss is not None
-            found.setdefault(one.step, set()).add(one.loss)
-        return found
+        return [(one.step, one.loss) for one in self.said() if one.loss is not None]
 
 
 @pytest.mark.real
@@ -217,11 +214,14 @@ def test_losses_are_those_of_plain_training_whether_or_not_a_rank_is_killed(
     name: str, settings: Settings, tmp_path: Path
 ) -> None:
     shared = set(os.listdir("/dev/shm"))
-    plain = Trained("none", "default", tmp_path / "none").losses()
+    plain = dict(Trained("none", "default", tmp_path / "none").losses())
     assert sorted(plain) == list(range(1, 13))
-    assert Trained(name, settings, tmp_path / "whole").losses() == plain
+    whole = Trained(name, settings, tmp_path / "whole").losses()
+    assert len(whole) == 24 and all(loss == plain[step] for step, loss in whole)
     hit = Trained(name, settings, tmp_path / "hit")
     hit.kill(1, after=6)
-    assert hit.losses() == plain
+    # a new DistributedDataParallel sums its first step in other buckets, which is seen in the last digits
+    assert all(loss == pytest.approx(plain[step], rel=1e-5) for step, loss in hit.losses())
+    assert {step for step, _ in hit.losses()} == set(plain)
     assert len({one.pid for one in hit.said()}) >= 3, "somebody was started anew"
     assert not descendants() and set(os.listdir("/dev/shm")) <= shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import UserDict
 from collections.abc import ItemsView
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.peers.common import Training, point, train_step
 
 
-class Midway(dict[str, Any]):
+class Midway(UserDict[str, Any]):
     """The later part of a state, with the point ``saving`` before it is copied to shared memory. ``passes``: how often
     it is walked through until then."""
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from harness.stack import CommonJob, Drive, Requirements, Stack
 
-MAX_RESTARTS = 3
+MAX_RESTARTS = {"default": 3, "tuned": 100}
+"""3: the default by its page of arguments (docs/deployment/argument.md); its parser has torch's, 0."""
 GROUP_TIMEOUT_S = 10
 MEMORY_SAVES = 10
 """Saves to memory for each one to storage."""
@@ -33,12 +34,13 @@ class DLRover(Stack):
         "500): a failed process then goes back to the newest save in memory. The limit of collectives is torch's own "
         "(torch.distributed.init_process_group, timeout; default 30 minutes): DLRover's hang detection "
         "(docs/deployment/argument.md, hang_detection and hang_downtime) looks at the load of GPUs, of which there "
-        "are none here."
+        "are none here. A stopped rank is waited for 30 s: DLRover does not hand torch's --shutdown-timeout on to its "
+        "agent. Restarts enough that they do not run out."
     )
 
     def chosen(self) -> Mapping[str, object]:
         """See Stack."""
-        chosen: dict[str, object] = {"--standalone": True, "--max-restarts": MAX_RESTARTS}
+        chosen: dict[str, object] = {"--standalone": True, "--max-restarts": MAX_RESTARTS[self.settings]}
         if self.settings == "tuned":
             chosen["save_memory_interval"] = f"checkpoint interval / {MEMORY_SAVES}, at least 1 step"
             chosen["init_process_group(timeout)"] = f"{GROUP_TIMEOUT_S} s"
@@ -50,7 +52,12 @@ class DLRover(Stack):
         if self.settings == "tuned":
             env["JOB_MEMORY_EVERY"] = str(max(1, job.every // MEMORY_SAVES))
             env["JOB_GROUP_TIMEOUT"] = str(GROUP_TIMEOUT_S)
-        command = (str(python), "-m", "harness.peers.dlrover_launch", f"--max-restarts={MAX_RESTARTS}")
+        command = (
+            str(python),
+            "-m",
+            "harness.peers.dlrover_launch",
+            f"--max-restarts={MAX_RESTARTS[self.settings]}",
+        )
         return Drive(argv=command, env=env)
 
     def fidelity(self) -> tuple[str, ...]:

@@ -45,7 +45,8 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
     if path is None:
         return
     try:
-        fd, who = _open(path, os.getpid())
+        pid, rank = os.getpid(), _rank()
+        fd, who = _open(path, pid), f" {pid} {rank if rank.isdigit() else '-'}"
         what = f" {int(step)} {'-' if loss is None else repr(float(loss))} {'-' if samples is None else int(samples)}\n"
         os.write(fd, f"{VERSION} {time.monotonic_ns()}{who}{what}".encode())
     except Exception:  # a report must never harm the training it reports on
@@ -206,11 +207,14 @@ def _points(path: str) -> _Points | None:
     return _LOADED[path]
 
 
-@lru_cache(maxsize=4)
-def _open(path: str, pid: int) -> tuple[int, str]:
-    """The open file, and the part of a line that says who writes. Cached for each process, forked ones included."""
-    rank = next(
+def _rank() -> str:
+    """As the environment has it now: a job that goes on without somebody may number its ranks anew."""
+    return next(
         (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))), "-"
     )
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
-    return fd, f" {pid} {rank if rank.isdigit() else '-'}"
+
+
+@lru_cache(maxsize=4)
+def _open(path: str, pid: int) -> int:
+    """The open file. Cached for each process, forked ones included."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -135,3 +135,12 @@ def test_prefixes_colours_and_thousands(tmp_path: Path) -> None:
     first, second = reader.read()
     assert first.step == 1200 and first.loss is not None and math.isnan(first.loss)
     assert (second.step, second.loss) == (1201, 0.002)
+
+
+def test_a_rank_that_is_numbered_anew_says_its_new_number(
+    heard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beacon.step(1)
+    monkeypatch.setenv("RANK", "1")
+    beacon.step(2)
+    assert [progress.rank for progress in BeaconReader(Lines(heard)).read()] == [3, 1]

@@ -183,6 +183,15 @@ def test_who_raised_and_reports_again_has_recovered(job: Job) -> None:
     assert incident.recovery_time == pytest.approx(0.1)
 
 
+def test_a_step_that_others_reported_first_is_not_lost(job: Job) -> None:
+    raised(job)
+    job.train(31, rank=0)
+    job.train(31, rank=1)
+    job.train(*range(32, 101), rank=0)
+    incident = incident_of(job)
+    assert (incident.outcome, incident.first_new_step, incident.steps_lost) == ("recovered", 32, 0)
+
+
 def test_who_raised_and_went_back_lost_its_steps(job: Job) -> None:
     raised(job)
     for step in range(21, 101):

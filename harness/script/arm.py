@@ -10,7 +10,7 @@ import os
 import signal as signals
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from chaos import schedule
@@ -111,7 +111,7 @@ class ScriptArm(Outside):
         self._listener.listen()
         self._find_ranks()
         self._take_progress()  # what was said before it died counts
-        self._hear_points()
+        self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
         for one in gone:
             self._on_gone(one)
         self.observer.tick(self.now_ns())
@@ -127,7 +127,8 @@ class ScriptArm(Outside):
         self._check_bounds()
         self._watcher.on_progress(self.setup, self.observer.committed, self.now_ns())
 
-    def _take_progress(self) -> None:
+    def _take_progress(self, pids: Set[int] | None = None) -> None:
+        """``pids``: only what these processes said."""
         if self._missing and self._listener.overdue():
             if self._members and not self.observer.generation:
                 self.observer.on_ranks(self._members, self.now_ns())  # with those that were found
@@ -135,7 +136,7 @@ class ScriptArm(Outside):
         if self._missing:
             return
         before = (self.observer.generation, self.observer.committed)
-        for progress in self._listener.take():
+        for progress in self._listener.take(pids):
             reports = self.observer.reports
             self.observer.on_progress(progress, self.now_ns())
             self._on_generation()
@@ -143,9 +144,6 @@ class ScriptArm(Outside):
                 self.injector.on_training()
         if (self.observer.generation, self.observer.committed) != before:
             self._sign_ns = self._step_ns = self.now_ns()
-
-    def _hear_points(self) -> None:
-        self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
 
     def _find_ranks(self) -> None:
         now = self.now_ns()
@@ -173,7 +171,16 @@ class ScriptArm(Outside):
         self._members = members
         self._missing = unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
         if not self._missing:
+            self._close_generation()
             self.observer.on_ranks(members, now)
+
+    def _close_generation(self) -> None:
+        """What its ranks had said before they ended, and their ends, come before those that take their place."""
+        ended = self._ranks.wait(0.0)
+        self._listener.listen()
+        self._take_progress(self._ranks.ended(self.observer.members.values()))
+        for gone in ended:
+            self._on_gone(gone)
 
     def _on_generation(self) -> None:
         """A new generation: its ranks hear of the faults that wait for them, as those of built-in workloads do."""
@@ -218,7 +225,7 @@ class ScriptArm(Outside):
         """Everything it said is taken in before it is judged; then it is over, or started again."""
         ended = command.ended
         assert ended is not None
-        self._hear_points()
+        self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
         for gone in self._ranks.wait(0.0):
             self._on_gone(gone)
         self._missing = False
@@ -232,7 +239,7 @@ class ScriptArm(Outside):
         again = not ended.well and not self.observer.finished and self._attempt <= self._spec.restarts
         self._close_command()
         if not again:
-            self._finish(*ending(self._told(), ended))
+            self._finish(*ending(Told.of(self._spec, self.observer, self._listener), ended))
             return
         self.record(
             Kind.DECISION, actions=[{"start": "command"}],
@@ -254,15 +261,7 @@ class ScriptArm(Outside):
         if reason := to_stop(self._rules, facts):
             self._finish("halted", reason)
         if (now - self._sign_ns) / NS > self._spec.progress_deadline:
-            self._finish(*ending(self._told(), None))
-
-    def _told(self) -> Told:
-        """What there is to say about an end."""
-        return Told(
-            spec=self._spec, reports=self.observer.reports, committed=self.observer.committed,
-            finished=self.observer.finished, ranks=self._generation and len(self.observer.members),
-            lines=self._listener.lines, last=self._listener.last, refused=self._listener.refused,
-        )  # fmt: skip
+            self._finish(*ending(Told.of(self._spec, self.observer, self._listener), None))
 
     def _finish(self, outcome: str, reason: str) -> None:
         if not self.outcome:

@@ -43,18 +43,23 @@ class SavedFiles:
 
 
 def newest(directory: Path, seed: int) -> SavedFiles | None:
-    """The newest checkpoint, or None when there is none. Hidden and unfinished files are none."""
+    """The newest checkpoint, or None when there is none. Hidden and unfinished files are none.
+
+    Of files and directories side by side, those that hold more bytes in all are meant: the others are bookkeeping, such
+    as a file that names the newest directory, or a directory of logs.
+    """
     if not directory.is_dir():
         return None
     entries = [
         p for p in directory.iterdir()
         if not p.name.startswith(".") and p.suffix not in UNFINISHED and (p.is_file() or any(_files(p)))
     ]  # fmt: skip
+    apart = [[p for p in entries if p.is_dir() is directories] for directories in (True, False)]
+    entries = max(apart, key=lambda some: sum(file.stat().st_size for p in some for file in _content(p)))
     entries.sort(key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
     if not entries:
         return None
-    files = [entries[0]] if entries[0].is_file() else _files(entries[0])
-    digests = {path: found for path in files if (found := digest(path)) is not None}
+    digests = {path: found for path in _content(entries[0]) if (found := digest(path)) is not None}
     return SavedFiles(
         path=entries[0], older=entries[1] if len(entries) > 1 else None, seed=seed, digests=digests
     )
@@ -70,6 +75,10 @@ def digest(path: Path) -> str | None:
     except OSError:
         return None
     return total.hexdigest()
+
+
+def _content(entry: Path) -> list[Path]:
+    return [entry] if entry.is_file() else _files(entry)
 
 
 def _files(directory: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from chaos.workspec import WorkloadSpec
@@ -83,10 +83,12 @@ class Listener:
         """Whether reports have waited too long for all ranks to be found."""
         return bool(self._pending) and (self._now_ns() - self._pending_ns) / NS > PENDING_S
 
-    def take(self) -> Sequence[Progress]:
-        """The reports that waited, in the order in which they were made."""
-        taken, self._pending = self._pending, []
-        return taken
+    def take(self, pids: Set[int] | None = None) -> Sequence[Progress]:
+        """The reports that waited, in the order in which they were made. ``pids``: of these processes only."""
+        waiting, self._pending = self._pending, []
+        if pids is not None:
+            self._pending = [one for one in waiting if one.pid not in pids]
+        return [one for one in waiting if pids is None or one.pid in pids]
 
     def close(self) -> None:
         """Close the files."""

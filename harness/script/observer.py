@@ -204,8 +204,10 @@ class Observer:
             self._begin("resumed", living, now_ns)
         elif self._cause in ("exit", "error") and living:
             beyond = step > self._failed_step + self._stride
-            own_word = self._cause == "error" and rank is not None and rank == self._failed_rank in living
-            if beyond or own_word:
+            own_word = (
+                self._cause == "error" and step > last and rank is not None and rank == self._failed_rank
+            )
+            if beyond or (own_word and rank in living):
                 self._begin("shrunk" if len(living) < len(self.members) else "resumed", living, now_ns)
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.script import tree
@@ -132,6 +132,11 @@ class Ranks:
     def name_of(self, pid: int) -> str | None:
         """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
         return next((rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None)
+
+    def ended(self, names: Iterable[str]) -> frozenset[int]:
+        """Those of these that were seen to end, by their pids."""
+        known = (self._ranks[name] for name in names if name in self._ranks)
+        return frozenset(rank.found.pid for rank in known if rank.pidfd < 0)
 
     def living(self) -> list[str]:
         """Names of those not seen to end."""

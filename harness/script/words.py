@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from chaos.scenario import RegexProgress
 from chaos.workspec import WorkloadSpec
 from harness.script.command import Ended
+from harness.script.listening import Listener
+from harness.script.observer import Observer
 
 SHOWN_LINES = 6
 SHOWN_WIDTH = 160
@@ -25,6 +27,15 @@ class Told:
     lines: int
     last: tuple[str, ...]
     refused: int
+
+    @classmethod
+    def of(cls, spec: WorkloadSpec, observer: Observer, listener: Listener) -> Told:
+        """By what was seen and heard of it."""
+        return cls(
+            spec=spec, reports=observer.reports, committed=observer.committed, finished=observer.finished,
+            ranks=len(observer.members) if observer.generation else 0, lines=listener.lines, last=listener.last,
+            refused=listener.refused,
+        )  # fmt: skip
 
 
 def ending(told: Told, ended: Ended | None) -> tuple[str, str]:

@@ -1,0 +1,100 @@
+"""What an arm of a command makes of things that happen at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_script_observer import Job
+
+from chaos.events import Kind
+from harness.script import tree
+from harness.script.arm import ScriptArm
+from harness.script.checkpoints import newest
+from harness.script.progress import Progress
+from harness.script.ranks import Gone
+
+
+class Replaced:
+    """Ranks of which w1 was replaced by w2 between two looks: both are news at once."""
+
+    world = 2
+
+    def wait(self, timeout_s: float) -> list[Gone]:
+        return [Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)]
+
+    def settled(self, found: Any, now_s: float, *, spoken: bool) -> tuple[Any, bool]:
+        return found, False
+
+    def hold(self, found: Any) -> tuple[Mapping[int, str], list[Any]]:
+        return {0: "w0", 1: "w2"}, []
+
+    def ended(self, names: Iterable[str]) -> Set[int]:
+        return {11}
+
+
+class Said:
+    """The dead rank had reported a step, and so has the new one."""
+
+    waiting = True
+    hints: Mapping[int, int] = {}
+
+    def __init__(self) -> None:
+        self.pending = [Progress(step=31, rank=1, pid=11), Progress(step=21, rank=1, pid=12)]
+
+    def listen(self) -> None:
+        pass
+
+    def overdue(self) -> bool:
+        return False
+
+    def take(self, pids: Set[int]) -> list[Progress]:
+        taken = [one for one in self.pending if one.pid in pids]
+        self.pending = [one for one in self.pending if one.pid not in pids]
+        return taken
+
+
+def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    for step in range(1, 31):
+        job.train(step, rank=0)
+        job.train(step, rank=1)
+    monkeypatch.setattr(tree, "find_ranks", lambda *_: {})
+    arm: Any = object.__new__(ScriptArm)
+    arm.observer, arm._ranks, arm._listener = job.observer, Replaced(), Said()
+    arm._command = SimpleNamespace(guard_pid=1, pid=2)
+    arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
+    arm._missing = arm._asked = False
+    arm._scan_ns = 0
+    arm.record, arm.now_ns = job.record, lambda: job.now
+    arm.injector = SimpleNamespace(on_training=lambda: None)
+    arm._generation = job.observer.generation
+    arm._find_ranks()
+    told = [
+        (event.kind, event.generation) for event in job.events[-4:] if event.kind is not Kind.PROCESS_SPAWNED
+    ]
+    assert told == [
+        (Kind.STEP_REPORTED, 1), (Kind.PROCESS_EXITED, 1), (Kind.FAILURE_DETECTED, 1), (Kind.GENERATION_STARTED, 2),
+    ]  # fmt: skip
+    assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [21]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [({"20/rank_0.pt": 100, "30/rank_0.pt": 100, "latest.txt": 2}, "30"),  # DLRover, DeepSpeed
+     ({"step-20.pt": 100, "step-30.pt": 100, "logs/events": 10}, "step-30.pt"),
+     ({"20/a.pt": 100, "20/b.pt": 100}, "20"), ({".hidden": 9, "x.tmp": 9}, None), ({}, None)],
+)  # fmt: skip
+def test_what_lies_beside_checkpoints_is_none(
+    tmp_path: Path, sizes: Mapping[str, int], expected: str | None
+) -> None:
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    found = newest(tmp_path, 1)
+    assert (found.path.name if found else None) == expected

@@ -107,6 +107,36 @@ def test_a_rank_replaced_without_a_step_done_again_is_recovered() -> None:
     assert "rank 1" in made.witness
 
 
+def test_a_spare_that_joins_in_the_middle_of_a_step_redoes_nothing() -> None:
+    """Half of the ranks report the step before the spare is seen, the others after it."""
+    fleet = Fleet()
+    fleet.reach(1, 30)
+    fleet.killed()
+    fleet.now += S // 2
+    fleet.reach(31, 31, ranks=(0,))
+    fleet.observer.on_ranks({0: "w0", 1: "w2"}, fleet.now)
+    fleet.now -= S // 20
+    fleet.reach(31, 31, ranks=(1,))
+    fleet.reach(32, STEPS)
+    made = trial(fleet.end())
+    assert (made.outcome, made.steps_lost, made.samples_lost) == ("recovered", 0, 0)
+    assert made.recovery == pytest.approx(0.6, abs=0.02), "the step that ended the standstill"
+    assert sum(span.seconds for span in made.phases) == pytest.approx(made.recovery)
+
+
+def test_a_step_in_flight_that_still_completes_is_no_recovery() -> None:
+    fleet = Fleet()
+    fleet.reach(1, 30)
+    fleet.killed()
+    fleet.reach(31, 31, ranks=(0,))
+    fleet.now += S
+    fleet.reach(32, 32, ranks=(0,))
+    fleet.found("w0", "w2")
+    fleet.reach(33, STEPS)
+    made = trial(fleet.end())
+    assert made.recovery == pytest.approx(1.2, abs=0.02), "until step 32"
+
+
 def test_steps_done_again_are_rolled_back() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)
@@ -193,6 +223,7 @@ def test_losses_that_are_no_numbers_and_stay_are_committed_bad_values(loss: floa
     made = trial(fleet.end())
     assert (made.outcome, made.recovery) == ("committed bad values", math.inf)
     assert "step 31 was reported with loss" in made.witness
+    assert (made.detection, made.goodput) == (math.inf, 0.0)
     assert Trial.model_validate_json(made.model_dump_json()).outcome == made.outcome
 
 

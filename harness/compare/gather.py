@@ -163,7 +163,8 @@ def trial_of(source: Source) -> Trial:
     return Trial(
         label=source.label, family=source.family, seed=source.seed, outcome=result.outcome, witness=result.witness,
         recovery=result.recovery, detection=result.detection, phases=result.phases, steps_lost=result.steps_lost,
-        samples_lost=result.samples_lost, goodput=_goodput(measures, share),
+        samples_lost=result.samples_lost,
+        goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
         control_goodput=_goodput(own, share) if own else None, badput=_badput(measures, share),
         step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
         run=source.run, control_run=source.control_run, reproduce=source.reproduce, note=result.note,

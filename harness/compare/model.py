@@ -62,7 +62,8 @@ class Trial(Model):
     ``recovery``: fault to the first new step, of several faults the slowest; infinity: never, or only from step 0, or
     with values that are no numbers; None: training did not stand still, or the fault did not land. ``detection``: fault
     to the first reaction that can be seen from outside. ``goodput``, ``badput`` (class -> seconds): against the
-    fault-free step of the stack ``none`` with the same seed where there is one, else the own control's.
+    fault-free step of the stack ``none`` with the same seed where there is one, else the own control's; 0 where what
+    was trained is worthless.
     ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``, ``control_run``: directories relative to
     the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what could not be known, and why; ``losses``:
     (step, loss) of the faulted arm and of its control, thinned.

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from chaos.events import Event, Kind
 from harness.compare.model import OutcomeClass
-from harness.lineage import NS, History, StepRun
+from harness.lineage import NS, History
 from harness.measure import ArmMeasures
 from harness.results import Incident, PhaseSpan
 
 LAST_STEPS = 5  # whoever reports none of the last steps no longer takes part
 STOOD_STILL = 5.0  # usual times between two steps; less is no interruption
 SHORTEST_STOP_S = 0.1
+UNUSUAL = 2.0  # usual times between two steps; a longer gap after a failure belongs to its recovery
 SOON_STEPS = 10.0  # a stop that the fault caused begins within so many usual steps after it
 SPOILT_LOSS = 1.2  # times the control's: the restored state is not the saved one
 SPOILT_STEPS = 10
@@ -65,10 +66,12 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
     if recovery is not None and math.isfinite(recovery) and slowest.recovery_time is None:
         note = "no failure was seen from outside; its recovery is the time that training stood still"
     lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "the job did not recover")
-    detection = _reaction(history, slowest, recovery)
+    detection = None if outcome == "masked" else _reaction(history, slowest, recovery)
+    if outcome == "committed bad values":
+        detection = math.inf
     return Judged(
         outcome=outcome, witness=witness, recovery=recovery, detection=detection,
-        phases=_phases(slowest, detection) if outcome not in FOR_EVER else [],
+        phases=_phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
         steps_lost=len(redone(history, injected_ns)), samples_lost=lost,
         note="; ".join(part for part in (note, unknown) if part),
     )  # fmt: skip
@@ -97,8 +100,9 @@ def ended(history: History) -> str:
     """How the arm ended, with the last line that the command printed."""
     reason = str(history.finished.data["reason"]) if history.finished else "the log has no end"
     first, _, rest = reason.partition("\n")
-    last = [line.strip(" |") for line in rest.splitlines() if line.strip(" |")]
-    return f"{first} {last[-1]}" if last and first.endswith(":") else first or history.outcome
+    lines = [line.strip(" |") for line in rest.splitlines() if any(letter.isalpha() for letter in line)]
+    telling = [line for line in lines if "error" in line.lower()] or lines
+    return f"{first} {telling[-1]}" if telling and first.endswith(":") else first or history.outcome
 
 
 def _class(
@@ -114,7 +118,12 @@ def _class(
     if gone := _gone(history, incidents):
         return "degraded", gone
     if again := redone(history, injected_ns):
-        return "rolled back", f"{len(again)} steps from {again[0]} to {again[-1]} were done again"
+        which = (
+            f"step {again[0]} was"
+            if len(again) == 1
+            else f"{len(again)} steps from {again[0]} to {again[-1]} were"
+        )
+        return "rolled back", f"{which} done again"
     seen = next((one for one in incidents if one.recovery_time is not None), None)
     if seen is not None:
         return (
@@ -186,15 +195,33 @@ def _gone(history: History, incidents: Sequence[Incident]) -> str:
 
 
 def redone(history: History, injected_ns: int) -> list[int]:
-    """Steps that had been done and were done again after the fault, in order, each once."""
-    return sorted(
-        {run.step for run in history.runs if not run.survives and _redone_after(history, run, injected_ns)}
+    """Steps that had been done and were done again after the fault, in order, each once.
+
+    Where ranks are known a step counts when a rank reports it a second time: one that some reported before a spare
+    joined, and the others after, was done once.
+    """
+    if not _told_by_rank(history):
+        again = (run for run in history.runs if not run.survives and run.committed_ns is not None)
+        return sorted({run.step for run in again if _ends(history, run.step) > injected_ns})
+    seen: set[tuple[int, int]] = set()
+    twice: set[int] = set()
+    for event in history.log.of(Kind.STEP_REPORTED):
+        key = (int(event.data["rank"]), event.step or 0)
+        if key in seen and event.time_ns > injected_ns:
+            twice.add(key[1])
+        seen.add(key)
+    return sorted(twice)
+
+
+def _told_by_rank(history: History) -> bool:
+    return history.info.observed and all(
+        event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED)
     )
 
 
-def _redone_after(history: History, run: StepRun, injected_ns: int) -> bool:
-    last = history.lineage.get(run.step)
-    return run.committed_ns is not None and last is not None and last.end_ns > injected_ns
+def _ends(history: History, step: int) -> int:
+    run = history.lineage.get(step)
+    return run.end_ns if run is not None else 0
 
 
 def _advances(history: History) -> list[int]:
@@ -210,21 +237,30 @@ def _advances(history: History) -> list[int]:
 
 
 def _time_of(history: History, incident: Incident) -> float | None:
-    """Its recovery time; of one that was not seen as a failure how long training stood still, None if it did not."""
-    if incident.recovery_time is not None:
-        return incident.recovery_time
+    """Seconds from the fault to the end of the standstill it caused, which is a new step; None: there was none.
+
+    Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new step of a generation
+    formed after the failure, and from outside a spare is seen to have joined only when it reports, some steps after it
+    did. The standstill ends with the last gap between two new steps in that time that is longer than usual; steps that
+    are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts.
+    """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
-    times = _advances(history)
-    gaps = list(itertools.pairwise(times))
+    gaps = list(itertools.pairwise(_advances(history)))
     usual = statistics.median([(after - before) / NS for before, after in gaps] or [0.0])
-    soon = [
-        (after - before, after)
+    seen = incident.recovery_time
+    if seen is not None and math.isinf(seen):
+        return seen
+    until_ns = injected_ns + (SOON_STEPS * usual if seen is None else seen) * NS + 1
+    mine = [
+        ((after - before) / NS, after)
         for before, after in gaps
-        if after > injected_ns and before <= injected_ns + SOON_STEPS * usual * NS
+        if after > injected_ns and (before if seen is None else after) <= until_ns
     ]
-    length, end = max(soon, default=(0, 0))
-    if length / NS <= max(STOOD_STILL * usual, SHORTEST_STOP_S):
-        return None
+    least = max(STOOD_STILL * usual, SHORTEST_STOP_S) if seen is None else UNUSUAL * usual
+    long = [end for length, end in mine if length > least]
+    if not long and (seen is None or not mine):
+        return seen
+    end = max(long) if long else max(mine)[1]
     return (end - injected_ns) / NS
 
 
@@ -234,7 +270,7 @@ def _reaction(history: History, incident: Incident, recovery: float | None) -> f
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     kinds = (Kind.PROCESS_EXITED, Kind.PROCESS_SPAWNED, Kind.GENERATION_STARTED, Kind.COMMAND_ENDED)
     later = (event for event in history.log.of(*kinds) if event.time_ns > injected_ns)
-    first = next((event for event in later if not _is_fault(event, incident)), None)
+    first = next((event for event in later if not _is_no_answer(event, incident)), None)
     found = [] if first is None else [(first.time_ns - injected_ns) / NS]
     found += [recovery] if recovery is not None and math.isfinite(recovery) else []
     if found:
@@ -242,21 +278,24 @@ def _reaction(history: History, incident: Incident, recovery: float | None) -> f
     return math.inf if recovery == math.inf else None
 
 
-def _is_fault(event: Event, incident: Incident) -> bool:
-    """Whether the end of a process is what the fault did, not an answer to it. A stopped process ends by an answer."""
+def _is_no_answer(event: Event, incident: Incident) -> bool:
+    """Whether the end of a process is what the fault did, or a good end, or the harness's doing. A stopped process that
+    ends was ended by an answer."""
+    if event.data.get("expected") or event.data.get("asked") or event.data.get("exit_code") == 0:
+        return True
     if event.kind is not Kind.PROCESS_EXITED or "stop" in incident.kind:
         return False
     hit = incident.target.get("process") or incident.target.get("processes")
     return event.data["process"] == hit or (isinstance(hit, list) and event.data["process"] in hit)
 
 
-def _phases(incident: Incident, detection: float | None) -> list[PhaseSpan]:
-    """The incident's phases, the first one ending with the first visible reaction: when the observer of chaos
-    noticed is no property of a stack."""
-    if not incident.phases or detection is None:
+def _phases(incident: Incident, detection: float | None, recovery: float | None) -> list[PhaseSpan]:
+    """The incident's phases, the first one ending with the first visible reaction (when the observer of chaos noticed
+    is no property of a stack), the last one with the recovery."""
+    if not incident.phases or detection is None or recovery is None:
         return []
-    ends = [span.start + span.seconds for span in incident.phases]
-    ends[0] = min(detection, ends[-1])
+    ends = [min(span.start + span.seconds, recovery) for span in incident.phases[:-1]] + [recovery]
+    ends[0] = min(detection, recovery)
     spans, cursor = [], 0.0
     for span, end in zip(incident.phases, ends, strict=True):
         until = max(cursor, end)
@@ -274,29 +313,29 @@ def samples_lost(history: History) -> tuple[int | None, str]:
     info = history.info
     if not info.observed:
         return None, "counted by the checker of the built-in workload"
-    by_step: dict[tuple[int, int], dict[int, int]] = {}
+    reports: dict[int, list[Event]] = {}
     for event in history.log.of(Kind.STEP_REPORTED):
         if event.data["rank"] is None or event.data["samples"] is None:
             return None, "its ranks do not report their samples"
-        shares = by_step.setdefault((event.generation, event.step or 0), {})
-        shares[int(event.data["rank"])] = int(event.data["samples"])
-    died = _died_in(history)
+        reports.setdefault(event.step or 0, []).append(event)
+    died, again = _died_in(history), set(redone(history, 0))
     lost = 0
     for step, run in history.lineage.items():
-        shares = by_step.get((run.generation, step), {})
+        mine = [e for e in reports.get(step, ()) if step not in again or e.generation == run.generation]
+        shares = {int(event.data["rank"]): int(event.data["samples"]) for event in mine}
         missing = max(0, info.global_batch - sum(shares.values()))
-        lost += 0 if missing and (run.generation, step) in died else missing
+        lost += 0 if step in died else missing
     return lost, ""
 
 
-def _died_in(history: History) -> set[tuple[int, int]]:
-    """(generation, step) in which some member was lost: the first that not all members reported."""
+def _died_in(history: History) -> set[int]:
+    """Steps in which some member was lost: the first that it did not report."""
     found = set()
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         mine = [
-            event
+            event.step or 0
             for event in history.log.of(Kind.STEP_REPORTED)
             if event.generation == failure.generation and event.data["rank"] == failure.data["rank"]
         ]
-        found.add((failure.generation, max((event.step or 0 for event in mine), default=0) + 1))
+        found.add(max(mine, default=0) + 1)
     return found

@@ -15,7 +15,7 @@ from harness.results import Metric
 
 TIME_SHARE = 0.20
 TIME_FLOOR_S = 0.010
-RATIO_SHARE = 0.05
+RATIO_SHARE = 0.10
 _TOLERANCE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
 
 
@@ -46,9 +46,12 @@ class Tolerance:
 
 
 def tolerance_of(unit: str, share: float | None = None) -> Tolerance:
-    """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, as wide as two runs of the same on
-    one machine differ from one hour to the next; 5 % for ratios and rates; nothing for counts, which a seed
-    decides."""
+    """The tolerance of a metric in ``unit``. By default 20 % and 10 ms for times, 10 % for ratios and rates, nothing
+    for counts, which the seed decides.
+
+    It stands for what changes between two runs of the same, which no number of repeats within one shows: docs/ci.md
+    says how to measure it, and what was measured.
+    """
     if unit in ("s", "ms"):
         floor = TIME_FLOOR_S if unit == "s" else TIME_FLOOR_S * 1e3
         return Tolerance(share=TIME_SHARE if share is None else share, floor=floor, unit=unit)

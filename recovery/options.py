@@ -21,6 +21,7 @@ class UsageError(Exception):
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of all options and the script with its arguments."""
     made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
     add = made.add_argument
     add("--ranks", type=_positive, default=2, help="processes that train (default 2)")
@@ -140,6 +141,7 @@ def _interval(text: str) -> int | str:
 
 
 def saves_of(said: Sequence[str]) -> Saves | None:
+    """How checkpoints are written, of NAME=VALUE; None: nothing was said. Raises UsageError."""
     try:
         return Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
     except ValidationError as error:
@@ -164,6 +166,7 @@ def _positive(text: str) -> int:
 
 
 def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strategy:
+    """By its name, with its parameters of NAME=VALUE. Raises UsageError."""
     try:
         kind = strategies.find(name)
     except KeyError:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.peers.launching import Launcher, job_of_environment
 
-LINGER_S = 20.0
+LINGER_S = 5.0
 """The job is done with the first rank that is: so long the others may take."""
 HOST = "127.0.0.1"
 

@@ -17,7 +17,11 @@ TICK_MS = {"default": 100, "tuned": 20}
 
 
 class Torchft(Stack):
-    """One replica a rank, a lighthouse beside them, and whoever restarts replicas."""
+    """One replica a rank, a lighthouse beside them, and whoever restarts replicas.
+
+    ``default`` is what its README starts (``torchft_lighthouse --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms
+    10000``; the program's own default for the last is 60 s) and what its ``train_ddp.py`` sets.
+    """
 
     title: ClassVar[str] = "torchft 0.2.0"
     requirements: ClassVar[Requirements | None] = Requirements(
@@ -72,5 +76,7 @@ class Torchft(Stack):
             "replicas are restarted by a small supervisor, at once; its users have torchrun or a cluster for each",
             "replicas wait for each other before the first step, so that none begins alone",
             "data follow the step that the Manager counts: torchft's own example restarts a replica's data from 0",
+            "gloo on CPU: after a collective that failed, its DistributedDataParallel asserts on a future that is not "
+            "there (torchft/ddp.py), so that with the default settings the survivors of a kill end too",
             "the lighthouse is never hit, and it has no standby",
         )

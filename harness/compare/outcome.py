@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ SOON_STEPS = 10.0  # a stop that the fault caused begins within so many usual st
 SPOILT_LOSS = 1.2  # times the control's: the restored state is not the saved one
 SPOILT_STEPS = 10
 CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
+TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
+"""A line of output that says why a program ended."""
 FOR_EVER: tuple[OutcomeClass, ...] = ("started over", "all ranks died", "hung", "committed bad values")
 """Classes whose recovery time is infinity: what the job had done is lost, or worthless."""
 
@@ -54,7 +57,7 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
         return _not_landed(history, missed)
     injected_ns = history.start_ns + round(min(one.injected_s for one in incidents) * NS)
     outcome, witness = _class(history, control, incidents, injected_ns)
-    stops = [(one, _time_of(history, one)) for one in incidents]
+    stops = [(one, _time_of(history, one, incidents)) for one in incidents]
     slowest, recovery = max(
         stops, key=lambda pair: -1.0 if pair[1] is None else pair[1], default=(incidents[0], None)
     )
@@ -65,10 +68,15 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
         outcome, witness = "recovered", f"no step for a while after the fault, then new ones: {witness}"
     if recovery is not None and math.isfinite(recovery) and slowest.recovery_time is None:
         note = "no failure was seen from outside; its recovery is the time that training stood still"
-    lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "the job did not recover")
+    lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "")
     detection = None if outcome == "masked" else _reaction(history, slowest, recovery)
     if outcome == "committed bad values":
         detection = math.inf
+    if detection is None and recovery is not None:
+        hidden = (
+            "nothing was seen from outside between the fault and the first new step, so its phases are one"
+        )
+        note = note or hidden
     return Judged(
         outcome=outcome, witness=witness, recovery=recovery, detection=detection,
         phases=_phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
@@ -101,8 +109,10 @@ def ended(history: History) -> str:
     reason = str(history.finished.data["reason"]) if history.finished else "the log has no end"
     first, _, rest = reason.partition("\n")
     lines = [line.strip(" |") for line in rest.splitlines() if any(letter.isalpha() for letter in line)]
-    telling = [line for line in lines if "error" in line.lower()] or lines
-    return f"{first} {telling[-1]}" if telling and first.endswith(":") else first or history.outcome
+    telling = [line for line in lines if TELLING.search(line)] or lines
+    if not telling or not first.endswith(":"):
+        return first or history.outcome
+    return f"{first.rpartition('; ')[0]}: {telling[-1]}"
 
 
 def _class(
@@ -236,13 +246,14 @@ def _advances(history: History) -> list[int]:
     return times
 
 
-def _time_of(history: History, incident: Incident) -> float | None:
+def _time_of(history: History, incident: Incident, all_: Sequence[Incident]) -> float | None:
     """Seconds from the fault to the end of the standstill it caused, which is a new step; None: there was none.
 
     Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new step of a generation
     formed after the failure, and from outside a spare is seen to have joined only when it reports, some steps after it
     did. The standstill ends with the last gap between two new steps in that time that is longer than usual; steps that
-    are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts.
+    are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts, that begins
+    soon after the fault and before the next one.
     """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     gaps = list(itertools.pairwise(_advances(history)))
@@ -250,11 +261,14 @@ def _time_of(history: History, incident: Incident) -> float | None:
     seen = incident.recovery_time
     if seen is not None and math.isinf(seen):
         return seen
-    until_ns = injected_ns + (SOON_STEPS * usual if seen is None else seen) * NS + 1
+    later_s = (one.injected_s for one in all_ if one.injected_s > incident.injected_s)
+    next_ns = history.start_ns + min((second * NS for second in later_s), default=math.inf)
+    begun_ns = math.inf if seen is not None else injected_ns + SOON_STEPS * usual * NS
+    ended_ns = next_ns if seen is None else injected_ns + seen * NS + 1
     mine = [
         ((after - before) / NS, after)
         for before, after in gaps
-        if after > injected_ns and (before if seen is None else after) <= until_ns
+        if after > injected_ns and before <= begun_ns and after <= ended_ns
     ]
     least = max(STOOD_STILL * usual, SHORTEST_STOP_S) if seen is None else UNUSUAL * usual
     long = [end for length, end in mine if length > least]
@@ -266,16 +280,15 @@ def _time_of(history: History, incident: Incident) -> float | None:
 
 def _reaction(history: History, incident: Incident, recovery: float | None) -> float | None:
     """Seconds from the fault to the first thing that shows a reaction: a process ends (other than by the fault) or
-    starts, a new generation begins, the command ends; at the latest the recovery itself. None: nothing was seen."""
+    starts, a new generation begins, the command ends. None: nothing was seen before the recovery; infinity: ever."""
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     kinds = (Kind.PROCESS_EXITED, Kind.PROCESS_SPAWNED, Kind.GENERATION_STARTED, Kind.COMMAND_ENDED)
     later = (event for event in history.log.of(*kinds) if event.time_ns > injected_ns)
     first = next((event for event in later if not _is_no_answer(event, incident)), None)
-    found = [] if first is None else [(first.time_ns - injected_ns) / NS]
-    found += [recovery] if recovery is not None and math.isfinite(recovery) else []
-    if found:
-        return min(found)
-    return math.inf if recovery == math.inf else None
+    after_s = math.inf if first is None else (first.time_ns - injected_ns) / NS
+    if recovery == math.inf or (recovery is not None and after_s < recovery):
+        return after_s
+    return None
 
 
 def _is_no_answer(event: Event, incident: Incident) -> bool:
@@ -291,9 +304,11 @@ def _is_no_answer(event: Event, incident: Incident) -> bool:
 
 def _phases(incident: Incident, detection: float | None, recovery: float | None) -> list[PhaseSpan]:
     """The incident's phases, the first one ending with the first visible reaction (when the observer of chaos noticed
-    is no property of a stack), the last one with the recovery."""
-    if not incident.phases or detection is None or recovery is None:
+    is no property of a stack), the last one with the recovery; one for all where they cannot be told apart."""
+    if recovery is None:
         return []
+    if detection is None or not incident.phases:
+        return [PhaseSpan(name="regroup", start=0.0, seconds=recovery)]
     ends = [min(span.start + span.seconds, recovery) for span in incident.phases[:-1]] + [recovery]
     ends[0] = min(detection, recovery)
     spans, cursor = [], 0.0

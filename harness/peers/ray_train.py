@@ -49,7 +49,7 @@ def main() -> None:
     """Start a cluster on this machine, and train in it."""
     job = CommonJob.from_environment(os.environ)
     ray.init(
-        num_cpus=job.ranks + 1, num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+        num_cpus=job.ranks, num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
         _temp_dir=os.environ["JOB_RAY_HOME"],
     )  # fmt: skip
     limit = os.environ.get("JOB_GROUP_TIMEOUT")

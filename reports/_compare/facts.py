@@ -27,8 +27,8 @@ OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
     {
         "masked": Outcome(kept=True, tried=True, meaning="training never stopped"),
         "recovered": Outcome(kept=True, tried=True, meaning="went on from where it was"),
-        "degraded": Outcome(kept=True, tried=True, meaning="went on slower or with fewer ranks"),
         "rolled back": Outcome(kept=True, tried=True, meaning="went on from a checkpoint, steps done again"),
+        "degraded": Outcome(kept=True, tried=True, meaning="went on slower or with fewer ranks"),
         "started over": Outcome(kept=False, tried=True, meaning="went on from step 0, all work lost"),
         "all ranks died": Outcome(kept=False, tried=True, meaning="the job ended"),
         "hung": Outcome(kept=False, tried=True, meaning="the job stood still until it was ended"),
@@ -48,7 +48,9 @@ class Facts:
         self.comparison = comparison
         self.families = list(comparison.families)
         self._cells = {(cell.label, cell.family): cell for cell in comparison.cells}
-        self._ratios = {(r.label, r.family, r.metric): r for r in comparison.ratios}
+        self._ratios: dict[tuple[str, str, str], Ratio] = {
+            (r.label, r.family, r.metric): r for r in comparison.ratios
+        }
 
     @cached_property
     def labels(self) -> list[str]:
@@ -139,6 +141,25 @@ class Facts:
             (t.recovery, t.seed, t) for t in self.trials(label, family) if t.recovery is not None and t.phases
         ]
         return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
+
+    def ahead(self, label: str, family: str) -> str:
+        """How a stack does better than the reference under a family, in words; empty where it does not."""
+        mine, other = self.cell(self.reference, family), self.cell(label, family)
+        if mine is None or other is None or label == self.reference or not OUTCOMES[mine.worst].tried:
+            return ""
+        if OUTCOMES[other.worst].kept and not OUTCOMES[mine.worst].kept:
+            return f"keeps the work, {self.reference} does not"
+        if other.worst == "masked" and mine.worst != "masked":
+            return f"not stopped at all, {self.reference} is"
+        ratio = self.ratio(label, family)
+        if ratio is None or not OUTCOMES[other.worst].kept:
+            return ""
+        if ratio.says in ("faster", "only this one recovers"):
+            return f"faster than {self.reference}"
+        shorter = (
+            ratio.says in ("too few", "no difference shown") and ratio.value is not None and ratio.value < 1
+        )
+        return f"shorter than {self.reference}, which may be chance" if shorter else ""
 
     def _usual(self, label: str) -> float:
         """Median over families of the median recovery time; what has none counts as never."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from harness.compare.model import CellSummary, Comparison
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts
-from reports._compare.words import findings, remark
+from reports._compare.words import findings
 from reports._format import MISSING, flatten, median_of, number, pairs, plural, with_unit
 from reports._pipe import code_lines, escape, rows, section
 
@@ -82,9 +82,13 @@ def _score(facts: Facts, label: str, family: str) -> str:
         return "did not run"
     if not OUTCOMES[cell.worst].tried:
         return f"{cell.worst}: {cell.note or cell.witness}"
-    said = remark(facts.ratio(label, family)) if label in facts.others else ""
-    ahead = said if said.startswith(("faster", "recovers", "shorter")) else ""
-    parts = [_outcome(cell), _time(cell.recovery), f"goodput {median_of(cell.goodput)}", _lost(cell), ahead]
+    parts = [
+        _outcome(cell),
+        _time(cell.recovery),
+        f"goodput {median_of(cell.goodput)}",
+        _lost(cell),
+        facts.ahead(label, family),
+    ]
     return "; ".join(part for part in parts if part)
 
 

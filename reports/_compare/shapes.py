@@ -63,12 +63,11 @@ class Scale:
     def __init__(self, values: Sequence[float], *, logarithmic: bool, room: float = ROOM) -> None:
         finite = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
         self.logarithmic, self._room = logarithmic, room
+        self.low, self.high = 0.0, max([*finite, 0.0]) * 1.02 or 1.0
         if logarithmic:
             low, high = (min(finite), max(finite)) if finite else (1.0, 1.0)
             self.low, self.high = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
             self.high += self.high == self.low
-        else:
-            self.low, self.high = 0, max([*finite, 0.0]) * 1.02 or 1.0
 
     def at(self, value: float) -> float:
         """Percent."""

@@ -12,7 +12,7 @@ from harness.compare.model import CellSummary, OutcomeClass, Trial
 from harness.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
-from reports._compare.words import exact, figure, interval, median, remark
+from reports._compare.words import exact, figure, interval, median
 from reports._format import MISSING, align, pairs, plural
 
 MAX_ROWS = 2000
@@ -115,8 +115,8 @@ def _score(facts: Facts, label: str, family: str) -> Cell:
         note = Markup('<span class="quiet under">{}</span>').format(cell.note or cell.witness)
         return Cell(content=outcome(cell.worst) + note)
     lines = [outcome(cell.worst, _counts(cell)), _time(cell), _losses(cell)]
-    said = remark(facts.ratio(label, family)) if label in facts.others else ""
-    if said.startswith(("faster", "recovers", "shorter")):
+    said = facts.ahead(label, family)
+    if said:
         lines.append(Markup('<span class="ahead">{}</span>').format(said))
     recovery = cell.recovery.median if cell.recovery is not None else None
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
@@ -205,10 +205,26 @@ def _goodput(facts: Facts, label: str, family: str) -> Cell:
         shown = figure(low, better="higher")
         shown = shown if low == high else Markup("{} to {}").format(shown, figure(high, better="higher"))
         without = Markup('<span class="quiet under">without the fault {}</span>').format(shown)
-    content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}').format(
-        median(cell.goodput), interval(cell.goodput.ci95, "higher"), without
+    content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}{}').format(
+        median(cell.goodput),
+        interval(cell.goodput.ci95, "higher"),
+        without,
+        _goodput_ratio(facts, label, family),
     )
     return Cell(content=content, key=_key(cell.goodput.median))
+
+
+def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
+    ratio = facts.ratio(label, family, "goodput")
+    if ratio is None or ratio.value is None:
+        return Markup("")
+    words = {"faster": "more", "slower": "less"}.get(ratio.says, ratio.says)
+    return Markup('<span class="{}">{}× {}’s: {}</span>').format(
+        "ahead" if ratio.says == "faster" else "quiet under",
+        figure(ratio.value, better="higher"),
+        ratio.against,
+        words,
+    )
 
 
 def cost(facts: Facts) -> Table:

@@ -7,7 +7,6 @@ from collections import Counter
 
 from markupsafe import Markup
 
-from harness.compare.model import Ratio
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts, listed
 from reports._format import MISSING, NEVER, number, plural, quantity
@@ -102,7 +101,12 @@ def _behind(facts: Facts) -> Markup:
             parts.append(Markup("{} recovers from {} in {} of its time").format(other, family, share))
     for family in facts.families:
         mine = facts.cell(facts.reference, family)
-        if mine is None or OUTCOMES[mine.worst].kept or not OUTCOMES[mine.worst].tried:
+        if mine is None or not OUTCOMES[mine.worst].tried:
+            continue
+        if OUTCOMES[mine.worst].kept:
+            untouched = [x for x in facts.others if mine.worst != "masked" and _masked(facts, x, family)]
+            if untouched:
+                parts.append(Markup("{} stops {} not at all").format(family, listed(untouched)))
             continue
         who = [x for x in facts.others if (c := facts.cell(x, family)) and OUTCOMES[c.worst].kept]
         if who:
@@ -117,6 +121,11 @@ def _behind(facts: Facts) -> Markup:
             )
         )
     return Markup("Where others are better: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+
+
+def _masked(facts: Facts, label: str, family: str) -> bool:
+    cell = facts.cell(label, family)
+    return cell is not None and cell.worst == "masked"
 
 
 def _cost(facts: Facts) -> Markup:
@@ -149,18 +158,3 @@ def _certainty(facts: Facts) -> Markup:
         "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {} do not"
     ).format(total, total - open_ - neither, open_)
     return line + (Markup("; in {} neither recovers.").format(neither) if neither else Markup("."))
-
-
-def remark(ratio: Ratio | None) -> str:
-    """What a ratio means for its stack, in words that name the reference; empty where it says nothing to note."""
-    if ratio is None or ratio.label == ratio.against:
-        return ""
-    words = {
-        "faster": f"faster than {ratio.against}", "only this one recovers": f"recovers, {ratio.against} does not",
-        "no difference shown": f"no difference to {ratio.against} shown",
-    }  # fmt: skip
-    if ratio.says in words:
-        return words[ratio.says]
-    if ratio.says == "too few" and ratio.value is not None and ratio.value < 1:
-        return f"shorter than {ratio.against}, too few pairs to be sure"
-    return ""

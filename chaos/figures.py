@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 MISSING = "–"
 NEVER = "never"
-COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes"})
+COUNT_UNITS = frozenset({"steps", "samples", "ranks", "count", "alarms", "bytes", "replicas", "saves"})
 _ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
 
 

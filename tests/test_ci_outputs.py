@@ -3,6 +3,7 @@ OpenMetrics, the templates, spans."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -330,6 +331,15 @@ def test_spans_lie_within_each_other(finished: Finished) -> None:
     lost = [one for one in incidents if one.failed]
     assert len(lost) == 1 and lost[0].attributes["trainchaos.never_recovered"] is True
     assert "trainchaos.recovery_seconds" not in lost[0].attributes
+
+
+def test_spans_are_in_unix_time_whenever_the_machine_was_started(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run")
+    before, _ = _otel.spans(run, results)
+    for path in run.root.glob("events/*/*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(e | {"time_ns": e["time_ns"] + 10**15}) + "\n" for e in events))
+    assert _otel.spans(run, results)[0] == before
 
 
 def test_an_arm_without_its_log_is_left_out_by_name(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_ray_is_started_with_its_documented_options() -> None:
         "JOB_MAX_FAILURES": "-1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "10",
+        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",
     }
 
 

@@ -31,11 +31,11 @@ class RayTrain(Stack):
         "Ray's page on failures and hangs (docs.ray.io, train/user-guides/debugging) lists the timeouts: how often the "
         "controller looks at its workers (RAY_TRAIN_HEALTH_CHECK_INTERVAL_S, 2 s as shipped, which also delays "
         "ray.train.report), after what time a worker that does not answer is lost "
-        "(RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S, 600 s), and TorchConfig(timeout_s), 1800 s, for which Ray's maintainers "
-        "recommend 10 s (ray #22349). Workers that are replaced are waited for while they leave their group "
-        "(TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, 30 s; ray PR #56182): in vain where one hangs. Elastic training (train/user-guides/elastic-training) "
-        "is for machines that are gone; here a new worker always finds room. Failures are retried without a limit "
-        "(train/user-guides/fault-tolerance)."
+        "(RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S, 600 s), and TorchConfig(timeout_s), 1800 s, for which Ray's "
+        "maintainers recommend 10 s (ray #22349). Workers that are replaced are waited for while they leave their "
+        "group (TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S, 30 s; ray #56182): in vain where one hangs. Elastic training "
+        "(train/user-guides/elastic-training) is for machines that are gone; here a new worker always finds room. "
+        "Failures are retried without a limit (train/user-guides/fault-tolerance)."
     )
 
     def chosen(self) -> Mapping[str, object]:

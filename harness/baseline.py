@@ -139,18 +139,22 @@ def load(path: Path) -> Baseline:
 
 def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:
     """Why two cannot be compared by machine, and by what was played: a line each, with both values."""
-    machine = [
-        f"{name}: {baseline.machine.get(name)} then, {current.machine.get(name)} now"
-        for name in MACHINE
-        if baseline.machine.get(name) != current.machine.get(name)
-    ]
     played = []
     for name in current.cells.keys() & baseline.cells.keys():
         then, now = baseline.cells[name].test, current.cells[name].test
         played += [
             f"{name}: {where}: {_short(a)} then, {_short(b)} now" for where, a, b in _differing(then, now)
         ]
-    return machine, sorted(played)
+    return other_machine(baseline, current.machine), sorted(played)
+
+
+def other_machine(baseline: Baseline, system: Mapping[str, Any]) -> list[str]:
+    """Facts of ``system.json`` in which a machine is not the baseline's: a line each, with both values."""
+    return [
+        f"{name}: {baseline.machine.get(name)} then, {system.get(name)} now"
+        for name in MACHINE
+        if baseline.machine.get(name) != system.get(name)
+    ]
 
 
 def _differing(then: Any, now: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke, run
+from chaos.cli import invoke
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = """\
@@ -169,12 +169,6 @@ def test_in_a_workflow_it_annotates_and_adds_a_summary(
     assert chaos("gate", played, "--no-github")[2] == ""
 
 
-needs_gate = pytest.mark.skipif(
-    "gate" not in {p.name for p in run.params}, reason="chaos run has no --gate yet"
-)
-
-
-@needs_gate
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
 def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", limit))
@@ -183,10 +177,15 @@ def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: in
     assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
 
 
-@needs_gate
-def test_wrong_options_of_a_gate_start_nothing(chaos: Say, tmp_path: Path) -> None:
+def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_path: Path) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", "60s"))
+    chaos("baseline", "save", played, "-o", tmp_path / "b.json")
+    other = changed(
+        tmp_path / "b.json", tmp_path / "other.json", lambda data: data["machine"].update(cores=999)
+    )
     command = ("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs")
+    code, _, err = chaos(*command, "--gate", "--baseline", other)
+    assert code == 2 and "another machine: cores: 999 then" in err
     for wrong in (
         ("--baseline", "x.json"),
         ("--gate", "--baseline", tmp_path / "none.json"),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from harness.baseline import Baseline, BaselineCell
 from harness.bounds import LEVEL
 from harness.clauses import Decision, decide
-from harness.gating import Against, GateResult, as_text, gate, gated
+from harness.gating import Against, GateResult, as_text, gate, gated, write
 from harness.measure import METRICS, summarise
 from harness.regression import ToleranceError, compare, parse_share, tolerance_of
 from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
+from harness.rundir import RunDirectory
 
 FINE = Finding(verdict="pass", witness="fine")
 Values = Mapping[str, Sequence[float]]
@@ -210,6 +213,13 @@ def test_reports_see_what_the_gate_decided() -> None:
     results = run_of({"default": {}}, [sla("max < 2s", [3.0])])
     shown = gated(results, gate(results))
     assert (shown.verdict, shown.exit_code, shown.slas[0].verdict) == ("fail", 1, "fail")
+
+
+def test_what_it_decided_is_kept_with_its_infinities(tmp_path: Path) -> None:
+    results = run_of({"default": {}}, [sla("max < 2s", [3.0, math.inf])])
+    path = write(RunDirectory(tmp_path), gate(results))
+    assert GateResult.model_validate_json(path.read_text()) == gate(results)
+    assert json.loads(path.read_text())["clauses"][0]["values"] == [3.0, "Infinity"]
 
 
 # --- against a baseline

@@ -79,7 +79,7 @@ def conclude(
 
 
 def check_choices(choices: dict[str, Any]) -> None:
-    """Refuse wrong options of a gate before anything runs, an unreadable baseline among them.
+    """Refuse wrong options of a gate before anything runs, a baseline of another machine among them.
 
     Raises click.UsageError, ToleranceError, BaselineError.
     """
@@ -94,9 +94,20 @@ def check_choices(choices: dict[str, Any]) -> None:
         option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace("_", "-")
         raise click.UsageError(f"--{option} is for --gate")
     if choices["baseline"] is not None:
-        from harness.baseline import load
+        from harness.baseline import load, other_machine
+        from harness.devices import describe
 
-        load(choices["baseline"])
+        _refuse_machine(choices, other_machine(load(choices["baseline"]), describe()))
+
+
+def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
+    from harness.baseline import BaselineError
+
+    if machine and not choices["other_machine"]:
+        raise BaselineError(
+            f"{choices['baseline']} is of another machine: {'; '.join(machine)}",
+            hint="save one on this machine, or say --other-machine to compare all the same",
+        )
 
 
 def _conclude(
@@ -164,11 +175,7 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
         raise BaselineError(f"{choices['baseline']} is of another test: {played[0]}", hint=again)
     if not found.cells.keys() & {cell.id for cell in results.cells}:
         raise BaselineError(f"{choices['baseline']} has none of the cells of this run", hint=again)
-    if machine and not choices["other_machine"]:
-        raise BaselineError(
-            f"{choices['baseline']} is of another machine: {'; '.join(machine)}",
-            hint="save one on this machine, or say --other-machine to compare all the same",
-        )
+    _refuse_machine(choices, machine)
     from harness.measure import METRICS
 
     units = {name: METRICS[name].unit for name in METRICS}

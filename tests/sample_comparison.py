@@ -70,7 +70,7 @@ def build(repeats: int = 10, *, stacks: int = 13, price: float | None = 2.5) -> 
     same = [_ratio(trials + again, f"{REFERENCE} again", family) for family in FAMILIES]
     return Comparison(
         name="all-stacks", started="2026-11-21T20:00:00Z", finished="2026-11-21T21:24:00Z",
-        machine={"cpu": "4 x something", "memory_gib": 16.0},
+        machine={"processor": "x86_64", "cores": 2, "memory_gib": 16.0, "cuda_devices": []},
         workload={"model": "gpt nano", "steps": STEPS, "ranks": 3}, deadline=120.0,
         stacks=[_stack(label) for label in labels], families=dict(FAMILIES), trials=trials,
         cells=[_cell(trials, label, family) for label in labels for family in FAMILIES],

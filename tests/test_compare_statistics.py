@@ -158,8 +158,10 @@ def test_outliers_are_named_by_their_seed() -> None:
 
 
 def test_how_many_pairs_would_settle_it() -> None:
-    assert repetitions_needed(*pair([1.0] * 3, [2.0] * 3)) == 20
-    assert repetitions_needed(*pair([1.0, 2.0], [2.0, 1.0])) is None
+    assert repetitions_needed(*pair([1.0] * 3, [2.0] * 3)) == 6
+    assert repetitions_needed(*pair([1.0] * 3, [2.0, 2.0, 0.5])) == 9
+    assert repetitions_needed(*pair([1.0, 2.0] * 3, [2.0, 1.0] * 3)) is None
+    assert repetitions_needed({}, {}) is None
     close = repetitions_needed(*pair([1.0] * 10, [2.0] * 6 + [0.5] * 4))
     clear = repetitions_needed(*pair([1.0] * 10, [2.0] * 9 + [0.5]))
     assert clear is not None and close is not None and clear < close

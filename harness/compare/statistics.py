@@ -25,6 +25,7 @@ OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5
 OUTLIER_FACTOR = 2.0
 POWER = 0.8
+LEAST_PAIRS = 6
 MOST_REPETITIONS = 500
 _TO_DEVIATION = 0.6745
 _MEAN_TO_DEVIATION = 1.253314
@@ -80,14 +81,18 @@ def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -
     exclude equality in 80 of 100 repetitions. None: not within 500, or nothing to guess from.
 
     A guess from the pairs there are: the chance that a pair favours the side that is ahead is taken as
-    (favourable + 1) / (pairs + 2), Laplace's rule, and the binomial distribution gives the rest.
+    (favourable + 1) / (pairs + 2), Laplace's rule, and the binomial distribution gives the rest. Below 6 pairs there is
+    too little to guess from: then it is the least number that can settle it, if all further pairs agree.
     """
     logs = [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
     below, above = sum(value < 0 for value in logs), sum(value > 0 for value in logs)
+    if logs and len(logs) < LEAST_PAIRS:
+        against = len(logs) - max(below, above)
+        return next(n for n in range(LEAST_PAIRS, MOST_REPETITIONS) if _allowed(n) >= against)
     if below == above:
         return None
     chance = (max(below, above) + 1) / (len(logs) + 2)
-    for n in range(max(6, len(logs)), MOST_REPETITIONS + 1):
+    for n in range(len(logs), MOST_REPETITIONS + 1):
         allowed = _allowed(n)
         power = sum(math.comb(n, k) * (1 - chance) ** k * chance ** (n - k) for k in range(allowed + 1))
         if power >= POWER:

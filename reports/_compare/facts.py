@@ -74,9 +74,12 @@ class Facts:
 
     @cached_property
     def others(self) -> list[str]:
-        """The labels that are not of the reference's kind: where it is ours, those that are not."""
+        """The labels that are not of the reference's kind: where it is ours, those that are not; ``none`` recovers from
+        nothing and is what a step costs without any stack.
+        """
         ours = self.stacks[self.reference].ours if self.reference in self.stacks else False
-        return [x for x in self.labels if x != self.reference and not (ours and self.stacks[x].ours)]
+        known = [(label, self.stacks[label]) for label in self.labels if label != self.reference]
+        return [label for label, stack in known if stack.stack != "none" and not (ours and stack.ours)]
 
     def cell(self, label: str, family: str) -> CellSummary | None:
         """The summary, None where that pair did not run."""

@@ -13,8 +13,9 @@ from reports._compare import plots, tables
 from reports._compare.facts import Facts
 from reports._compare.shapes import HATCHES, patterns
 from reports._compare.words import findings
-from reports._format import flatten, number, plural
+from reports._format import flatten, number, pairs, plural
 
+_MACHINE = ("processor", "cores", "memory_gib", "cuda_devices")
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -49,6 +50,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "headline": said[0],
         "findings": said[1:],
         "about": _about(comparison),
+        "setup": _setup(comparison),
         "patterns": patterns(),
         "hatches": HATCHES,
         "scorecard": tables.scorecard(facts),
@@ -78,6 +80,13 @@ def _about(comparison: Comparison) -> str:
     stacks = plural(len({trial.label for trial in comparison.trials}), "stack")
     faults = plural(len(comparison.families), "kind") + " of fault"
     return f"{stacks} · {faults} · {pairs}, same seeds for each · {when}"
+
+
+def _setup(comparison: Comparison) -> str:
+    """On which machine, and what was trained."""
+    machine = {k: v for k, v in comparison.machine.items() if k in _MACHINE and v not in ([], None)}
+    parts = [pairs(machine), pairs(comparison.workload)]
+    return "; ".join(part for part in parts if part)
 
 
 def _price(comparison: Comparison) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from harness.compare.model import Trial
 from harness.results import PHASE_NAMES
-from reports._compare.facts import Facts
+from reports._compare.facts import Facts, listed
 from reports._compare.shapes import Scale, curves, points, ruler, shares, slug, spans
 from reports._compare.words import exact, median
 from reports._format import number, percent, plural
@@ -81,7 +81,7 @@ def _times_finding(facts: Facts, family: str) -> str:
     known = [(value, label) for label in facts.labels if (value := facts.recovery(label, family)) is not None]
     finite = sorted(entry for entry in known if math.isfinite(entry[0]))
     never = len(known) - len(finite)
-    tail = f"; {never} of {plural(len(known), 'stack')} usually never" if never else ""
+    tail = f"; {never} of {plural(len(known), 'stack')} did not" if never else ""
     if not finite:
         return f"{family}: nobody recovers" if known else f"{family}: nothing to recover from"
     fastest = f"{family}: {finite[0][1]} recovers first, in {number(finite[0][0], 'lower')} s"
@@ -122,8 +122,11 @@ def _waterfall_finding(family: str, trials: Sequence[Trial]) -> str:
     for trial in trials:
         longest = max(trial.phases, key=lambda span: span.seconds)
         most.append(longest.name)
-    name = statistics.mode(most)
-    return f"{family}: {name} takes longest in {most.count(name)} of {plural(len(most), 'stack')}"
+    often = Counter(most)
+    top = max(often.values())
+    names = [name for name, count in often.items() if count == top]
+    verb, each = ("takes", "") if len(names) == 1 else ("take", " each")
+    return f"{family}: {listed(names)} {verb} longest, in {top}{each} of {plural(len(most), 'stack')}"
 
 
 def wall(facts: Facts, family: str) -> Chart | None:

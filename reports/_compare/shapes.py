@@ -119,7 +119,9 @@ def points(
         x = _n(scale.at(middle))
         parts.append(Markup('<line class="median" x1="{0}%" x2="{0}%" y1="3" y2="25"/>').format(x))
     for index, (value, flagged) in enumerate(values):
-        parts.append(_mark(_n(scale.at(value)), 14 + (-5, 0, 5)[index % 3], value, flagged))
+        parts.append(
+            _mark(_n(scale.at(value)), 14 + ((-5, 0, 5)[index % 3] if len(values) > 1 else 0), value, flagged)
+        )
     return _drawing("strip-row", 28, label, parts)
 
 

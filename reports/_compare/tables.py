@@ -161,13 +161,17 @@ def ratios(facts: Facts) -> Table:
 def _ratio(facts: Facts, label: str, family: str) -> Cell:
     ratio = facts.ratio(label, family)
     if ratio is None:
-        return Cell(content=Markup('<span class="quiet">not compared</span>'))
+        mine = facts.cell(facts.reference, family)
+        still = mine is not None and mine.worst == "masked"
+        why = f"{facts.reference} did not stop" if still else "no pair of times"
+        return Cell(content=Markup('<span class="quiet">{}</span>').format(why))
     better = "higher" if (ratio.value or 0) > 1 else "lower"
     shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
         figure(ratio.value, better=better), "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
         interval(ratio.interval, better),
     )  # fmt: skip
-    more = f", about {ratio.needed} would settle it" if ratio.needed else ""
+    guess = "at least" if ratio.says == "too few" else "about"
+    more = f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
     ahead = ratio.says in ("faster", "only this one recovers")
     said = Markup('<span class="ahead">{}</span>').format(ratio.says) if ahead else Markup("")
     rest = f"{plural(ratio.n, 'pair')}{more}" if ahead else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
@@ -218,7 +222,9 @@ def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
     ratio = facts.ratio(label, family, "goodput")
     if ratio is None or ratio.value is None:
         return Markup("")
-    words = {"faster": "more", "slower": "less"}.get(ratio.says, ratio.says)
+    words = {"faster": "more", "slower": "less", "too few": "too few pairs to say"}.get(
+        ratio.says, ratio.says
+    )
     return Markup('<span class="{}">{}× {}’s: {}</span>').format(
         "ahead" if ratio.says == "faster" else "quiet under",
         figure(ratio.value, better="higher"),
@@ -290,6 +296,8 @@ def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
         return Cell(content=Markup(MISSING))
     if finest:
         return count(metric.median, "", metric.better, finest)
+    if metric.median == math.inf:
+        return Cell(content=exact(metric.median, "all"), key=_key(metric.median))
     return Cell(content=median(metric), key=_key(metric.median))
 
 

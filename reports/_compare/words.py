@@ -62,13 +62,15 @@ def _survival(facts: Facts) -> Markup:
     best = max(facts.kept(x) for x in facts.others)
     who = [x for x in facts.others if facts.kept(x) == best]
     shown = listed(who) if len(who) <= 2 else f"{who[0]} and {len(who) - 1} more"
+    fewer = len(who) == 1 and facts.tried(who[0]) != tried
+    count = f"{best} of {facts.tried(who[0])}" if fewer else str(best)
     if best > kept:
-        return lead + Markup("; {} through {}: more than it.").format(shown, best)
+        return lead + Markup("; {} through {}: more than it.").format(shown, count)
     if best == kept:
         return lead + Markup(", and so did {}." if best else "; no other did better.").format(shown)
     if best == 0:
         return lead + Markup("; no other stack through any.")
-    return lead + Markup("; the best of the others, {}, through {}.").format(shown, best)
+    return lead + Markup("; the best of the others, {}, through {}.").format(shown, count)
 
 
 def _times(facts: Facts) -> list[tuple[str, str, float]]:

@@ -52,7 +52,7 @@ def list_(form: str) -> int:
 @click.option("--all", "every", is_flag=True, help="All that are not ready.")
 def install(names: tuple[str, ...], every: bool) -> int:
     """Make the environments of these stacks, from pinned requirements; those that are ready are left alone."""
-    from harness import environments, installing
+    from harness import environments
 
     if bool(names) == every:
         raise click.UsageError("name stacks, or say --all; chaos stacks list shows them")
@@ -62,13 +62,11 @@ def install(names: tuple[str, ...], every: bool) -> int:
     for name in names or environments.stacks():
         before = environments.look(name)
         try:
-            found = installing.install(name, _Progress())
+            found = _installed(name)
         except errors.ChaosError as error:
-            _Progress.clear()
             click.echo(str(error), err=True)
             code = code or error.exit_code
             continue
-        _Progress.clear()
         where = f"in {found.directory}" if found.directory else "with chaos itself"
         click.echo(f"{name}: {'was ready' if before.ready else 'ready'} {where}")
     return code
@@ -100,6 +98,15 @@ def remove(names: tuple[str, ...]) -> int:
         where = installing.remove(name)
         click.echo(f"{name}: removed {where}" if where else f"{name}: there is no environment of it")
     return errors.EXIT_PASS
+
+
+def _installed(name: str) -> Environment:
+    from harness import installing
+
+    try:
+        return installing.install(name, _Progress())
+    finally:
+        _Progress.clear()
 
 
 class _Progress:

@@ -90,6 +90,8 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
     single = Directory(paths[0])
     if len(paths) == 1 and single.plan.is_file():
         made, target = gather(single), single.root
+        if options["price"] is not None:
+            made = made.model_copy(update={"price": options["price"], "currency": options["currency"]})
     elif len(paths) == 1 and not options["name"]:
         made = compare_stored(
             paths, name=paths[0].name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]

@@ -156,6 +156,9 @@ def trial_of(source: Source) -> Trial:
     against = history_of(control) if control else None
     own = measure(control, ideal) if control else None
     result = judged(measures, against)
+    notes = [result.note]
+    if source.control is not None and (against is None or not completed(against)):
+        notes.append("its control did not get to its end either: see control_run")
     history = measures.history
     info = history.info
     provisioned = info.ranks + info.spares + source.beside
@@ -167,7 +170,7 @@ def trial_of(source: Source) -> Trial:
         goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
         control_goodput=_goodput(own, share) if own else None, badput=_badput(measures, share),
         step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
-        run=source.run, control_run=source.control_run, reproduce=source.reproduce, note=result.note,
+        run=source.run, control_run=source.control_run, reproduce=source.reproduce, note="; ".join(filter(None, notes)),
         losses=losses_of(history), control_losses=losses_of(against) if against else (),
     )  # fmt: skip
 

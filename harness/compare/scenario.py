@@ -18,7 +18,7 @@ from harness.stack import ROOT, Drive
 SEEN_FROM_OUTSIDE = ("fault-landed", "detection", "liveness", "no-orphans", "evidence-complete")
 IDLE_BEYOND_S = 30.0  # a job whose processes begin anew again and again makes no step and shows signs of life
 LONGEST = 3.0  # times the deadline: a job that goes back to step 0 again and again makes steps for ever
-LONGEST_START_S, LONGEST_STEP_S = 60.0, 1.0  # whatever the deadline, an arm has so long
+LONGEST_START_S, LONGEST_STEP_S = 300.0, 1.0  # whatever the deadline, an arm has so long
 
 
 def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) -> dict[str, Any]:
@@ -36,11 +36,13 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
         "steps": spec.steps,
         "global_batch": spec.global_batch,
         "progress_deadline": deadline_s,
+        "points": True,
         "restarts": drive.restarts,
         "checkpoint": {"directory": drive.checkpoints},
     }
-    if "points" in WorkloadSpec.model_fields:
-        workload["points"] = True
+    start_s = deadline_s
+    if "start_deadline" in WorkloadSpec.model_fields:
+        start_s = workload["start_deadline"] = max(deadline_s, LONGEST_START_S)
     faults = [
         {
             key: value
@@ -61,14 +63,10 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
         "baseline": "none",
         "invariants": list(SEEN_FROM_OUTSIDE),
         "stop_conditions": [
-            {"when": f"no_committed_step_for > {deadline_s + IDLE_BEYOND_S:g}s"},
-            {"when": f"wall_time > {_longest_s(deadline_s, spec.steps):g}s"},
+            {"when": f"no_committed_step_for > {start_s + IDLE_BEYOND_S:g}s"},
+            {"when": f"wall_time > {start_s + max(LONGEST * deadline_s, spec.steps * LONGEST_STEP_S):g}s"},
         ],
     }
-
-
-def _longest_s(deadline_s: float, steps: int) -> float:
-    return max(LONGEST * deadline_s, LONGEST_START_S + steps * LONGEST_STEP_S)
 
 
 def write(path: Path, scenario: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -39,6 +40,7 @@ def main() -> None:
     if "JOB_RANK" not in os.environ or "MASTER_PORT" not in os.environ:
         sys.exit("JOB_RANK and MASTER_PORT are not set: start it by harness.peers.supervise")
     os.environ["RANK"] = os.environ["JOB_RANK"]
+    logging.basicConfig(level=logging.INFO)
     waits = {
         name: timedelta(seconds=value) for name in WAITS if (value := getattr(options, name)) is not None
     }
@@ -77,7 +79,8 @@ def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
         dist.destroy_process_group()
 
     attempt.__annotations__["call_wrapper"] = inprocess.CallWrapper  # looked up as a type by the wrapper
-    inprocess.Wrapper(store_kwargs={"port": port + 2}, **waits)(attempt)()
+    log = str((training.checkpoints.parent / "monitor-{rank}.log").absolute())
+    inprocess.Wrapper(store_kwargs={"port": port + 2}, monitor_process_logfile=log, **waits)(attempt)()
 
 
 if __name__ == "__main__":

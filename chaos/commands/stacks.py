@@ -157,6 +157,7 @@ def _as_text(facts: dict[str, Any]) -> str:
     lines = [f"{facts['name']}: {facts['title']}", f"  {facts['about']}", ""]
     state = "ready" if facts["ready"] else f"missing: {facts['why']}; chaos stacks install {facts['name']}"
     lines.append(f"  state     {state}")
+    lines.append(f"  place     {facts['directory'] or 'chaos itself'}")
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines.append(f"  versions  {versions or ', '.join(facts['pins'])}")
     for settings, chosen in facts["settings"].items():

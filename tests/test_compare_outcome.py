@@ -124,6 +124,17 @@ def test_a_spare_that_joins_in_the_middle_of_a_step_redoes_nothing() -> None:
     assert sum(span.seconds for span in made.phases) == pytest.approx(made.recovery)
 
 
+def test_a_step_that_only_the_lost_rank_had_finished_is_not_lost() -> None:
+    fleet = Fleet()
+    fleet.reach(1, 29)
+    fleet.reach(30, 30, ranks=(1,))
+    fleet.killed()
+    fleet.found("w0", "w2")
+    fleet.reach(30, STEPS)
+    made = trial(fleet.end())
+    assert (made.outcome, made.steps_lost, made.samples_lost) == ("recovered", 0, 0)
+
+
 def test_a_step_in_flight_that_still_completes_is_no_recovery() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)

@@ -207,20 +207,26 @@ def _gone(history: History, incidents: Sequence[Incident]) -> str:
 def redone(history: History, injected_ns: int) -> list[int]:
     """Steps that had been done and were done again after the fault, in order, each once.
 
-    Where ranks are known a step counts when a rank reports it a second time: one that some reported before a spare
-    joined, and the others after, was done once.
+    Where ranks are known a step counts when all members of a generation had reported it, which is what it takes to be
+    committed anywhere in this project, and one reports it in a later generation again. One that only the lost rank had
+    finished, or that some finished before a spare joined and the others after, was not.
     """
     if not _told_by_rank(history):
-        again = (run for run in history.runs if not run.survives and run.committed_ns is not None)
-        return sorted({run.step for run in again if _ends(history, run.step) > injected_ns})
-    seen: set[tuple[int, int]] = set()
-    twice: set[int] = set()
+        lost = (run for run in history.runs if not run.survives and run.committed_ns is not None)
+        return sorted({run.step for run in lost if _ends(history, run.step) > injected_ns})
+    worlds = {generation.number: generation.world for generation in history.generations}
+    ranks: dict[tuple[int, int], set[int]] = {}
+    whole: dict[int, int] = {}
+    again: set[int] = set()
     for event in history.log.of(Kind.STEP_REPORTED):
-        key = (int(event.data["rank"]), event.step or 0)
-        if key in seen and event.time_ns > injected_ns:
-            twice.add(key[1])
-        seen.add(key)
-    return sorted(twice)
+        step, number = event.step or 0, event.generation
+        told = ranks.setdefault((number, step), set())
+        told.add(int(event.data["rank"]))
+        if event.time_ns > injected_ns and whole.get(step, number) < number:
+            again.add(step)
+        if len(told) >= worlds.get(number, math.inf):
+            whole.setdefault(step, number)
+    return sorted(again)
 
 
 def _told_by_rank(history: History) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from chaos import beacon
 from harness import environments
 from harness.peers import supervise
-from harness.script.progress import parse_beacon
+from harness.script.progress import Progress, parse_beacon
 from harness.stack import ROOT, CommonJob, Settings, Stack
 from harness.stacks.nvrx_ft_launcher import NvrxFtLauncher
 from harness.stacks.nvrx_inprocess import NvrxInprocess
@@ -200,26 +202,48 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train_under(name: str, settings: Settings, data: Path, scratch: Path) -> dict[int, float]:
-    """Start a stack as a comparison does, without faults; the loss of each step."""
+def interpreter(name: str) -> Path:
+    """Of a stack's environment; skips the test where there is none."""
     python = environments.python_of(name)
     if python is None:
         pytest.skip(f"{environments.look(name).why}: chaos stacks install {name}")
+    return python
+
+
+def start(
+    name: str, settings: Settings, data: Path, scratch: Path, *, ranks: int = 2, steps: int = 6
+) -> subprocess.Popen[bytes]:
+    """Start a stack as a comparison does; its output goes to a file in ``scratch``."""
+    python = interpreter(name)
     scratch.mkdir()
     (scratch / "beacon").touch()
-    job = CommonJob(size="nano", ranks=2, steps=6, global_batch=8, every=2, seed=3, data=data)
+    job = CommonJob(size="nano", ranks=ranks, steps=steps, global_batch=8, every=2, seed=3, data=data)
     drive = environments.made(name, settings).drive(job, python)
     told = {"CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(scratch / "beacon")}
-    ran = subprocess.run(
-        drive.argv, env={**os.environ, **drive.env, **told}, cwd=scratch, capture_output=True, text=True,
-        timeout=TRAIN_LIMIT_S,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    with (scratch / "output").open("wb") as output:
+        return subprocess.Popen(
+            drive.argv, env={**os.environ, **drive.env, **told}, cwd=scratch, stdout=output, stderr=output
+        )
+
+
+def reported(scratch: Path) -> list[Progress]:
+    """What ranks have said so far, in order."""
+    said = [parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines(keepends=False)]
+    return [one for one in said if one is not None]
+
+
+def output(scratch: Path) -> str:
+    """The end of what the command has written."""
+    return (scratch / "output").read_text(errors="replace")[-3000:]
+
+
+def train_under(name: str, settings: Settings, data: Path, scratch: Path) -> dict[int, float | None]:
+    """Train to the end without faults; the loss of each step."""
+    assert start(name, settings, data, scratch).wait(TRAIN_LIMIT_S) == 0, output(scratch)
     assert any((scratch / "checkpoints").iterdir())
-    said = [parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines()]
-    assert all(one is not None and one.loss is not None for one in said)
-    losses = {one.step: one.loss for one in said if one is not None and one.loss is not None}
-    assert all(one is None or one.loss == losses[one.step] for one in said), "all ranks report the same"
+    said = reported(scratch)
+    losses = {one.step: one.loss for one in said}
+    assert all(one.loss == losses[one.step] for one in said), "all ranks report the same"
     return losses
 
 
@@ -233,3 +257,27 @@ def test_losses_are_those_of_plain_training_while_nothing_happens(
     losses = train_under(name, settings, data, tmp_path / name)
     plain = train_under("none", "default", data, tmp_path / "none")
     assert losses == pytest.approx(plain, rel=1e-6) and sorted(plain) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.real
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["torchft", "nvrx-ft-launcher"])
+def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) -> None:
+    scratch, steps = tmp_path / name, 40
+    job = start(name, "tuned", data, scratch, ranks=3, steps=steps)
+    try:
+        deadline = time.monotonic() + TRAIN_LIMIT_S
+        while not (hit := [one for one in reported(scratch) if one.rank == 1 and one.step >= 5]):
+            assert job.poll() is None and time.monotonic() < deadline, output(scratch)
+            time.sleep(0.01)
+        assert hit[0].pid is not None
+        os.kill(hit[0].pid, signal.SIGKILL)
+        before = len(reported(scratch))
+        assert job.wait(TRAIN_LIMIT_S) == 0, output(scratch)
+    finally:
+        job.kill()
+        job.wait()
+    later = reported(scratch)[before:]
+    assert max(one.step for one in later) == steps
+    if name == "torchft":  # the launcher goes back to a checkpoint
+        assert min(one.step for one in later) >= max(one.step for one in reported(scratch)[:before])

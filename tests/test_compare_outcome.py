@@ -148,6 +148,31 @@ def test_a_step_in_flight_that_still_completes_is_no_recovery() -> None:
     assert made.recovery == pytest.approx(1.2, abs=0.02), "until step 32"
 
 
+def test_the_clock_is_not_stopped_between_two_standstills() -> None:
+    fleet = Fleet()
+    fleet.reach(1, 30)
+    fleet.killed()
+    fleet.now += S // 2
+    fleet.reach(31, 31, ranks=(0,))
+    fleet.now += S * 4 // 10
+    fleet.reach(32, STEPS, ranks=(0,))
+    assert trial(fleet.end()).recovery == pytest.approx(1.1, abs=0.02)
+
+
+def test_a_control_that_failed_is_said() -> None:
+    fleet = Fleet()
+    fleet.reach(1, STEPS)
+    broken = Fleet()
+    broken.reach(1, 20)
+    made = trial_of(
+        Source(
+            label="x", family="kill", seed=1, log=fleet.end(), control=broken.end("gave-up", "exit code 1"), ideal=None,
+            run="r", control_run="c", verdict="pass", reproduce="",
+        )
+    )  # fmt: skip
+    assert "its control did not get to its end" in made.note
+
+
 def test_steps_done_again_are_rolled_back() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)

@@ -20,7 +20,7 @@ def section(title: str) -> tuple[str, str, str]:
     return "", f"### {title}", ""
 
 
-def rows(
+def table(
     head: Sequence[str],
     body: Sequence[Sequence[str]],
     sides: str,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.results import Results
@@ -21,11 +20,10 @@ from reports._facts import (
     tallies,
 )
 from reports._format import MISSING, median_of, number, range_of, with_unit
+from reports._pipe import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
 MAX_BYTES = 900 * 1024 - 1024
-MAX_ROWS = 200
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
 
 
 def render(run: RunDirectory, results: Results) -> Path:
@@ -53,25 +51,25 @@ def _bounded(lines: Iterator[str]) -> str:
 
 def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
     mark = VERDICT_MARKS.get(results.verdict, "?")
-    yield f"## {mark} {results.verdict.upper()} {_escape(results.scenario)} (exit {results.exit_code})"
+    yield f"## {mark} {results.verdict.upper()} {escape(results.scenario)} (exit {results.exit_code})"
     yield ""
-    yield _escape(results.reason)
+    yield escape(results.reason)
     facts = tallies(results)
     if facts:
         yield ""
-        yield _escape(" · ".join(facts))
+        yield escape(" · ".join(facts))
     yield from _comparison(results)
     yield from _clauses(results)
     yield from _findings(results)
     if results.skipped:
-        yield from _section("Skipped")
-        yield from _table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+        yield from section("Skipped")
+        yield from table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
     yield from _nodes(results)
     if results.fidelity:
-        yield from _section("Not real")
-        yield from (f"- {_escape(line)}" for line in results.fidelity)
-    yield from _section("Reproduce")
-    yield from ("```sh", *_code_lines(results.reproduce), *_code_lines(analyze_command(run)), "```")
+        yield from section("Not real")
+        yield from (f"- {escape(line)}" for line in results.fidelity)
+    yield from section("Reproduce")
+    yield from ("```sh", *code_lines(results.reproduce), *code_lines(analyze_command(run)), "```")
 
 
 def _comparison(results: Results) -> Iterator[str]:
@@ -82,11 +80,11 @@ def _comparison(results: Results) -> Iterator[str]:
         "strategy", "verdict", "recovery, median (s)", "range (s)", "n", "lost steps", "lost samples",
         "goodput", "badput (s)", "same result as without the fault", "provisioned ranks",
     )  # fmt: skip
-    yield from _section("Strategies")
-    yield from _table(head, [_row(entry) for entry in entries], "llrlrrrrrlr")
+    yield from section("Strategies")
+    yield from table(head, [_row(entry) for entry in entries], "llrlrrrrrlr")
     for note in sorted({entry.note for entry in entries if entry.note}):
         yield ""  # or the note would be a row of the table
-        yield f"\\* {_escape(note)}"
+        yield f"\\* {escape(note)}"
 
 
 def _row(e: Strategy) -> tuple[str, ...]:
@@ -126,8 +124,8 @@ def _clauses(results: Results) -> Iterator[str]:
                 detail,
             )
         )
-    yield from _section("Clauses that did not pass")
-    yield from _table(("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl")
+    yield from section("Clauses that did not pass")
+    yield from table(("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl")
 
 
 def _findings(results: Results) -> Iterator[str]:
@@ -138,8 +136,8 @@ def _findings(results: Results) -> Iterator[str]:
         if finding.verdict != "pass"
     ]
     if rows:
-        yield from _section("Invariants that did not pass")
-        yield from _table(("cell", "invariant", "verdict", "witness"), rows, "llll")
+        yield from section("Invariants that did not pass")
+        yield from table(("cell", "invariant", "verdict", "witness"), rows, "llll")
     missed = [
         (i.cell, f"{i.fault} ({i.kind})", str(i.repeat), "landed" if i.landed else "did not land",
          "healed" if i.healed else "NOT HEALED" if i.fired else "never fired")
@@ -147,8 +145,8 @@ def _findings(results: Results) -> Iterator[str]:
         if not (i.landed and i.healed)
     ]  # fmt: skip
     if missed:
-        yield from _section("Faults that did not land or heal")
-        yield from _table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
+        yield from section("Faults that did not land or heal")
+        yield from table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
 
 
 def _nodes(results: Results) -> Iterator[str]:
@@ -158,31 +156,5 @@ def _nodes(results: Results) -> Iterator[str]:
         for n in nodes(results)
     ]  # fmt: skip
     if rows:
-        yield from _section("Nodes")
-        yield from _table(("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl")
-
-
-def _section(title: str) -> tuple[str, str, str]:
-    return "", f"### {title}", ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
-    """A pipe table of at most MAX_ROWS rows; ``sides`` has an l or r for each column."""
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|"
-    for row in rows[:MAX_ROWS]:
-        yield "| " + " | ".join(_escape(cell) for cell in row) + " |"
-    if len(rows) > MAX_ROWS:
-        yield ""
-        yield f"{len(rows) - MAX_ROWS} more in `results.json`."
-
-
-def _escape(text: str) -> str:
-    """Text that stays text: no markup, no HTML, no mention, one line."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return _SPECIAL.sub(r"\\\1", flat)
-
-
-def _code_lines(text: str) -> list[str]:
-    """Lines of a fenced block; a fence among them would end it early."""
-    return [line.replace("```", "'''") for line in text.splitlines()]
+        yield from section("Nodes")
+        yield from table(("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl")

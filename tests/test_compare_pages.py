@@ -225,6 +225,9 @@ def test_markdown_tables_are_regular_and_hold_the_scorecard(written: Written) ->
 
 def test_finding_comes_first_and_says_where_others_are_better() -> None:
     comparison = build(7)
+    facts = Facts(comparison)
+    kept = [facts.kept(label) for label in facts.labels]
+    assert kept == sorted(kept, reverse=True) and facts.labels[-1] == "none"
     lines = [line.striptags() for line in findings(Facts(comparison))]
     assert lines[0].startswith(
         f"{REFERENCE} kept the job’s work through 6 of 6 kinds of fault; the best of the others"

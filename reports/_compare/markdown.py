@@ -10,7 +10,7 @@ from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.words import findings
 from reports._format import MISSING, flatten, median_of, number, pairs, plural, with_unit
-from reports._pipe import code_lines, escape, rows, section
+from reports._pipe import code_lines, escape, section, table
 
 _REST = "compare.json"
 
@@ -42,14 +42,14 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from (f"- {escape(line)}" for line in comparison.cautions)
     if comparison.skipped:
         yield from section("Did not run")
-        yield from rows(("stack", "why"), list(comparison.skipped.items()), "ll", rest=_REST)
+        yield from table(("stack", "why"), list(comparison.skipped.items()), "ll", rest=_REST)
     yield from _ratios(facts)
     yield from _costs(facts)
     yield from _witnesses(facts)
     yield from section("Kinds of fault")
-    yield from rows(("fault", "what is done"), list(comparison.families.items()), "ll", rest=_REST)
+    yield from table(("fault", "what is done"), list(comparison.families.items()), "ll", rest=_REST)
     yield from section("Settings and versions")
-    table = [
+    body = [
         (
             s.label,
             pairs(s.chosen) or "all as they come",
@@ -58,7 +58,7 @@ def _lines(facts: Facts) -> Iterator[str]:
         )
         for s in comparison.stacks
     ]
-    yield from rows(("stack", "settings", "why these", "versions"), table, "llll", rest=_REST)
+    yield from table(("stack", "settings", "why these", "versions"), body, "llll", rest=_REST)
     yield from _notes(facts)
     yield from section("Reproduce")
     yield from ("```sh", *code_lines(comparison.reproduce), "```")
@@ -69,11 +69,11 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 def _scorecard(facts: Facts) -> Iterator[str]:
     head = ("stack", *facts.families, "step without a fault, times the bare one")
-    table = [
+    body = [
         (label, *(_score(facts, label, f) for f in facts.families), number(facts.overhead(label), "lower"))
         for label in facts.labels
     ]
-    yield from rows(head, table, "l" * (len(head) - 1) + "r", rest=_REST)
+    yield from table(head, body, "l" * (len(head) - 1) + "r", rest=_REST)
 
 
 def _score(facts: Facts, label: str, family: str) -> str:
@@ -111,34 +111,34 @@ def _lost(cell: CellSummary) -> str:
 
 
 def _ratios(facts: Facts) -> Iterator[str]:
-    table = []
+    body = []
     for ratio in (*facts.comparison.ratios, *facts.comparison.same):
         better = "higher" if (ratio.value or 0) > 1 else "lower"
         between = (
             "[{}, {}]".format(*(number(v, better) for v in ratio.interval)) if ratio.interval else MISSING
         )
-        table.append(
+        body.append(
             (ratio.label, ratio.family, ratio.metric, number(ratio.value, better), between, str(ratio.n), ratio.says,
              str(ratio.needed) if ratio.needed else "")
         )  # fmt: skip
-    if table:
+    if body:
         yield from section(f"Pair by pair against {escape(facts.reference)}")
         head = ("stack", "fault", "metric", "ratio", "95 %", "pairs", "says", "pairs that would settle it")
-        yield from rows(head, table, "lllrlrlr", most=1000, rest=_REST)
+        yield from table(head, body, "lllrlrlr", most=1000, rest=_REST)
 
 
 def _costs(facts: Facts) -> Iterator[str]:
-    table = []
+    body = []
     for label in facts.labels:
         row = [label]
         for family in facts.families:
             cell = facts.cell(label, family)
             hours = cell.cost_gpu_hours if cell is not None else None
             row.append(_cost(hours, facts.money(hours), facts.comparison.currency))
-        table.append(row)
-    if table:
+        body.append(row)
+    if body:
         yield from section("Cost of one failure")
-        yield from rows(("stack", *facts.families), table, "l" + "r" * len(facts.families), rest=_REST)
+        yield from table(("stack", *facts.families), body, "l" + "r" * len(facts.families), rest=_REST)
 
 
 def _cost(hours: float | None, money: float | None, currency: str) -> str:
@@ -149,14 +149,14 @@ def _cost(hours: float | None, money: float | None, currency: str) -> str:
 
 
 def _witnesses(facts: Facts) -> Iterator[str]:
-    table = [
+    body = [
         (c.family, c.label, ", ".join(f"{name} {n}" for name, n in c.outcomes.items()), c.witness, c.note)
         for c in facts.comparison.cells
     ]
-    if table:
+    if body:
         yield from section("Witnesses")
-        yield from rows(
-            ("fault", "stack", "outcomes", "witness", "note"), table, "lllll", most=1000, rest=_REST
+        yield from table(
+            ("fault", "stack", "outcomes", "witness", "note"), body, "lllll", most=1000, rest=_REST
         )
 
 

@@ -167,6 +167,7 @@ def test_an_arm_is_the_faults_of_the_family_on_the_command_of_the_stack(tmp_path
     [
         (("kind: gpt, size: nano", "kind: mlp"), "trains the workload gpt"),
         (("every: 5", "every: 30s"), "every so many steps"),
+        (("size: nano", "params: {{lr: 0.1}}"), "its workload sets lr"),
         ((FAMILY[FAMILY.index("faults:") : FAMILY.index("sla:")], "faults: []\n"), "it has no faults"),
         (("recovery: hot-spare", "recovery: ${{matrix.r}}\nmatrix: {{r: [hot-spare, drop-replica]}}"), "has 2 cells"),
     ],
@@ -180,6 +181,9 @@ def test_what_cannot_be_a_family_says_why(tmp_path: Path, change: tuple[str, str
 def test_two_families_of_one_name_and_one_that_no_stack_takes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     chosen = entrants(["tunable"], STACKS, "both")
+    text = FAMILY.replace("size: nano", f"params: {{{{data: {__file__}}}}}")
+    with pytest.raises(ScenarioError, match="on different data"):
+        check_families([family(tmp_path), family(tmp_path, "other", text=text)], chosen)
     with pytest.raises(ScenarioError, match="two fault families are called 'kill'"):
         check_families([family(tmp_path), family(tmp_path / "b")], chosen)
     with pytest.raises(ScenarioError, match=r"no stack can be put under save .*it has no checkpoints"):

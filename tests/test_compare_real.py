@@ -25,7 +25,7 @@ TRAINER = Path(__file__).with_name("fake_trainer.py")
 FAMILY = """version: 1
 name: kill
 description: one rank is killed
-workload: {kind: gpt, size: nano, ranks: 2, steps: 22, global_batch: 8, checkpoint: {every: 10}}
+workload: {kind: gpt, size: nano, params: {data: DATA}, ranks: 2, steps: 22, global_batch: 8, checkpoint: {every: 10}}
 recovery: hot-spare
 faults: [{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 14}}]
 """
@@ -75,7 +75,8 @@ STACKS: dict[str, type[Stack]] = {"restarts": Restarts, "dies": Dies}
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a fault family; the fake stacks are all there are."""
     monkeypatch.setattr(environments, "stacks", lambda: STACKS)
-    (tmp_path / "kill.yaml").write_text(FAMILY)
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "kill.yaml").write_text(FAMILY.replace("DATA", str(tmp_path / "text")))
     return tmp_path
 
 

@@ -19,6 +19,8 @@ from harness.stack import CommonJob, Settings, Stack
 
 AGAIN = "again"
 """Ends the label of the A/A arm: the reference a second time."""
+COMMON = {"size", "data"}
+"""Parameters of the workload that a fault family may set."""
 Wanted = Literal["default", "tuned", "both"]
 GUESS_START_S = 15.0  # until the first step, and to the end after the last; measured on 2 cores with 4 ranks
 GUESS_STEP_S = 0.12
@@ -81,6 +83,10 @@ class Arm(Model):
         return f"{slug(self.label)}.{slug(what)}.{self.seed}"
 
 
+def _data(family: Family) -> str:
+    return str(family.cell.scenario.workload.params.get("data") or "the default")
+
+
 def slug(text: str) -> str:
     """As part of a file's name."""
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "x"
@@ -133,6 +139,12 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
             f"its workload is {scenario.workload.title!r}",
             "every stack trains the workload gpt: write workload: {kind: gpt, ...}; see scenarios/compare",
         )
+    others = sorted(set(scenario.workload.params) - COMMON)
+    if others:
+        raise wrong(
+            f"its workload sets {', '.join(others)}",
+            "every stack trains the workload gpt as it is: leave that out; size and data can be chosen",
+        )
     if not scenario.faults:
         raise wrong("it has no faults", "a fault family says what is done to the job")
     if not scenario.workload.checkpoint.steps:
@@ -148,8 +160,14 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
 
 
 def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> None:
-    """Raise ScenarioError when two families have one name, or no stack can be put under one."""
+    """Raise ScenarioError when two families have one name or different data, or no stack can be put under one."""
     names = [family.name for family in families]
+    data = {_data(family): str(family.path) for family in families}
+    if len(data) > 1:
+        raise ScenarioError(
+            f"fault families on different data: {', '.join(f'{path} on {what}' for what, path in data.items())}",
+            hint="all arms train on one corpus: name one in workload.params.data of all, or in none",
+        )
     for family in families:
         if names.count(family.name) > 1:
             paths = ", ".join(str(one.path) for one in families if one.name == family.name)

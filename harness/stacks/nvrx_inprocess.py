@@ -11,7 +11,7 @@ from harness.stack import CommonJob, Drive, Requirements, Stack
 GROUP_TIMEOUT_S = {"default": 10.0, "tuned": 3.0}
 TUNED_S: Mapping[str, float] = {
     "monitor_thread_interval": 0.05, "monitor_process_interval": 0.05, "progress_watchdog_interval": 0.1,
-    "last_call_wait": 0.1, "soft_timeout": 4.0, "hard_timeout": 5.0, "termination_grace_time": 0.0,
+    "last_call_wait": 0.1, "soft_timeout": 8.0, "hard_timeout": 10.0, "termination_grace_time": 0.0,
 }  # fmt: skip
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
+from chaos.commands.gate import conclude
+from harness.results import Results
+from harness.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = """\
@@ -18,10 +21,10 @@ version: 1
 name: gated
 seed: 17
 launcher: sim
-workload: {kind: gpt, size: nano, ranks: 2, steps: 40, global_batch: 8, checkpoint: {every: 10}}
+workload: {kind: gpt, size: nano, ranks: 2, steps: 28, global_batch: 8, checkpoint: {every: 10}}
 recovery: drop-replica
 faults:
-  - {id: kill, kind: process-kill, target: {rank: 1}, at: {step: 17}}
+  - {id: kill, kind: process-kill, target: {rank: 1}, at: {step: 13}}
 sla:
   recovery_time: ["median < LIMIT"]
 repeat: 5
@@ -111,10 +114,10 @@ def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: 
     assert code == 0 and "warning: the baseline is of another machine" in out
 
     def longer(data: Any) -> None:
-        data["cells"]["default"]["test"]["workload"]["steps"] = 41
+        data["cells"]["default"]["test"]["workload"]["steps"] = 29
 
     code, _, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "longer.json", longer))
-    assert code == 2 and "workload.steps: 41 then, 40 now" in err and "chaos baseline save RUN" in err
+    assert code == 2 and "workload.steps: 29 then, 28 now" in err and "chaos baseline save RUN" in err
     assert chaos("gate", tmp_path)[0] == 2
     assert chaos("gate", played, "--baseline", tmp_path / "none.json")[0] == 2
     code, _, err = chaos("gate", played, "--baseline", kept, "--metric", "recover_time")
@@ -167,6 +170,22 @@ def test_in_a_workflow_it_annotates_and_adds_a_summary(
     assert code == 1 and "::" not in out and err.startswith("::error file=")
     assert summary.read_text().startswith("## ✗ FAIL gated")
     assert chaos("gate", played, "--no-github")[2] == ""
+
+
+def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = {"gate": True, "baseline": None, "tolerances": (), "metrics": (), "github": False}
+    results = Results.model_validate_json((played / "results.json").read_text())
+    directory = RunDirectory(played)
+    choices["allow_inconclusive"] = choices["other_machine"] = False
+    assert conclude(results, directory, choices, form="json", quiet=False) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("gate PASS")
+    broken = results.model_copy(update={"verdict": "broken", "exit_code": 4, "reason": "no disk"})
+    assert conclude(broken, directory, choices, form="text", quiet=True) == 4
+    assert conclude(broken, directory, choices | {"gate": False}, form="text", quiet=True) == 4
+    assert capsys.readouterr().out == "gate BROKEN (exit 4)   no disk\n"
 
 
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])

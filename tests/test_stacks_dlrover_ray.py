@@ -112,7 +112,7 @@ DAEMON = """
             with open(sys.argv[1] + ".new", "w") as stream:
                 stream.write(str(os.getpid()))
             os.rename(sys.argv[1] + ".new", sys.argv[1])
-            time.sleep(600)
+            time.sleep(60)
         os._exit(0)
     os.wait()
     while not os.path.exists(sys.argv[1] + ".end"):

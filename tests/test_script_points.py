@@ -69,7 +69,8 @@ def test_an_exception_ends_a_process(tmp_path: Path) -> None:
     expect = "expect: {outcome: recovered, detected_by: error}"
     fault = f"{{id: hit, kind: exception, target: {{rank: 1}}, at: {{step: 12}}, {expect}}}"
     incident = play(tmp_path, fault)["hit"]
-    assert incident.witness == "script: its own word" and incident.blamed_rank == 1
+    assert incident.witness in ("script: its own word", "process: the error it printed")
+    assert incident.blamed_rank == 1 and incident.evidence["script"] == "raise"
     (scratch,) = (tmp_path / "runs/script/latest/logs").glob("*faulted*/output.log")
     assert "RuntimeError: injected by chaos: injected failure (step 12)" in scratch.read_text()
     printed = [e.data["evidence"].get("output", "") for e in events(tmp_path, Kind.FAULT_EFFECT)]

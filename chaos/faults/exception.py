@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
-from chaos.witness import said_by_script
+from chaos.witness import effects_of, said_by_script
 
 
 class InjectedError(RuntimeError):
@@ -19,7 +19,7 @@ class RaiseError(Fault):
     """An exception nobody catches on the training thread: a bug, a bad file, a driver error. Real.
 
     ``message``: its text. Landed: the process ended with an exit code, not a signal; in a script with points of its
-    own, whose process may live on: the script's own word that it raises.
+    own, whose process may live on: the script's own word that it raises, with the error if it is printed by then.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -34,7 +34,9 @@ class RaiseError(Fault):
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""
         if said := said_by_script(occurrence, events, self.by_script):
-            return Landed(witness="script: its own word", evidence=said)
+            printed = [e["output"] for e in effects_of(occurrence, events) if "output" in e]
+            witness = "process: the error it printed" if printed else "script: its own word"
+            return Landed(witness=witness, evidence={**said, **({"output": printed[0]} if printed else {})})
         raised = [e for e in events if e.kind is Kind.ERROR_RAISED and e.actor == occurrence.process]
         ours = bool(raised) and raised[-1].data["type"] == InjectedError.__name__
         for event in events:

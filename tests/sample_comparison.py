@@ -7,7 +7,7 @@ import random
 import statistics
 
 from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
-from harness.compare.statistics import median_interval, outliers, paired_ratio, repetitions_needed
+from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
 from harness.results import Metric, PhaseSpan
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
@@ -66,7 +66,8 @@ def build(repeats: int = 10, *, stacks: int = 13, price: float | None = 2.5) -> 
         if (trial := _trial(label, family, number)) is not None
     ]
     again = [t.model_copy(update={"label": f"{REFERENCE} again"}) for t in trials if t.label == REFERENCE]
-    ratios = [_ratio(trials, label, family) for label in labels for family in FAMILIES if label != REFERENCE]
+    families = (*FAMILIES, EVERY)
+    ratios = [_ratio(trials, label, family) for label in labels for family in families if label != REFERENCE]
     same = [_ratio(trials + again, f"{REFERENCE} again", family) for family in FAMILIES]
     return Comparison(
         name="all-stacks", started="2026-11-21T20:00:00Z", finished="2026-11-21T21:24:00Z",
@@ -186,11 +187,9 @@ def _cell(trials: list[Trial], label: str, family: str) -> CellSummary:
 
 def _ratio(trials: list[Trial], label: str, family: str) -> Ratio | None:
     def times(name: str) -> dict[int, float]:
-        return {
-            t.seed: t.recovery
-            for t in trials
-            if (t.label, t.family) == (name, family) and t.recovery is not None
-        }
+        mine = [t for t in trials if t.label == name and family in (EVERY, t.family)]
+        place = list(FAMILIES).index
+        return {place(t.family) * 1000 + t.seed: t.recovery for t in mine if t.recovery is not None}
 
     ours, theirs = times(REFERENCE), times(label)
     value, interval, says = paired_ratio(ours, theirs, seed=1)

@@ -239,9 +239,13 @@ def test_finding_comes_first_and_says_where_others_are_better() -> None:
     assert "Nothing was paired" in said or "paired comparisons" in said
 
 
-def test_fewer_than_six_pairs_are_said_to_prove_nothing() -> None:
+def test_fewer_than_six_pairs_are_said_to_prove_nothing_alone() -> None:
     lines = [line.striptags() for line in findings(Facts(build(1)))]
-    assert "With fewer than 6 pairs a cell none of this is shown at 95 % confidence." in lines
+    assert lines[-1].startswith("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
+    several = [line.striptags() for line in findings(Facts(build(2)))]
+    assert (
+        "none of this is shown" in several[-1] and "9 of the 9 others are shown to be slower" in several[-1]
+    )
 
 
 def test_nothing_ran_is_a_page_too(tmp_path: Path) -> None:

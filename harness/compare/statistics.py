@@ -20,6 +20,9 @@ from chaos.sla import QUANTILES, samples_needed
 from harness.compare.model import Difference
 from harness.measure import median_ci95
 
+EVERY = "every kind"
+"""The family of a ratio over the pairs of all families together: what few repeats of each can still show."""
+
 RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5

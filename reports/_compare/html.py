@@ -77,7 +77,9 @@ def _about(comparison: Comparison) -> str:
     """How much was run, when."""
     pairs = plural(len(comparison.trials), "pair") + " of arms"
     when = comparison.started + (f" to {comparison.finished}" if comparison.finished else ", not finished")
-    stacks = plural(len({trial.label for trial in comparison.trials}), "stack")
+    stacks = plural(
+        len({stack.label for stack in comparison.stacks} & {t.label for t in comparison.trials}), "stack"
+    )
     faults = plural(len(comparison.families), "kind") + " of fault"
     return f"{stacks} · {faults} · {pairs}, same seeds for each · {when}"
 

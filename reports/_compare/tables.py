@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup, escape
 
 from harness.compare.model import CellSummary, OutcomeClass, Trial
+from harness.compare.statistics import EVERY
 from harness.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
@@ -149,9 +150,11 @@ def _losses(cell: CellSummary) -> Markup:
 
 def ratios(facts: Facts) -> Table:
     """Each stack's recovery time over the reference's, pair by pair of the same seed."""
-    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
+    pooled = any(ratio.family == EVERY for ratio in facts.comparison.ratios)
+    families = [EVERY, *facts.families] if pooled else facts.families
+    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in families)]
     rows = [
-        [text(label), *(_ratio(facts, label, family) for family in facts.families)]
+        [text(label), *(_ratio(facts, label, family) for family in families)]
         for label in facts.labels
         if label != facts.reference
     ]

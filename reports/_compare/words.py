@@ -7,6 +7,7 @@ from collections import Counter
 
 from markupsafe import Markup
 
+from harness.compare.statistics import EVERY
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts, listed
 from reports._format import MISSING, NEVER, number, plural, quantity
@@ -146,17 +147,24 @@ def _cost(facts: Facts) -> Markup:
 
 
 def _certainty(facts: Facts) -> Markup:
-    says = Counter(
-        r.says for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others
-    )
-    total = says.total()
+    known = [r for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others]
+    says = Counter(r.says for r in known if r.family != EVERY)
+    together = Counter(r.says for r in known if r.family == EVERY)
+    total, open_ = says.total(), says["too few"] + says["no difference shown"]
     if not total:
         return Markup("Nothing was paired with it, so no difference is shown to be more than chance.")
-    open_ = says["too few"] + says["no difference shown"]
     if says["too few"] == total:
-        return Markup("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
-    neither = says["neither recovers"]
-    line = Markup(
-        "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {} do not"
-    ).format(total, total - open_ - neither, open_)
-    return line + (Markup("; in {} neither recovers.").format(neither) if neither else Markup("."))
+        line = Markup("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
+    else:
+        neither = says["neither recovers"]
+        line = Markup(
+            "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {} do not"
+        ).format(total, total - open_ - neither, open_)
+        line += Markup("; in {} neither recovers.").format(neither) if neither else Markup(".")
+    if together:
+        slower = together["slower"] + together["only the other recovers"]
+        faster = together["faster"] + together["only this one recovers"]
+        line += Markup(
+            " Over every kind of fault together {} of the {} others are shown to be slower, {} faster."
+        ).format(slower, together.total(), faster)
+    return line

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +79,29 @@ def test_a_stack_says_what_it_sets_why_and_what_is_emulated(kind: type[Stack], s
     requirements = stack.requirements
     assert requirements is not None and requirements.probe
     assert all("==" in pin for pin in (*requirements.pins, *requirements.without_dependencies))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
+    passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ""
+    for name in ("dlrover", "trainer", "torch", "flash_checkpoint", "ddp"):
+        package = f"{package}.{name}" if package else name
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    for name in ("DdpCheckpointer", "StorageType"):
+        setattr(sys.modules[package], name, object)
+    monkeypatch.delitem(sys.modules, "harness.peers.dlrover_train", raising=False)
+    script = importlib.import_module("harness.peers.dlrover_train")
+    seen: list[str] = []
+    monkeypatch.setattr(script, "point", lambda name, step: seen.append(f"{name} {step}"))
+    state = {"model": {"w": 1}, "optimizer": script.Midway({"m": 2}, 20, passes), "scheduler": {"s": 3}}
+    for _ in range(passes):  # as DLRover walks through it: once for the sizes if need be, then to copy
+        seen.clear()
+        for part in state.values():
+            seen += [key for key, _ in part.items()]
+    assert seen == ["w", "saving 20", "m", "s"]
+    monkeypatch.delitem(sys.modules, "harness.peers.dlrover_train")
 
 
 @pytest.mark.real

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.compare.model import Comparison
+from harness.compare.statistics import EVERY
 from reports._compare import plots, tables
 from reports._compare.facts import Facts
 from reports._compare.shapes import HATCHES, patterns
@@ -56,6 +57,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "scorecard": tables.scorecard(facts),
         "key": tables.key_of_outcomes(facts),
         "ratios": tables.ratios(facts),
+        "pooled": EVERY if any(ratio.family == EVERY for ratio in comparison.ratios) else "",
         "panels": panels,
         "goodput": tables.goodput(facts),
         "cost": tables.cost(facts),

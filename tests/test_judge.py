@@ -141,7 +141,7 @@ def test_results_survive_the_file_and_are_the_same_each_time(tmp_path: Path) -> 
 def test_violated_sla_is_named_with_line_and_number(tmp_path: Path) -> None:
     results = judge(simple(tmp_path, sla={"recovery_time": ["max < 1ms"]}))
     assert (results.verdict, results.exit_code) == ("fail", 1)
-    assert results.reason == "synthetic.yaml:14  recovery_time  max < 1ms   observed 0.077 s, n=1"
+    assert results.reason == "synthetic.yaml:14  recovery_time  max < 1ms   observed 0.0771 s, n=1"
 
 
 def test_fault_past_the_end_is_inconclusive(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -161,6 +161,7 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)  # what is timed is the machine
 @given(
     key=st.sampled_from(
         ["command", "ranks", "steps", "env", "progress", "progress_deadline", "restarts", "checkpoint", "directory",

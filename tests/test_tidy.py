@@ -19,6 +19,9 @@ UNBOUNDED = {
     "recovery/job.py: self.agent.orders.get()": "the agent ends the process when the supervisor is gone",
     "recovery/pieces.py: thread.join()": "each ends with the piece it reads, as the thread that joins has done",
     "recovery/mechanisms/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
+    "harness/peers/common.py: word.wait()": "the group's timeout, which is the stack's to choose",
+    "harness/peers/torchft_train.py: word.wait()": "torchft's timeout, which is the stack's to choose",
+    "harness/peers/torchft_train.py: self.manager.allreduce(flat).wait()": "the same",
 }
 """Waits without a bound of their own -> what bounds them."""
 

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -231,20 +231,36 @@ class Trained:
         return [(one.step, one.loss) for one in self.said() if one.loss is not None]
 
 
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[[str, Settings, str], Trained]]:
+    """Starts a stack in a folder of that name; what a failed test leaves running is ended."""
+    started: list[Trained] = []
+
+    def start(name: str, settings: Settings, folder: str) -> Trained:
+        started.append(Trained(name, settings, tmp_path / folder))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.terminate()
+            one.process.wait(LIMIT_S)
+
+
 @pytest.mark.real
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("settings", ["default", "tuned"])
 @pytest.mark.parametrize("name", ["dlrover", "ray-train"])
 def test_losses_are_those_of_plain_training_whether_or_not_a_rank_is_killed(
-    name: str, settings: Settings, tmp_path: Path
+    name: str, settings: Settings, train: Callable[[str, Settings, str], Trained]
 ) -> None:
     shared = set(os.listdir("/dev/shm"))
-    plain = dict(Trained("none", "default", tmp_path / "none").losses())
+    plain = dict(train("none", "default", "none").losses())
     assert sorted(plain) == list(range(1, 13))
-    whole = Trained(name, settings, tmp_path / "whole").losses()
+    whole = train(name, settings, "whole").losses()
     assert len(whole) == 24 and all(loss == plain[step] for step, loss in whole)
-    hit = Trained(name, settings, tmp_path / "hit")
+    hit = train(name, settings, "hit")
     hit.kill(1, after=6)
     # a new DistributedDataParallel sums its first step in other buckets, which is seen in the last digits
     assert all(loss == pytest.approx(plain[step], rel=1e-5) for step, loss in hit.losses())

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 from harness.compare.model import CellSummary, OutcomeClass, Ratio, Trial
-from harness.compare.statistics import median_interval, outliers, paired_ratio, repetitions_needed
+from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
 from harness.results import Metric
 
 FROM_BEST: tuple[OutcomeClass, ...] = (
@@ -17,6 +18,7 @@ FROM_BEST: tuple[OutcomeClass, ...] = (
 )  # fmt: skip
 """Classes in order. What did not land says nothing, so it is shown only where nothing else happened."""
 SAYS_NOTHING = ("not landed", "not offered")
+METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = ("recovery", "step_time", "goodput")
 RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
     "recovery": lambda trial: trial.recovery,
     "step_time": lambda trial: trial.step_time,
@@ -113,41 +115,44 @@ def _metric(unit: str, values: Iterable[float | None], better: str = "lower") ->
 
 
 def ratios_of(trials: Sequence[Trial], reference: str, *, seed: int) -> list[Ratio]:
-    """Every stack against the reference, by pairs of the same seed. A trial whose fault did not land is no pair."""
+    """Every stack against the reference, by pairs of the same seed, and for recovery also over all families together.
+
+    A trial whose fault did not land is no pair. Step times and goodput of families share their controls, so that their
+    pairs are not independent and not put together.
+    """
     landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
     labels = [label for label in dict.fromkeys(t.label for t in landed) if label != reference]
-    families = dict.fromkeys(trial.family for trial in landed)
+    families = list(dict.fromkeys(trial.family for trial in landed))
+    kinds = [(family, metric) for family in families for metric in METRICS]
+    kinds += [(EVERY, METRICS[0])] if len(families) > 1 else []
     found = []
     for label in labels:
-        for family in families:
-            for metric in ("recovery", "step_time", "goodput"):
-                value = RATIOS[metric]
-                ours, theirs = (_values(landed, one, family, value) for one in (reference, label))
-                pairs = ours.keys() & theirs.keys()
-                if not pairs:
-                    continue
-                middle, interval, says = paired_ratio(
-                    ours, theirs, seed=seed, higher_is_better=metric == "goodput"
-                )
-                open_ = says in ("no difference shown", "too few")
-                found.append(
-                    Ratio(
-                        label=label,
-                        against=reference,
-                        family=family,
-                        metric=metric,
-                        n=len(pairs),
-                        value=middle,
-                        interval=interval,
-                        says=says,
-                        needed=repetitions_needed(ours, theirs) if open_ else None,
-                    )
-                )
+        for family, metric in kinds:
+            value = RATIOS[metric]
+            ours, theirs = (_values(landed, one, family, value) for one in (reference, label))
+            pairs = len(ours.keys() & theirs.keys())
+            if not pairs:
+                continue
+            middle, interval, says = paired_ratio(
+                ours, theirs, seed=seed, higher_is_better=metric == "goodput"
+            )
+            unsettled = says in ("no difference shown", "too few")
+            ratio = Ratio(
+                label=label, against=reference, family=family, metric=metric, n=pairs, value=middle, interval=interval,
+                says=says, needed=repetitions_needed(ours, theirs) if unsettled else None,
+            )  # fmt: skip
+            found.append(ratio)
     return found
 
 
 def _values(
     trials: Sequence[Trial], label: str, family: str, value: Callable[[Trial], float | None]
 ) -> dict[int, float]:
-    mine = (trial for trial in trials if (trial.label, trial.family) == (label, family))
-    return {trial.seed: told for trial in mine if (told := value(trial)) is not None}
+    """Seed -> value; over all families a number of its own for each family and seed."""
+    place = {name: index for index, name in enumerate(sorted({trial.family for trial in trials}))}
+    mine = (trial for trial in trials if trial.label == label and family in (EVERY, trial.family))
+    return {
+        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: told
+        for trial in mine
+        if (told := value(trial)) is not None
+    }

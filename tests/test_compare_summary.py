@@ -1,0 +1,69 @@
+"""Trials put together: the worst outcome, costs, overhead, and ratios by pairs."""
+
+from __future__ import annotations
+
+import math
+
+from harness.compare.model import OutcomeClass, Trial
+from harness.compare.statistics import EVERY
+from harness.compare.summary import cells_of, ratios_of, worst_of
+
+
+def trial(
+    label: str, seed: int, recovery: float | None, outcome: OutcomeClass = "recovered", *, family: str = "kill",
+    step_time: float = 0.05, ranks: int = 4,
+) -> Trial:  # fmt: skip
+    """A trial of which only these numbers matter."""
+    return Trial(
+        label=label, family=family, seed=seed, outcome=outcome, witness=f"{outcome} {seed}", recovery=recovery,
+        detection=None, phases=[], steps_lost=0, samples_lost=0, goodput=0.5, control_goodput=0.6, badput={},
+        step_time=step_time, wall=10.0, ranks=ranks, verdict="pass", run="", reproduce="",
+    )  # fmt: skip
+
+
+def test_the_worst_outcome_stands_and_what_did_not_land_says_nothing() -> None:
+    assert worst_of(["masked", "hung", "degraded"]) == "hung"
+    assert worst_of(["recovered", "not landed"]) == "recovered"
+    assert worst_of(["not landed"]) == "not landed"
+
+
+def test_a_cell_keeps_every_value_and_counts_never_as_infinite() -> None:
+    trials = [trial("x", 1, 0.5), trial("x", 2, math.inf, "hung"), trial("x", 3, None, "not landed")]
+    (cell,) = cells_of(["x"], ["kill"], trials, bare=None, not_offered={})
+    assert (cell.n, cell.worst, cell.witness) == (2, "hung", "hung 2")
+    assert cell.outcomes == {"recovered": 1, "hung": 1, "not landed": 1}
+    assert cell.recovery is not None and cell.recovery.values == [0.5, math.inf]
+    assert cell.cost_gpu_hours == math.inf and cell.overhead is None
+
+
+def test_overhead_is_against_the_bare_loop_of_the_same_seed_and_a_cost_counts_spares() -> None:
+    trials = [trial("x", 1, 3.6, step_time=0.06, ranks=5), trial("none default", 1, math.inf, "hung")]
+    cells = cells_of(
+        ["x"], ["kill", "save"], trials, bare="none default", not_offered={("x", "save"): "no files"}
+    )
+    assert cells[0].overhead is not None and round(cells[0].overhead.values[0], 6) == 1.2
+    assert cells[0].cost_gpu_hours == 5 * 3.6 / 3600
+    assert (cells[1].worst, cells[1].n, cells[1].note) == ("not offered", 0, "no files")
+
+
+def test_pairs_are_of_one_seed_and_over_all_families_of_one_seed_and_family() -> None:
+    trials = [
+        trial(label, seed, time * (1 + seed / 100), family=family)
+        for label, time in (("ours", 0.5), ("theirs", 5.0))
+        for family in ("kill", "hang")
+        for seed in (1, 2, 3)
+    ]
+    trials.append(trial("theirs", 9, 7.0))
+    ratios = {(ratio.family, ratio.metric): ratio for ratio in ratios_of(trials, "ours", seed=1)}
+    assert len(ratios) == 7
+    kill, every = ratios["kill", "recovery"], ratios[EVERY, "recovery"]
+    assert (kill.n, kill.says, kill.interval) == (3, "too few", None)
+    assert kill.value is not None and round(kill.value, 6) == 10
+    assert (every.n, every.says) == (6, "slower")
+
+
+def test_a_pair_in_which_only_one_recovers_has_an_infinite_ratio() -> None:
+    trials = [trial("ours", seed, 0.5) for seed in range(6)]
+    trials += [trial("theirs", seed, math.inf, "hung") for seed in range(6)]
+    ratio = next(r for r in ratios_of(trials, "ours", seed=1) if r.metric == "recovery")
+    assert (ratio.value, ratio.says) == (math.inf, "only the other recovers")

@@ -82,9 +82,9 @@ def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     os.close(fd)
 
 
-def until(enough: Callable[[], bool]) -> None:
+def until(enough: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     """Wait until it is so."""
-    pause, deadline = threading.Event(), time.monotonic() + LIMIT_S
+    pause, deadline = threading.Event(), time.monotonic() + limit_s
     while not enough():
         assert time.monotonic() < deadline, "it never came to it"
         pause.wait(0.01)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from running import until
 
 from chaos import beacon
 from harness import environments
@@ -31,14 +32,6 @@ JOB = CommonJob(
 )
 PYTHON = Path("/somewhere/bin/python")
 STACKS = [DLRover, RayTrain]
-
-
-def until(so: Callable[[], bool]) -> None:
-    """Wait for an event, never for longer than the limit."""
-    deadline = time.monotonic() + LIMIT_S
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_dlrover_is_started_with_its_documented_options() -> None:
@@ -219,11 +212,15 @@ class Trained:
 
     def kill(self, rank: int, after: int) -> None:
         """SIGKILL to a rank once it has reported that step."""
-        while not (hit := [one for one in self.said() if one.rank == rank and (one.step or 0) >= after]):
-            assert self.process.poll() is None and time.monotonic() < self._deadline
-            time.sleep(0.01)
-        assert hit[-1].pid is not None
-        os.kill(hit[-1].pid, signal.SIGKILL)
+
+        def hit() -> list[Progress]:
+            assert self.process.poll() is None
+            return [one for one in self.said() if one.rank == rank and (one.step or 0) >= after]
+
+        until(lambda: bool(hit()), self._deadline - time.monotonic())
+        pid = hit()[-1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
 
     def losses(self) -> list[tuple[int, float]]:
         """Wait for the end, which must be a good one; all (step, loss) that were reported by any rank, at any time."""

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from running import until
 
 from chaos import beacon
 from harness import environments
@@ -266,12 +266,15 @@ def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) ->
     scratch, steps = tmp_path / name, 40
     job = start(name, "tuned", data, scratch, ranks=3, steps=steps)
     try:
-        deadline = time.monotonic() + TRAIN_LIMIT_S
-        while not (hit := [one for one in reported(scratch) if one.rank == 1 and one.step >= 5]):
-            assert job.poll() is None and time.monotonic() < deadline, output(scratch)
-            time.sleep(0.01)
-        assert hit[0].pid is not None
-        os.kill(hit[0].pid, signal.SIGKILL)
+
+        def hit() -> list[Progress]:
+            assert job.poll() is None, output(scratch)
+            return [one for one in reported(scratch) if one.rank == 1 and one.step >= 5]
+
+        until(lambda: bool(hit()), TRAIN_LIMIT_S)
+        pid = hit()[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
         before = len(reported(scratch))
         assert job.wait(TRAIN_LIMIT_S) == 0, output(scratch)
     finally:

@@ -115,10 +115,9 @@ def _list_of(names: Iterable[str]) -> Json:
 
 def _command(schema: Json, workload: Json) -> None:
     """A workload is a kind or a command; only the first needs a recovery."""
-    workload["properties"]["progress_deadline"] = {
-        **_texts(workload["properties"]["progress_deadline"]),
-        "anyOf": [_bare(workload["properties"]["progress_deadline"]), _SECONDS],
-    }
+    for name in ("progress_deadline", "start_deadline"):
+        found = workload["properties"][name]
+        workload["properties"][name] = {**_texts(found), "anyOf": [_bare(found), _SECONDS]}
     workload["oneOf"] = [{"required": ["kind"]}, {"required": ["command"]}]
     schema["required"] = [name for name in schema["required"] if name != "recovery"]
 

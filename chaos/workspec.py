@@ -13,7 +13,7 @@ from chaos.sla import parse_duration
 COMMAND = "command"
 """The kind of a workload that is a command."""
 ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every")
-ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "restarts", "points")
+ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "start_deadline", "restarts", "points")
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*")
@@ -181,12 +181,21 @@ class WorkloadSpec(Strict):
     progress_deadline: float = Field(
         default=60.0, gt=0, description="longest time without progress, start-up included: seconds, or 60s"
     )
+    start_deadline: float | None = Field(
+        default=None, gt=0, description="longest time to the first progress; else progress_deadline"
+    )
     restarts: int = Field(
         default=0, ge=0, le=1000, description="times the command is started again when it ends abnormally"
     )
     points: bool = Field(
         default=False, description="of a command: its script calls chaos.beacon.point, where faults can act"
     )
+
+    def patience(self, *, begun: bool) -> tuple[float, str]:
+        """Seconds that a command may go without progress, and the name of the bound; ``begun``: there was some."""
+        if begun or self.start_deadline is None:
+            return self.progress_deadline, "progress_deadline"
+        return self.start_deadline, "start_deadline"
 
     @model_validator(mode="before")
     @classmethod

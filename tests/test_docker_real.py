@@ -166,9 +166,11 @@ def test_every_address_of_a_run_has_a_name_so_that_nobody_waits_for_a_name_serve
     with nodes_of(tmp_path / "run") as nodes:
         nodes.start(0)
         addresses = [nodes.platform.host, *(nodes.platform.address(node) for node in range(2))]
+        mapped = [f"::ffff:{address}" for address in addresses]
         ask = "import socket, sys; print(*(socket.getnameinfo((each, 1), 0)[0] for each in sys.argv[1:]))"
-        said = nodes.platform.container(0).exec_run([sys.executable, "-c", ask, *addresses]).output
-        assert said.decode().split() == ["harness", "n0", "n1"]
+        said = nodes.platform.container(0).exec_run([sys.executable, "-c", ask, *addresses, *mapped]).output
+        names = ["harness", "n0", "n1"]
+        assert said.decode().split() == [*names, *(f"{name}-mapped" for name in names)]
 
 
 def test_two_runs_at_once_do_not_meet(engine: Any, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def violations(root: Path) -> list[str]:
         wrong.extend(
             f"{where}:{line}: {what}; parse it instead"
             for line, what in executions(tree)
-            if not (within(name, AS_THEIR_USERS_DO) and what.startswith(("calls torch.save", "calls torch.load")))
+            if not (
+                within(name, AS_THEIR_USERS_DO) and what.startswith(("calls torch.save", "calls torch.load"))
+            )
         )
     return wrong
 

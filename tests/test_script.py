@@ -172,6 +172,10 @@ BAD = {
         r"s\.yaml:5 \(workload\.command\): the command ended with exit code 3 .*cannot find data",
     ),
     "silent": (["sleep", "100"], {"deadline": "1s"}, r"no progress within 1 s .*it printed nothing"),
+    "never begins": (
+        ["sleep", "100"], {"deadline": "60s", "workload": "  start_deadline: 1s"},
+        r"no progress within 1 s \(workload.start_deadline\).*it printed nothing",
+    ),
     "another format": (
         command("--steps", "30"), {"progress": r"{regex: 'STEP=(?P<step>\d+)'}"},
         r"s\.yaml:8 \(workload\.progress\): .*matched none of 30 lines.*step 30 loss",

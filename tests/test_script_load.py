@@ -32,6 +32,7 @@ workload:
   env: {DATA: /data}
   progress: {regex: 'step (?P<step>[0-9]+)'}
   progress_deadline: 2 min
+  start_deadline: 5 min
   restarts: 2
 faults:
   - {id: kill, kind: process-kill, target: {rank: 3}, at: {step: 57}}
@@ -68,6 +69,9 @@ def test_a_command_recovers_by_itself_and_counts_steps(tmp_path: Path) -> None:
         1,
         120.0,
     )
+    assert work.patience(begun=False) == (300.0, "start_deadline")
+    assert work.patience(begun=True) == (120.0, "progress_deadline")
+    assert work.model_copy(update={"start_deadline": None}).patience(begun=False)[0] == 120.0
     assert work.progress == RegexProgress(regex="step (?P<step>[0-9]+)")
     assert scenario.invariants == LeaveOut(leave_out=["sample-accounting"])
 

@@ -46,7 +46,7 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
         names = _timed(catalogue.strategies, recovery.get("strategy"))
         problems += _seconds(recovery, names, ("recovery",))
         problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
-    problems += _seconds(out.get("workload"), ("progress_deadline",), ("workload",))
+    problems += _seconds(out.get("workload"), ("progress_deadline", "start_deadline"), ("workload",))
     problems += _merge_size(out.get("workload"))
     commandchecks.own_recovery(out)
     return out, problems

@@ -11,7 +11,6 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from chaos.errors import InfrastructureError
-from chaos.workspec import WorkloadSpec
 from harness.compare.plan import Arm, Family
 from harness.stack import ROOT, Drive
 
@@ -40,9 +39,7 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
         "restarts": drive.restarts,
         "checkpoint": {"directory": drive.checkpoints},
     }
-    start_s = deadline_s
-    if "start_deadline" in WorkloadSpec.model_fields:
-        start_s = workload["start_deadline"] = max(deadline_s, LONGEST_START_S)
+    start_s = workload["start_deadline"] = max(deadline_s, LONGEST_START_S)
     faults = [
         {
             key: value

@@ -282,8 +282,7 @@ class DockerPlatform:
             "user": f"{os.getuid()}:{os.getgid()}", "working_dir": "/tmp", "volumes": binds,
             "network": self._network.name, "networking_config": {self._network.name: self._endpoint(node)},
             "dns_opt": ["timeout:1", "attempts:1"],
-            # torch looks up the name of every address it connects to, and there may be nobody to ask.
-            "extra_hosts": {"harness": self.host, **{f"n{each}": self.address(each) for each in range(self.nodes)}},
+            "extra_hosts": self._names(),
             "shm_size": settings.shm_mib * MIB,
             # Under it, what the engine runs as root in the container of another user has no capability at all.
             "security_opt": [] if self.net_admin else ["no-new-privileges"],
@@ -294,6 +293,12 @@ class DockerPlatform:
             "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if settings.gpus else [],
             "device_requests": _gpus(settings.gpus, node),
         }  # fmt: skip
+
+    def _names(self) -> dict[str, str]:
+        """Of all addresses of the run. torch looks up the name of every one it connects to, as IPv4 within IPv6, and
+        waits for a name server that there may not be."""
+        names = {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
+        return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
 
     def _endpoint(self, node: int) -> Any:
         """Its own address on the run's network."""

@@ -260,7 +260,7 @@ class ScriptArm(Outside):
         )  # fmt: skip
         if reason := to_stop(self._rules, facts):
             self._finish("halted", reason)
-        if (now - self._sign_ns) / NS > self._spec.progress_deadline:
+        if (now - self._sign_ns) / NS > self._spec.patience(begun=bool(self.observer.reports))[0]:
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), None))
 
     def _finish(self, outcome: str, reason: str) -> None:

@@ -40,7 +40,8 @@ class Told:
 
 def ending(told: Told, ended: Ended | None) -> tuple[str, str]:
     """(outcome, reason). ``ended``: None when it made no progress for the deadline instead of ending."""
-    deadline = f"{told.spec.progress_deadline:g} s (workload.progress_deadline)"
+    limit_s, name = told.spec.patience(begun=bool(told.reports))
+    deadline = f"{limit_s:g} s (workload.{name})"
     if ended is None:
         if not told.reports:
             return "timed-out", f"no progress within {deadline}: {_why_none(told)}"

@@ -47,12 +47,13 @@ scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
 	  $(BIN)/chaos run $$file; code=$$?; [ $$code -eq 0 ] || [ $$code -eq 7 ] || exit $$code; done
 
-bench: $(STAMP) ## measure recovery and overhead; prints the table kept in docs/performance.md
+bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs/performance.md and docs/clusters.md
 	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.elastic
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.nodes
 
 schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json

@@ -159,6 +159,7 @@ def test_the_second_time_heals_and_ends_the_process(tmp_path: Path, number: int,
     child = os.fork()
     if child == 0:
         os.dup2(writer, 2)
+        signal.signal(number, signal.SIG_DFL)  # these tests may have been started with nohup
         with interrupts.noted(StopFlag(), run), heal.guarded(run) as ledger:
             sleeper = subprocess.Popen(["sleep", "600"])
             ledger.will(KillProcess.of(sleeper.pid, "sleeper"))

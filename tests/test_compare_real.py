@@ -143,7 +143,8 @@ def test_a_comparison_is_played_resumed_extended_and_gathered_again(
 @pytest.mark.slow
 def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: Path) -> None:
     program = (
-        "import sys\n"
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have had it ignored
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import test_compare_real as tests\n"
         "from harness import environments\n"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 PAIRED = {
-    "test_common_job", "test_compare_real", "test_join", "test_loader", "test_run", "test_run_nodes", "test_script",
-    "test_script_points", "test_script_processes", "test_script_wrapped", "test_stacks_dlrover_ray",
-    "test_stacks_torchft_nvrx",
+    "test_common_job", "test_compare_real", "test_elastic", "test_heal_real", "test_join", "test_loader",
+    "test_nodes_agent", "test_reduce", "test_run", "test_run_nodes", "test_script", "test_script_points",
+    "test_script_processes", "test_script_wrapped", "test_sharded", "test_stacks_dlrover_ray",
+    "test_stacks_torchft_nvrx", "test_undo", "test_versions", "test_zygote",
 }  # fmt: skip
 """Files whose tests with real processes measure nothing: two at a time."""
 

@@ -35,7 +35,7 @@ sla:
 @pytest.mark.parametrize(
     "strategy",
     [
-        "drop-replica",
+        pytest.param("drop-replica", marks=pytest.mark.soak),
         pytest.param("hot-spare", marks=pytest.mark.soak),
         pytest.param("checkpoint-restart", marks=pytest.mark.soak),
     ],

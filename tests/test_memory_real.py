@@ -99,7 +99,8 @@ def test_a_lost_node_costs_nothing_its_peer_has_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("strategy", ["drop-replica", pytest.param("hot-spare", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_sharded_model_of_which_there_is_one_copy_is_filled_from_memory(
     tmp_path: Path, strategy: str
 ) -> None:

@@ -144,6 +144,7 @@ def last_digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]
     return digests
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_while_only_one_has_applied_the_step_changes_no_bit(tmp_path: Path) -> None:
     """Both holders of shard 0 lack the last word of the step, one of shard 1 has applied it, the other dies."""
     whole, broken = supervise(tmp_path / "whole"), supervise(tmp_path / "broken", "lose")

@@ -94,7 +94,7 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode
 @pytest.mark.parametrize(
     "parallelism",
     [
-        "fsdp",
+        pytest.param("fsdp", marks=pytest.mark.soak),
         pytest.param("ddp", marks=pytest.mark.soak),
         pytest.param("{hsdp: {replicas: 2, shards: 2}}", marks=pytest.mark.soak),
     ],

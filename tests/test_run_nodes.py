@@ -93,6 +93,15 @@ def generations(job: Running) -> list[int]:
     return [e.generation for e in job.of(ORCHESTRATOR, Kind.GENERATION_READY)]
 
 
+def lost_coordinator(cluster: Cluster, *options: str) -> Running:
+    """One that was killed in the middle of training."""
+    job = cluster.job(*options)
+    job.wait_for(lambda: job.trained(30))
+    kill(job.process.pid)
+    assert job.end() == -signal.SIGKILL
+    return job
+
+
 def assert_all_four_train(job: Running) -> None:
     """At the end, with one state; not that of an undisturbed job, since both spares were on the lost node and the group
     was smaller for a while."""
@@ -110,10 +119,7 @@ def agents_end_well(cluster: Cluster) -> None:
 def test_ranks_train_on_while_their_coordinator_is_dead_and_another_adopts_them(
     cluster: Cluster, unharmed: dict[str, object]
 ) -> None:
-    first = cluster.job()
-    first.wait_for(lambda: first.trained(30))
-    kill(first.process.pid)
-    assert first.end() == -signal.SIGKILL
+    lost_coordinator(cluster)
     dead_at = cluster.committed()
     until(lambda: cluster.committed() > dead_at + 20)
     second = cluster.job()
@@ -133,10 +139,7 @@ def test_ranks_train_on_while_their_coordinator_is_dead_and_another_adopts_them(
 def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
     cluster: Cluster, unharmed: dict[str, object]
 ) -> None:
-    first = cluster.job()
-    first.wait_for(lambda: first.trained(30))
-    kill(first.process.pid)
-    assert first.end() == -signal.SIGKILL
+    first = lost_coordinator(cluster)
     kill(first.pid_of("w1"))
     second = cluster.job()
     assert second.end() == 0, second.said
@@ -169,10 +172,7 @@ def test_coordinators_that_are_killed_at_any_moment_harm_nobody(cluster: Cluster
 @pytest.mark.real
 @pytest.mark.soak
 def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(cluster: Cluster) -> None:
-    first = cluster.job("--spares", "2")
-    first.wait_for(lambda: first.trained(30))
-    kill(first.process.pid)
-    assert first.end() == -signal.SIGKILL
+    lost_coordinator(cluster, "--spares", "2")
     kill(cluster.agents[1].pid)
     second = cluster.job("--spares", "2")
     assert second.end() == 0, second.said
@@ -290,3 +290,14 @@ def test_processes_fill_one_node_after_the_other() -> None:
     assert least_taken(gpus, [(0, "cuda:0")])[0] == gpus[1]
     assert least_taken(gpus, [(0, "cuda:0"), (0, "cuda:1")])[0] == gpus[2]
     assert least_taken([], []) == []
+
+
+def test_keepers_are_no_ranks_to_take_over(tmp_path: Path) -> None:
+    writer = begun(tmp_path / "events")
+    writer.write(Kind.PROCESS_SPAWNED, process="k0", pid=7, role="keeper", mode="warm", node=0)
+    writer.write(
+        Kind.PROCESS_EXITED, process="k0", pid=7, exit_code=0, signal=None, expected=True, last_seq=None
+    )
+    writer.abandon()
+    found = read_estate(tmp_path / "events")
+    assert not isinstance(found, str) and not found.processes

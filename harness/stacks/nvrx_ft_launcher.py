@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from harness.stack import ROOT, CommonJob, Drive, Requirements, Stack
+from harness.stacks._nvrx import needs
 
 MAX_RESTARTS = 3
 GROUP_TIMEOUT_S = 30.0
@@ -20,15 +21,7 @@ class NvrxFtLauncher(Stack):
     """``ft_launcher`` with heartbeats."""
 
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, ft_launcher"
-    requirements: ClassVar[Requirements | None] = Requirements(
-        pins=(
-            "psutil==7.2.2", "packaging==26.3", "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
-        ),
-        without_dependencies=("nvidia-resiliency-ext==0.4.1",),
-        python=">=3.11,<3.13",
-        shared="nvrx",
-        probe="nvidia_resiliency_ext.fault_tolerance.launcher",
-    )  # fmt: skip
+    requirements: ClassVar[Requirements | None] = needs("nvidia_resiliency_ext.fault_tolerance.launcher")
     tuned_because: ClassVar[str] = (
         "Its page Heartbeats API Integration (docs/source/fault_tolerance/integration/heartbeats.rst) says that the "
         "timeouts 'need to be adjusted for each workload': rank_heartbeat_timeout at least the longest time between "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from harness.stack import CommonJob, Drive, Requirements, Stack
+from harness.stacks._nvrx import needs
 
 GROUP_TIMEOUT_S = {"default": 10.0, "tuned": 3.0}
 TUNED_S: Mapping[str, float] = {
@@ -19,15 +20,7 @@ class NvrxInprocess(Stack):
     """``inprocess.Wrapper`` around the training loop; ranks started directly, since torchrun would end them all."""
 
     title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process"
-    requirements: ClassVar[Requirements | None] = Requirements(
-        pins=(
-            "psutil==7.2.2", "packaging==26.3", "pyyaml==6.0.3", "nvidia-ml-py==13.615.71", "defusedxml==0.7.1",
-        ),
-        without_dependencies=("nvidia-resiliency-ext==0.4.1",),
-        python=">=3.11,<3.13",
-        shared="nvrx",
-        probe="nvidia_resiliency_ext.inprocess",
-    )  # fmt: skip
+    requirements: ClassVar[Requirements | None] = needs("nvidia_resiliency_ext.inprocess")
     tuned_because: ClassVar[str] = (
         "Its usage guide (docs/source/inprocess/usage_guide.rst, Restart latency) adds up the latency of these waits: "
         "last_call_wait, and for a hang soft_timeout or hard_timeout plus monitor_process_interval plus "

@@ -240,4 +240,4 @@ def test_ps_does_not_list_what_is_gone_already(
     gone.kill()
     gone.wait(timeout=20)
     out = chaos("ps", "--runs", dead.root.parents[1])[1]
-    assert f"kill process {marked.pid} (w1)" in out and "w0" not in out
+    assert f"kill process {marked.pid} (w1)" in out and "(w0)" not in out

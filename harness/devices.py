@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from chaos.scenario import Cell, WorkloadSpec
@@ -121,6 +122,16 @@ def memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
+def processor() -> str:
+    """Model name of the processor as Linux has it; the architecture where it has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()
+
+
 def versions() -> dict[str, str]:
     """Of the software that matters."""
     found = {}
@@ -137,7 +148,7 @@ def describe() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "processor": platform.machine(),
+        "processor": processor(),
         "python": platform.python_version(),
         "cores": os.cpu_count() or 1,
         "memory_gib": round(memory_gib(), 1),

@@ -24,14 +24,14 @@ STOPPED = ("T", "t")
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_*``: the same for a
-    process that the kernel shows as stopped, which is no guess.
+    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_s``: how long the
+    kernel may show a process as stopped. That is no guess, so it is only waited for as long as its replacement takes
+    about (0.07 to 0.1 s, docs/performance.md): then waiting never costs more than twice the best choice.
     """
 
     floor_s: float = 0.6
     factor: float = 8.0
-    stopped_floor_s: float = 0.25
-    stopped_factor: float = 6.0
+    stopped_s: float = 0.08
     ceiling_s: float = 600.0
     checkpoint_floor_s: float = 5.0
     starved_factor: float = 10.0
@@ -69,13 +69,14 @@ class Hang:
 
 @dataclass(kw_only=True)
 class _Silence:
-    """How long a member, with this very mark, kept others waiting, and how long it was itself one who
-    waits.
+    """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, and since
+    when the kernel shows it as stopped.
     """
 
     mark: Mark
     behind_s: float = 0.0
     waited_s: float = 0.0
+    stopped_s: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -100,14 +101,13 @@ class HangDetector:
         self._last_look_s = None
         self._silences = {}
 
-    def deadline_s(self, phase: str, *, stopped: bool = False) -> float:
-        """How long a rank may be silent in a phase, or at all if it is ``stopped``."""
+    def deadline_s(self, phase: str) -> float:
+        """How long a rank may be silent in a phase."""
         limits = self.limits
         if not self._durations:
             return limits.first_step_s
         floor = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s
-        floor, factor = (limits.stopped_floor_s, limits.stopped_factor) if stopped else (floor, limits.factor)
-        return min(limits.ceiling_s, max(floor, factor * median(self._durations)))
+        return min(limits.ceiling_s, max(floor, limits.factor * median(self._durations)))
 
     def observe(self, now_s: float, committed: int) -> None:
         """Learn from the slowest member's committed step."""
@@ -122,9 +122,9 @@ class HangDetector:
     ) -> Hang | None:  # fmt: skip
         """The worst hang among the members of a training generation that are still at work.
 
-        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those silent for a
-        while; ``replicas``: which members hold one copy of the model together, where one is more than a rank: they
-        have collectives of their own, in which they wait for each other alone. A hang of the process ``""`` is
+        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those that did not move since
+        the last look; ``replicas``: which members hold one copy of the model together, where one is more than a rank:
+        they have collectives of their own, in which they wait for each other alone. A hang of the process ``""`` is
         nobody's: all wait in one collective.
         """
         passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
@@ -143,31 +143,37 @@ class HangDetector:
                 silence.waited_s += passed
             else:
                 silence.behind_s += passed
-            hang = self._judge(name, silence, kernel, None if len(marks) == 1 else furthest)
+            hang = self._judge(name, silence, passed, kernel, None if len(marks) == 1 else furthest)
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
         return worst or self._stuck(marks)
 
     def _judge(
-        self, name: str, silence: _Silence, kernel: Callable[[str], str], furthest: tuple[int, int] | None
-    ) -> Hang | None:
+        self, name: str, silence: _Silence, passed_s: float, kernel: Callable[[str], str],
+        furthest: tuple[int, int] | None,
+    ) -> Hang | None:  # fmt: skip
         mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
-        if silent <= self.deadline_s(mark.phase, stopped=True):
+        if not silent:
             return None
         state = kernel(name)
-        deadline = self.deadline_s(mark.phase, stopped=state in STOPPED)
+        stopped = state in STOPPED
+        if stopped:
+            silence.stopped_s = 0.0 if silence.stopped_s is None else silence.stopped_s + passed_s
+            late, deadline = silence.stopped_s, self.limits.stopped_s
+        else:
+            # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
+            silence.stopped_s = None
+            late, deadline = silence.behind_s, self.deadline_s(mark.phase)
         if state in STARVED:
             deadline *= self.limits.starved_factor
-        # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
-        late = silence.behind_s if state not in STOPPED else silent
         if late <= deadline:
             return None
         # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
         # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
         # not entered a collective of this very step which others have entered has left it out.
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        innocent = mark.phase == "collective" and state not in STOPPED and furthest is not None and not missed
+        innocent = mark.phase == "collective" and not stopped and furthest is not None and not missed
         return Hang(
             process="" if innocent else name,
             phase=mark.phase,

@@ -47,8 +47,8 @@ def check(timing: Timing) -> None:
 
 
 _ORDER = (
-    ("tick_s", "hang.stopped_floor_s", "a hang is counted in looks"),
-    ("hang.stopped_floor_s", "hang.floor_s", "a stopped process is certain, any other silence is not"),
+    ("tick_s", "hang.stopped_s", "a hang is counted in looks"),
+    ("hang.stopped_s", "hang.floor_s", "a stopped process is certain, any other silence is not"),
     ("hang.floor_s", "hang.checkpoint_floor_s", "a save takes longer than a step"),
     (
         "hang.checkpoint_floor_s",
@@ -74,7 +74,7 @@ _ORDER = (
         "a starved rank that leaves late is not to break the next group",
     ),
     (
-        "hang.stopped_floor_s",
+        "hang.stopped_s",
         "join_timeout_s",
         "a rank stopped while the group forms would be nobody's fault",
     ),

@@ -41,7 +41,7 @@ class Lookout(Adopter):
 
     def _look_at_forming(self, now: float) -> None:
         # All wait for each other here, so that marks tell nothing; but a stopped process will not join.
-        stopped = self._crew.stopped(now, self.timing.hang.stopped_floor_s)
+        stopped = self._crew.stopped(now, self.timing.hang.stopped_s)
         if stopped:
             self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
         elif now > self._deadline_s:

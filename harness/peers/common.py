@@ -61,6 +61,7 @@ class Training:
         self.fetch = built.load
         self.samples = (job.data.stat().st_size - 1) // self.block
         self.checkpoints = scratch / CHECKPOINTS
+        self.in_flight: Tensor | None = None
         self._step = 0
         self._watch_backward()
 
@@ -207,7 +208,9 @@ def train_step(training: Training, net: nn.Module, step: int) -> float:
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = training.ids(step, rank, world)
     loss = training.loss(net, step, rank, ids)
-    total = loss.detach().double()
+    # held beyond the step: else gloo's thread may be the last to let go of it and wants Python's lock for that, while
+    # whoever takes the group down after a failure has the lock and waits for that thread: a rank that hangs for ever
+    total = training.in_flight = loss.detach().double()
     word = dist.all_reduce(total, async_op=True)
     # DistributedDataParallel divides by the number of ranks; their shares need not be equal
     training.backward(loss * (world / training.job.global_batch))

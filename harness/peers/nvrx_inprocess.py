@@ -18,10 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.peers.common import Training
+from harness.peers.common import Training, train_step
 
 WAITS = (
     "monitor_thread_interval", "monitor_process_interval", "heartbeat_interval", "progress_watchdog_interval",
@@ -59,7 +58,6 @@ def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
     store = dist.TCPStore(
         host, port + 1, world_size=world, is_master=rank == 0, multi_tenant=True, wait_for_workers=True
     )
-    held: list[Tensor] = []
 
     def attempt(call_wrapper: inprocess.CallWrapper | None = None) -> None:
         call: Any = call_wrapper
@@ -72,7 +70,7 @@ def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
         first = training.load() or training.restore(initial)
         net = DistributedDataParallel(training.model)
         for step in range(first + 1, training.job.steps + 1):
-            train_step(training, net, step, held)
+            train_step(training, net, step)
             if step % training.job.every == 0 and dist.get_rank() == 0:
                 with call.atomic():
                     training.save(step)
@@ -81,22 +79,6 @@ def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
     attempt.__annotations__["call_wrapper"] = inprocess.CallWrapper  # looked up as a type by the wrapper
     log = str((training.checkpoints.parent / "monitor-{rank}.log").absolute())
     inprocess.Wrapper(store_kwargs={"port": port + 2}, monitor_process_logfile=log, **waits)(attempt)()
-
-
-def train_step(training: Training, net: nn.Module, step: int, held: list[Tensor]) -> None:
-    """As ``common.train_step``, but what gloo's thread sums is ``held`` beyond the step. Else that thread may be the
-    last to let go of it, for which it needs Python's lock, while the thread that takes the group down has the lock and
-    waits for it: the rank then stands still for ever."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    ids = training.ids(step, rank, world)
-    loss = training.loss(net, step, rank, ids)
-    total = loss.detach().double()
-    held[:] = [total]
-    word: Any = dist.all_reduce(total, async_op=True)
-    training.backward(loss * (world / training.job.global_batch))
-    training.apply()
-    word.wait()
-    training.report(step, float(total) / training.job.global_batch, len(ids))
 
 
 if __name__ == "__main__":

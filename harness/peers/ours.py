@@ -22,8 +22,14 @@ def main() -> None:
     )  # fmt: skip
     job.attach(training.model, training.optimizer, training.scheduler, clip_norm=training.clip_norm)
     job.checkpoints.disk = _Writing()
+    tried: recovery.Step | None = None
+    told = 0
     while job.running():
+        # a step whose reduction was through when a failure broke the group is committed while the next one forms
+        if tried is not None and told < tried.number == job.state.step:
+            training.report(tried.number, job.state.last[1], tried.count)
         with job.step() as step:
+            tried = step
             os.environ["RANK"] = str(
                 job.rank
             )  # that of the report; a rank of this stack may change its number
@@ -33,6 +39,7 @@ def main() -> None:
             point("optimizer", step.number)
             step.commit()
             training.report(step.number, job.state.last[1], step.count)
+            told = step.number
 
 
 class _Writing:

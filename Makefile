@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-docker test-slurm check format soak scenarios bench schema clean help
+.PHONY: run test test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,12 +21,14 @@ run: $(STAMP) ## run the main scenario and say where its report is
 test: $(STAMP) ## all tests but those of clusters, real processes included (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m "not real and not soak"
 	$(BIN)/python -m pytest -n 2 -m "paired and not soak"
-	$(BIN)/python -m pytest -m "real and not paired and not soak and not docker and not slurm"
+	$(BIN)/python -m pytest -m "real and not paired and not soak and not docker and not slurm and not stacks"
 
-check: $(STAMP) ## format, lint, types, unit and simulated tests (under a minute)
+lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint ## lint, and unit and simulated tests (three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m "not real and not slow"
 
 format: $(STAMP) ## format the code
@@ -42,6 +44,10 @@ test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none r
 
 test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (as root, with slurm-wlm and munge)
 	$(BIN)/python -m pytest -m slurm
+
+test-stacks: $(STAMP) ## a small comparison with torchrun and torchft, whose environment it installs
+	$(BIN)/chaos stacks install torchft
+	$(BIN)/python -m pytest -m stacks
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \

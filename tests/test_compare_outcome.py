@@ -366,6 +366,17 @@ def test_goodput_is_against_the_bare_loop_so_that_a_slow_stack_pays_for_it() -> 
     assert (trial(log).goodput or 1.0) < (trial(log, ideal=log).goodput or 0.0)
 
 
+def test_a_share_is_lost_by_whoever_had_the_number_then() -> None:
+    """Rank 0 dies after the all-reduce of step 30 and before its report; rank 1 goes on as rank 0 with all samples."""
+    fleet = Fleet()
+    fleet.reach(1, 29)
+    fleet.reach(30, 30, ranks=(1,))
+    fleet.hit()
+    fleet.exit("w0", signum=signal.SIGKILL)
+    fleet.reach(31, STEPS, ranks=(0,), share=BATCH)
+    assert trial(fleet.end()).samples_lost == 0
+
+
 def test_who_does_not_report_samples_has_none_counted() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)

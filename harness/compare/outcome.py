@@ -350,13 +350,14 @@ def samples_lost(history: History) -> tuple[int | None, str]:
 
 
 def _died_in(history: History) -> set[int]:
-    """Steps in which some member was lost: the first that it did not report."""
+    """Steps in which some member was lost: the first that it did not report. Its number may be another's afterwards."""
     found = set()
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         mine = [
             event.step or 0
             for event in history.log.of(Kind.STEP_REPORTED)
             if event.generation == failure.generation and event.data["rank"] == failure.data["rank"]
-        ]
+            and event.time_ns < failure.time_ns
+        ]  # fmt: skip
         found.add(max(mine, default=0) + 1)
     return found

@@ -53,7 +53,7 @@ class NvrxInprocess(Stack):
         return (
             "ranks are started directly by a small supervisor that ends none because another one did",
             "a rank that is lost is not replaced: no reserve ranks, no launcher around it",
-            "rank 0 hosts the wrapper's store, as its TCPStore does by default, and the group's, as its example does: it "
-            "is the one rank that the others cannot do without",
+            "rank 0 hosts the wrapper's store, as its TCPStore does by default, and the group's, as its example does: "
+            "it is the one rank that the others cannot do without",
             "before the first checkpoint the initial state is restored; NVIDIA's example goes on with what it has",
         )

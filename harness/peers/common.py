@@ -208,9 +208,10 @@ def train_step(training: Training, net: nn.Module, step: int) -> float:
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = training.ids(step, rank, world)
     loss = training.loss(net, step, rank, ids)
-    # held beyond the step: else gloo's thread may be the last to let go of it and wants Python's lock for that, while
-    # whoever takes the group down after a failure has the lock and waits for that thread: a rank that hangs for ever
-    total = training.in_flight = loss.detach().double()
+    total = loss.detach().double()
+    # a view is kept beyond the step, which refers to the tensor from C++: else gloo's thread, letting go of the tensor,
+    # wants Python's lock, while whoever takes a broken group down may hold it and wait for that thread, for ever
+    training.in_flight = total.view_as(total)
     word = dist.all_reduce(total, async_op=True)
     # DistributedDataParallel divides by the number of ranks; their shares need not be equal
     training.backward(loss * (world / training.job.global_batch))

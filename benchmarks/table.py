@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.devices import describe
-from harness.measure import median_ci95
+from harness.judging.measure import median_ci95
 
 Values = Mapping[str, Sequence[float]]
 

@@ -252,8 +252,8 @@ def build_catalogue() -> Catalogue:
     from chaos.catalogue import Catalogue
     from chaos.fault import Fault
     from harness.checkers import CHECKERS
+    from harness.judging.measure import METRICS
     from harness.launcher import Launcher
-    from harness.measure import METRICS
     from harness.workload import Workload
     from recovery.strategy import Strategy
 
@@ -334,7 +334,7 @@ def _warn(loaded: LoadedScenario, quiet: bool) -> None:
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
-    from harness.judge import judge, write_results
+    from harness.judging.judge import judge, write_results
     from harness.rundir import open_run
 
     directory = open_run(path)
@@ -367,7 +367,7 @@ def _entries(kind: str) -> list[Entry]:
     if kind == "scenarios":
         return listing.scenario_entries(Path("scenarios"))
     if kind == "metrics":
-        from harness.measure import METRICS
+        from harness.judging.measure import METRICS
 
         return [
             listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")

@@ -1,4 +1,4 @@
-"""The shape of ``results.json``: everything in it is derived from event logs by ``harness.judge``."""
+"""The shape of ``results.json``: everything in it is derived from event logs by ``harness.judging.judge``."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ from chaos.fault import Fault
 from chaos.loading.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
-from harness import devices, heal, interrupts, judge
+from harness import devices, heal, interrupts
 from harness.capabilities import too_small
+from harness.judging import judge
 from harness.launcher import ArmSetup, Launcher, Session, Stopped
 from harness.ledger import Ledger
 from harness.needs import lacking, refuse_impossible

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from chaos.events import Kind, Log
-from harness.lineage import History, StepRun
+from harness.judging.lineage import History, StepRun
 from harness.whereabouts import homes
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chaos.events import ORCHESTRATOR, Event, Kind, Log
-from harness.episodes import Episode
-from harness.lineage import NS
+from harness.judging.episodes import Episode
+from harness.judging.lineage import NS
 from harness.results import NodeResult
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from chaos.errors import LogError
 from chaos.events import Event, Kind, Log, read_log
-from harness.lineage import history_of
+from harness.judging.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
 from reports._facts import arms_of, incidents_of, median_incident

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.measure import METRICS
+from harness.judging.measure import METRICS
 from harness.results import Finding, Incident, Results, SlaResult, Verdict
 from harness.rundir import RunDirectory
 from reports._facts import analyze_command, incidents_of, phase_medians

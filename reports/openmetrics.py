@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from harness.measure import METRICS
+from harness.judging.measure import METRICS
 from harness.results import Results
 from harness.rundir import RunDirectory
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.errors import LogError
 from chaos.events import ORCHESTRATOR, Event, Kind, Log, read_log
-from harness.lineage import history_of
+from harness.judging.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
 from reports._series import start_ns

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.baseline import Baseline, BaselineCell, BaselineError, differences, load, save
-from harness.measure import summarise
+from harness.gating.baseline import Baseline, BaselineCell, BaselineError, differences, load, save
+from harness.judging.measure import summarise
 
 TEST = {"workload": {"kind": "gpt", "steps": 100}, "faults": [{"id": "kill", "at": {"step": 57}}]}
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 
 from chaos.sla import samples_needed
-from harness.bounds import (
+from harness.gating.bounds import (
     EXACT_PAIRS,
     POWER,
     pairs_to_settle,
@@ -21,7 +21,7 @@ from harness.bounds import (
     shift_rank,
     values_to_settle,
 )
-from harness.measure import median_ci95
+from harness.judging.measure import median_ci95
 
 
 def at_most(k: int, n: int, p: Fraction) -> Fraction:

@@ -16,7 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 from sample_results import HOSTILE, build
 
-from harness.gating import gate, gated
+from harness.gating.gate import gate, gated
 from harness.results import Finding, Results
 from harness.rundir import RunDirectory
 from reports import _github, _otel, junit, openmetrics

@@ -15,8 +15,8 @@ from nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 from chaos.clocks import Clocks, Machine, Measurement
 from chaos.events import ORCHESTRATOR, Event, Kind
 from chaos.scenario import SlaCheck
-from harness.gates import judge_sla, judge_slas
-from harness.measure import METRICS, measure
+from harness.judging.gates import judge_sla, judge_slas
+from harness.judging.measure import METRICS, measure
 
 
 def facts(script: Script, faults: list[dict[str, Any]]) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from arms import KILL, cell_of
 
 from chaos.scenario import SlaCheck
 from chaos.sla import ClauseError
-from harness.gates import EXIT_CODES, judge_cell, judge_run, judge_sla, judge_slas, quantity, sla_line
+from harness.judging.gates import EXIT_CODES, judge_cell, judge_run, judge_sla, judge_slas, quantity, sla_line
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 OK = Finding(verdict="pass", witness="fine")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.baseline import Baseline, BaselineCell
-from harness.bounds import LEVEL
-from harness.clauses import Decision, decide
-from harness.gating import Against, GateResult, as_text, gate, gated, write
-from harness.measure import METRICS, summarise
-from harness.regression import ToleranceError, compare, parse_share, tolerance_of
+from harness.gating.baseline import Baseline, BaselineCell
+from harness.gating.bounds import LEVEL
+from harness.gating.clauses import Decision, decide
+from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
+from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
+from harness.judging.measure import METRICS, summarise
 from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
 from harness.rundir import RunDirectory
 

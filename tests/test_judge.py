@@ -16,7 +16,7 @@ from nodelogs import HOURS_NS, Clock, on_nodes
 
 from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
-from harness.judge import judge, write_results
+from harness.judging.judge import judge, write_results
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
 

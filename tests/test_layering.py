@@ -28,9 +28,9 @@ COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
 REPORTS_MAY = (
-    "harness.results", "harness.rundir", "harness.measure", "harness.lineage", "harness.episodes",
-    "harness.incidents", "harness.partition", "harness.checkers", "harness.gates", "harness.compare.model",
-    "harness.compare.statistics",
+    "harness.results", "harness.rundir", "harness.checkers", "harness.compare.model", "harness.compare.statistics",
+    "harness.judging.episodes", "harness.judging.gates", "harness.judging.incidents", "harness.judging.lineage",
+    "harness.judging.measure", "harness.judging.partition",
 )  # fmt: skip
 
 TORCH_AT_TOP = (
@@ -126,7 +126,9 @@ def may_not(name: str, wanted: str) -> str:
         and wanted != "harness"
         and not within(wanted, REPORTS_MAY)
     ):
-        return "reports read stored runs only: add what is needed to harness.results or harness.measure"
+        return (
+            "reports read stored runs only: add what is needed to harness.results or harness.judging.measure"
+        )
     return ""
 
 
@@ -206,8 +208,8 @@ def test_import_rule() -> None:
         ("recovery/order.py", "from harness.corpus import prepare", "recovery serves anybody's"),
         ("recovery/strategies/a.py", "from recovery.strategies.b import B", "plugins do not know"),
         ("recovery/controller.py", "def f():\n    import torch", "torch belongs in"),
-        ("harness/measure.py", "from reports import html", "reports read stored runs"),
-        ("harness/measure.py", "import pandas", "import pandas inside the function"),
+        ("harness/judging/measure.py", "from reports import html", "reports read stored runs"),
+        ("harness/judging/measure.py", "import pandas", "import pandas inside the function"),
         ("harness/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
         ("harness/workloads/a.py", "import torch", "torch belongs in"),
         ("reports/html.py", "from harness.orchestrator import Orchestrator", "reports read stored runs only"),

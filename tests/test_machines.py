@@ -15,7 +15,7 @@ from chaos.listing import fault_entry
 from chaos.schedule import PlannedFault
 from chaos.targets import LinkShape
 from chaos.topology import Topology
-from harness.episodes import Episode, _first_of
+from harness.judging.episodes import Episode, _first_of
 from harness.launchers.docker import Docker
 from harness.launchers.local import Local
 from harness.nodes.by_process import GroupsByNode, LinksByNode

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from logs import MS, Script
 
 from chaos.events import Kind
-from harness.lineage import history_of
-from harness.measure import METRICS, account, measure, median_ci95, summarise
-from harness.partition import CLASSES
+from harness.judging.lineage import history_of
+from harness.judging.measure import METRICS, account, measure, median_ci95, summarise
+from harness.judging.partition import CLASSES
 from harness.results import PHASE_NAMES
 
 

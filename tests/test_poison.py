@@ -12,8 +12,8 @@ from simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 from test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 
 from chaos.events import Kind
-from harness.lineage import history_of
-from harness.measure import account
+from harness.judging.lineage import history_of
+from harness.judging.measure import account
 from harness.sim.faults import SimFaultAgent
 from recovery.order import batch
 

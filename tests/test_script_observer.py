@@ -11,10 +11,10 @@ import pytest
 from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from harness.checkers import Evidence
 from harness.checkers.observed import progress
-from harness.incidents import recovery_of
-from harness.lineage import history_of
-from harness.measure import measure
-from harness.observed import stride_of
+from harness.judging.incidents import recovery_of
+from harness.judging.lineage import history_of
+from harness.judging.measure import measure
+from harness.judging.observed import stride_of
 from harness.results import Finding
 from harness.script.observer import STALL_FLOOR_S, Observer
 from harness.script.progress import Progress

@@ -17,7 +17,7 @@ from chaos.errors import ScenarioError
 from chaos.events import Kind
 from chaos.loading.load import load
 from chaos.schema import scenario_schema
-from harness.measure import measure
+from harness.judging.measure import measure
 from harness.results import Incident
 from harness.script.progress import Progress
 

@@ -20,7 +20,6 @@ UNBOUNDED = {
     "recovery/pieces.py: thread.join()": "each ends with the piece it reads, as the thread that joins has done",
     "recovery/mechanisms/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
     "harness/peers/common.py: word.wait()": "the group's timeout, which is the stack's to choose",
-    "harness/peers/nvrx_inprocess.py: word.wait()": "the same",
     "harness/peers/torchft_train.py: word.wait()": "torchft's timeout, which is the stack's to choose",
     "harness/peers/torchft_train.py: self.manager.allreduce(flat).wait()": "the same",
 }

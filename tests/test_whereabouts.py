@@ -13,7 +13,7 @@ from logs import MS, Line, Script
 from nodelogs import Clock, on_nodes
 
 from chaos.events import ORCHESTRATOR, Event, Kind
-from harness.measure import measure
+from harness.judging.measure import measure
 from harness.progress import describe
 from harness.results import ArmResult, Incident, NodeResult, Results
 from harness.rundir import RunDirectory

@@ -21,7 +21,7 @@ def otel(run: Path) -> int:
 
     Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry is not installed.
     """
-    from harness.judge import judge
+    from harness.judging.judge import judge
     from harness.rundir import open_run
     from reports import _otel
 

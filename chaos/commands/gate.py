@@ -12,8 +12,8 @@ import click
 from chaos import errors
 
 if TYPE_CHECKING:
-    from harness.baseline import Baseline
-    from harness.gating import Against, GateResult
+    from harness.gating.baseline import Baseline
+    from harness.gating.gate import Against, GateResult
     from harness.results import Results
     from harness.rundir import RunDirectory
 
@@ -56,7 +56,7 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
 
     Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into the run.
     """
-    from harness.judge import judge, write_results
+    from harness.judging.judge import judge, write_results
     from harness.rundir import open_run
 
     directory = open_run(run)
@@ -94,14 +94,14 @@ def check_choices(choices: dict[str, Any]) -> None:
         option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace("_", "-")
         raise click.UsageError(f"--{option} is for --gate")
     if choices["baseline"] is not None:
-        from harness.baseline import load, other_machine
         from harness.devices import describe
+        from harness.gating.baseline import load, other_machine
 
         _refuse_machine(choices, other_machine(load(choices["baseline"]), describe()))
 
 
 def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
-    from harness.baseline import BaselineError
+    from harness.gating.baseline import BaselineError
 
     if machine and not choices["other_machine"]:
         raise BaselineError(
@@ -114,7 +114,7 @@ def _conclude(
     results: Results, directory: RunDirectory, choices: dict[str, Any],
     *, form: str, quiet: bool, gating: bool, err: bool,
 ) -> int:  # fmt: skip
-    from harness import gating as gates
+    from harness.gating import gate as gates
     from reports import junit, markdown
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
@@ -132,7 +132,7 @@ def _conclude(
 
 
 def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool) -> None:
-    from harness.gating import as_text
+    from harness.gating.gate import as_text
 
     if form == "json":
         click.echo(decided.model_dump_json(indent=2), err=err)
@@ -158,9 +158,9 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
 
 def _against(results: Results, directory: RunDirectory, choices: dict[str, Any]) -> Against | None:
     """The baseline to hold a run against. Raises BaselineError where the two are not comparable."""
-    from harness.baseline import BaselineError, baseline_of, differences, load
-    from harness.gating import COMPARED, Against
-    from harness.regression import tolerance_of
+    from harness.gating.baseline import BaselineError, baseline_of, differences, load
+    from harness.gating.gate import COMPARED, Against
+    from harness.gating.regression import tolerance_of
 
     if choices["baseline"] is None:
         return None
@@ -176,7 +176,7 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
     if not found.cells.keys() & {cell.id for cell in results.cells}:
         raise BaselineError(f"{choices['baseline']} has none of the cells of this run", hint=again)
     _refuse_machine(choices, machine)
-    from harness.measure import METRICS
+    from harness.judging.measure import METRICS
 
     units = {name: METRICS[name].unit for name in METRICS}
     chosen = {name: tolerance_of(unit, shares.get(name, everywhere)) for name, unit in units.items()}
@@ -188,7 +188,7 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
 
 def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None]:
     """Shares by metric, and the one for all. Raises ToleranceError, click.UsageError for an unknown metric."""
-    from harness.regression import parse_share
+    from harness.gating.regression import parse_share
 
     shares, everywhere = {}, None
     for text in choices["tolerances"]:
@@ -206,7 +206,7 @@ def _metrics(choices: dict[str, Any]) -> tuple[str, ...]:
 
 def _metric(name: str) -> str:
     from chaos.sla import nearest
-    from harness.measure import METRICS
+    from harness.judging.measure import METRICS
 
     if name not in METRICS:
         near = nearest(name, tuple(METRICS)) or "see: chaos list metrics"
@@ -228,9 +228,9 @@ def baseline() -> None:
 @click.option("-o", "--output", type=_PATH, help="Where to [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and keep its values, machine and workload in a small file."""
-    from harness.baseline import baseline_of
-    from harness.baseline import save as keep
-    from harness.judge import judge
+    from harness.gating.baseline import baseline_of
+    from harness.gating.baseline import save as keep
+    from harness.judging.judge import judge
     from harness.rundir import open_run
 
     directory = open_run(run)
@@ -248,7 +248,7 @@ def save(run: Path, output: Path | None) -> int:
 @_FORMAT
 def show(file: Path, form: str) -> int:
     """Show a baseline: where it is from and what it holds."""
-    from harness.baseline import load
+    from harness.gating.baseline import load
 
     found = load(file)
     click.echo(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
@@ -256,7 +256,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
-    from harness.gates import quantity
+    from harness.judging.gates import quantity
 
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
     versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())

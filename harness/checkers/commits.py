@@ -7,7 +7,7 @@ import itertools
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.checkers.memory import PLACE, held_in_memory
-from harness.lineage import Generation, History
+from harness.judging.lineage import Generation, History
 from harness.results import Finding
 from recovery.memory.header import is_memory
 

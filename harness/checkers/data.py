@@ -6,8 +6,8 @@ from collections import Counter
 
 from chaos.events import Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.lineage import History, StepRun
-from harness.measure import account, skips_of
+from harness.judging.lineage import History, StepRun
+from harness.judging.measure import account, skips_of
 from harness.results import Finding
 from harness.tails import witnessed
 from recovery.order import batch, without

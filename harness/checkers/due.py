@@ -7,8 +7,8 @@ from typing import Any
 from chaos.events import Event, Kind
 from chaos.faultspec import FaultSpec, TraceSpec
 from harness.checkers.evidence import Evidence
-from harness.episodes import Episode
-from harness.lineage import NS
+from harness.judging.episodes import Episode
+from harness.judging.lineage import NS
 
 RUN_ENDED = "the run ended"
 """How the injector begins the reason of an occurrence whose effect nobody had the time to see."""

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from chaos.events import Log
 from chaos.scenario import Cell, FaultSpec
-from harness.lineage import History, history_of
-from harness.measure import ArmMeasures, measure
+from harness.judging.lineage import History, history_of
+from harness.judging.measure import ArmMeasures, measure
 from harness.results import Finding
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from chaos.events import Event, Kind
 from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
-from harness.episodes import Episode
-from harness.incidents import diverged, recovery_of
+from harness.judging.episodes import Episode
+from harness.judging.incidents import diverged, recovery_of
 from harness.results import Finding
 
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.checkers.evidence import Evidence, failed, passed, unknown
-from harness.incidents import by_shard, diverged, final_digests
-from harness.lineage import History, history_of
-from harness.measure import skips_of
+from harness.judging.incidents import by_shard, diverged, final_digests
+from harness.judging.lineage import History, history_of
+from harness.judging.measure import skips_of
 from harness.results import Finding
 
 Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]

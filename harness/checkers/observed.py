@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, unknown
-from harness.lineage import NS, History
-from harness.observed import stride_of
+from harness.judging.lineage import NS, History
+from harness.judging.observed import stride_of
 from harness.results import Finding
 
 PROGRESS = "progress"

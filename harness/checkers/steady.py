@@ -7,7 +7,7 @@ import statistics
 from chaos.events import Kind
 from chaos.steady import SteadyRule, parse_steady
 from harness.checkers.evidence import Evidence, passed, some, unknown
-from harness.lineage import NS, History
+from harness.judging.lineage import NS, History
 from harness.results import Finding
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.checkers.memory import keepers
-from harness.incidents import diverged, final_digests, sound_digests
-from harness.lineage import Generation, History, StepRun
-from harness.partition import checkpoint_stalls
+from harness.judging.incidents import diverged, final_digests, sound_digests
+from harness.judging.lineage import Generation, History, StepRun
+from harness.judging.partition import checkpoint_stalls
 from harness.results import Finding
 
 HEALTHY_STEPS = 5

@@ -13,8 +13,8 @@ from harness.compare.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.model import Comparison, StackInfo, Trial
 from harness.compare.outcome import completed, ended, judged
 from harness.compare.plan import AGAIN, Arm, control_of
-from harness.lineage import History, history_of
-from harness.measure import ArmMeasures, goodput_of, measure
+from harness.judging.lineage import History, history_of
+from harness.judging.measure import ArmMeasures, goodput_of, measure
 from harness.results import Results
 from harness.rundir import RunDirectory
 

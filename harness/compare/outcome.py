@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from chaos.events import Event, Kind
 from harness.compare.model import OutcomeClass
-from harness.lineage import NS, History
-from harness.measure import ArmMeasures
+from harness.judging.lineage import NS, History
+from harness.judging.measure import ArmMeasures
 from harness.results import Incident, PhaseSpan
 
 LAST_STEPS = 5  # whoever reports none of the last steps no longer takes part

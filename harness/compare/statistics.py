@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from chaos.sla import QUANTILES, samples_needed
 from harness.compare.model import Difference
-from harness.measure import median_ci95
+from harness.judging.measure import median_ci95
 
 EVERY = "every kind"
 """The family of a ratio over the pairs of all families together: what few repeats of each can still show."""

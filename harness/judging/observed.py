@@ -1,4 +1,4 @@
-"""An arm of a command put in order, from what could be seen of it from outside. See ``harness.lineage``.
+"""An arm of a command put in order, from what could be seen of it from outside. See ``harness.judging.lineage``.
 
 What is known less well than of a built-in workload, and what is made of it:
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.events import Event, Kind, Log
-from harness.lineage import Generation, History, RunInfo, StepRun, owners
+from harness.judging.lineage import Generation, History, RunInfo, StepRun, owners
 
 MOST_BETWEEN = 10_000
 

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.events import Kind, Log
-from harness.episodes import Episode, episodes_of
-from harness.incidents import diverged, incident_of, lost_once
-from harness.lineage import NS, History, history_of
-from harness.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
+from harness.judging.episodes import Episode, episodes_of
+from harness.judging.incidents import diverged, incident_of, lost_once
+from harness.judging.lineage import NS, History, history_of
+from harness.judging.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
 from harness.tails import witnessed
 from recovery.order import batch, without

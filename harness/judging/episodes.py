@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.events import Event, Kind
-from harness.lineage import History
+from harness.judging.lineage import History
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1

@@ -14,7 +14,7 @@ from chaos import errors
 from chaos.figures import with_unit
 from chaos.scenario import Cell, SlaCheck
 from chaos.sla import Clause, evaluate, parse_clause, samples_needed
-from harness.measure import METRICS, MetricDef, median_ci95
+from harness.judging.measure import METRICS, MetricDef, median_ci95
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]

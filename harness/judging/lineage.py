@@ -196,7 +196,7 @@ def history_of(log: Log) -> History:
             "the log has no run_started event", hint="the harness died before the arm began; run it again"
         )
     if started.data.get("observed"):
-        from harness.observed import observed_history
+        from harness.judging.observed import observed_history
 
         return observed_history(log, _info(started.data))
     finished = log.first(Kind.RUN_FINISHED)

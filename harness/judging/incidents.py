@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chaos.events import Event, Kind
-from harness.episodes import Episode
-from harness.lineage import NS, Generation, History, StepRun
+from harness.judging.episodes import Episode
+from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
 from harness.whereabouts import homes, nodes_hit
 

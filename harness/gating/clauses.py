@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chaos.sla import QUANTILES, Clause, parse_clause
-from harness.bounds import LEVEL, quantile_bounds, values_to_settle
-from harness.gates import quantity
+from harness.gating.bounds import LEVEL, quantile_bounds, values_to_settle
+from harness.judging.gates import quantity
 from harness.results import SlaResult, Verdict, merge
 
 

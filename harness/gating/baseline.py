@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.scenario import Cell
-from harness import judge
-from harness.measure import METRICS
+from harness.judging import judge
+from harness.judging.measure import METRICS
 from harness.results import Metric, Model, Results
 from harness.rundir import RunDirectory, open_run, read_resolved
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.errors import EXIT_USAGE, ChaosError
-from harness.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
-from harness.clauses import Decision
-from harness.gates import quantity
+from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
+from harness.gating.clauses import Decision
+from harness.judging.gates import quantity
 from harness.results import Metric
 
 TIME_SHARE = 0.20

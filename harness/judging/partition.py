@@ -28,8 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos.events import Event, Kind
-from harness.episodes import Episode
-from harness.lineage import NS, Generation, History, StepRun
+from harness.judging.episodes import Episode
+from harness.judging.lineage import NS, Generation, History, StepRun
 
 CLASSES = (
     "initialisation", "data", "checkpoint_save", "restore", "detection", "regroup", "recomputation",

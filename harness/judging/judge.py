@@ -21,14 +21,14 @@ from chaos.events import ORCHESTRATOR, Kind, Log, read_log
 from chaos.fault import Fault, Fidelity
 from chaos.plugins import load
 from chaos.scenario import Cell, ResolvedRun
-from harness import gates
 from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
-from harness.episodes import NEVER_FIRED
+from harness.judging import gates
+from harness.judging.episodes import NEVER_FIRED
+from harness.judging.lineage import History, history_of
+from harness.judging.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.launcher import Launcher
 from harness.ledger import read_open
-from harness.lineage import History, history_of
-from harness.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
 from harness.rundir import RunDirectory, arm_id, read_resolved
 from harness.whereabouts import nodes_of

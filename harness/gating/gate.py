@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import Field
 
 from chaos.errors import InfrastructureError
-from harness.baseline import Baseline
-from harness.bounds import LEVEL
-from harness.clauses import Decision, decide, is_statistical
-from harness.gates import EXIT_CODES, sla_line
-from harness.regression import Tolerance, compare, is_open, tolerance_of
+from harness.gating.baseline import Baseline
+from harness.gating.bounds import LEVEL
+from harness.gating.clauses import Decision, decide, is_statistical
+from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
+from harness.judging.gates import EXIT_CODES, sla_line
 from harness.results import Metric, Model, Results, SlaResult, merge
 from harness.rundir import RunDirectory
 

@@ -13,7 +13,7 @@ from chaos.cli import invoke
 from harness import environments
 from harness.compare.model import Comparison, Trial
 
-pytestmark = [pytest.mark.real, pytest.mark.stacks]
+pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]  # nine arms of some 20 s
 
 FAMILIES = Path(__file__).parent.parent / "scenarios" / "compare"
 OURS, RESTARTS, REPLICAS = "hot-spare tuned", "torchrun tuned", "torchft tuned"

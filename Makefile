@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
-test: $(STAMP) ## all tests but those of clusters, real processes included (under 10 minutes on 2 cores)
+test: $(STAMP) ## all tests but those of clusters, real processes included (13 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 -m "not real and not soak"
 	$(BIN)/python -m pytest -n 2 -m "paired and not soak"
 	$(BIN)/python -m pytest -m "real and not paired and not soak and not docker and not slurm and not stacks"

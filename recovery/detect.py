@@ -19,14 +19,16 @@ from recovery.marks import Mark
 WINDOW = 50
 MAX_LOOK_S = 0.1
 STARVED = ("R", "D")  # would run, or waits for a disk
-STOPPED = ("T", "t")
+STOPPED = ("T",)
+TRACED = ("t",)
+"""Held by a debugger or a profiler, who mean to let go of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
     """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_s``: how long the
-    kernel may show a process as stopped. That is no guess, so it is only waited for as long as its replacement takes
-    about (0.07 to 0.1 s, docs/performance.md): then waiting never costs more than twice the best choice.
+    kernel may show a process as stopped. That is no guess, so it is only waited for about as long as its replacement
+    takes (0.07 to 0.1 s, docs/performance.md): waiting then costs about twice the best choice at the most.
     """
 
     floor_s: float = 0.6
@@ -164,7 +166,7 @@ class HangDetector:
         else:
             # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
             silence.stopped_s = None
-            late, deadline = silence.behind_s, self.deadline_s(mark.phase)
+            late, deadline = silent if state in TRACED else silence.behind_s, self.deadline_s(mark.phase)
         if state in STARVED:
             deadline *= self.limits.starved_factor
         if late <= deadline:
@@ -173,7 +175,12 @@ class HangDetector:
         # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
         # not entered a collective of this very step which others have entered has left it out.
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        innocent = mark.phase == "collective" and not stopped and furthest is not None and not missed
+        innocent = (
+            mark.phase == "collective"
+            and state not in STOPPED + TRACED
+            and furthest is not None
+            and not missed
+        )
         return Hang(
             process="" if innocent else name,
             phase=mark.phase,

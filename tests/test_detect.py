@@ -101,6 +101,17 @@ def test_a_stopped_rank_is_certain_and_found_however_long_steps_take(phase: str,
     )
 
 
+@pytest.mark.parametrize("phase", ["forward", "collective"])
+def test_a_rank_held_by_a_debugger_has_as_long_as_any_other(phase: str) -> None:
+    """Whoever looks at the stack of a slow rank does not want it replaced."""
+    marks = {"w0": mark("collective", collective=2), "w1": mark(phase, collective=1)}
+    assert hung(marks, for_s=0.58, states={"w1": "t"}) is None
+    assert hung(marks, for_s=0.66, states={"w1": "t"}) == "w1"
+    assert watch(trained(step_s=10.0), marks, for_s=60, states={"w1": "t"}) is None
+    together = {name: mark("collective") for name in ("w0", "w1", "w2")}
+    assert hung(together, for_s=0.66, states={"w1": "t"}) == "w1", "it would not notice the end of its wait"
+
+
 def test_a_rank_stopped_in_its_first_step_is_found() -> None:
     detector = HangDetector(limits=LIMITS)
     detector.resumed()

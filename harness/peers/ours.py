@@ -30,9 +30,7 @@ def main() -> None:
             training.report(tried.number, job.state.last[1], tried.count)
         with job.step() as step:
             tried = step
-            os.environ["RANK"] = str(
-                job.rank
-            )  # that of the report; a rank of this stack may change its number
+            os.environ["RANK"] = str(job.rank)  # that of the report: it may change
             loss = training.loss(training.model, step.number, job.rank, step.samples)
             with poisoned(training.model, step.number):
                 step.backward(loss)

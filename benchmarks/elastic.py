@@ -19,11 +19,11 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 import torch
-import torch.distributed as dist
 
 from harness.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
 from recovery import order
+from recovery.local import start_store
 from recovery.mechanisms.elastic import ElasticReducer
 from recovery.mechanisms.group import Group
 from recovery.mechanisms.reduce import GradientReducer, Reducer
@@ -81,14 +81,14 @@ def _step(trainable: Trainable, reducer: Reducer, group: Group, ids: list[int], 
 
 def measured(pairs: int) -> list[list[list[list[float]]]]:
     """``rank_times`` of every rank."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _store, port = start_store()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with TemporaryDirectory() as folder:
         corpus = Gpt().prepare(Path(folder)).path
         command = [sys.executable, "-m", "benchmarks.elastic", "--pairs", str(pairs), "--corpus", str(corpus)]
         children = [
             subprocess.Popen(
-                [*command, "--port", str(store.port), "--rank", str(rank)], env=environment, stdout=subprocess.PIPE
+                [*command, "--port", str(port), "--rank", str(rank)], env=environment, stdout=subprocess.PIPE
             )
             for rank in range(RANKS)
         ]  # fmt: skip

@@ -21,6 +21,7 @@ from recovery import marks, processes
 from recovery.bell import Bell
 from recovery.jobconfig import LOOPBACK
 from recovery.marks import Mark, MarkPage
+from recovery.nameless import nameless
 from recovery.ring import LineRing
 from recovery.wire import Channel, Message, WireError
 
@@ -275,8 +276,9 @@ def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
     try:
         with socket.create_server((host, 0), backlog=BACKLOG) as listener:
             port = listener.getsockname()[1]
-            store = dist.TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            fd = listener.detach()
+            store = nameless(
+                lambda: dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
             )
     except (RuntimeError, OSError) as error:
         raise InfrastructureError(
@@ -291,7 +293,9 @@ def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | N
 
     try:
         limit = timedelta(seconds=timeout_s)
-        client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        client = nameless(
+            lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        )
         client.set("uninvolved-client", "?")
         started_s = time.monotonic()
         client.get("uninvolved-client")

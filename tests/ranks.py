@@ -17,8 +17,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from recovery.local import start_store
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.storelink import StoreLink
 
@@ -154,14 +154,12 @@ class Rank:
 @contextmanager
 def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
     """So many processes running ``task``; all gone afterwards."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store, port = start_store()
     started: list[Rank] = []
     try:
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(
-                target=_main, args=(task, rank, world, store.port, theirs), daemon=True
-            )
+            process = _CONTEXT.Process(target=_main, args=(task, rank, world, port, theirs), daemon=True)
             process.start()
             theirs.close()
             started.append(Rank(process, ours))
@@ -172,6 +170,7 @@ def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
         for rank in started:
             rank.process.join(DEADLINE_S)
             rank.pipe.close()
+        del store
 
 
 def results(task: Task, world: int) -> list[Any]:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +18,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import DEADLINE_S, Self, ranks, results
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from recovery.local import start_store
 from recovery.mechanisms import group as group_module
 from recovery.mechanisms import transfer
 from recovery.mechanisms.group import GenerationLost, Group
@@ -187,7 +189,7 @@ def test_an_abort_frees_a_rank_that_waits_for_the_others_to_come() -> None:
 
 def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None:
     """It listens, and has no connection yet that could be shut down."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _store, port = start_store()
     stuck, go_on = threading.Event(), threading.Event()
     aborted: list[bool] = []
 
@@ -203,7 +205,7 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
 
     def member(rank: int, dial: Callable[[int, tuple[str, int]], tuple[str, int]]) -> Group:
         return Group(
-            generation=1, rank=rank, world=2, store_port=store.port, backend="gloo", timeout_s=DEADLINE_S,
+            generation=1, rank=rank, world=2, store_port=port, backend="gloo", timeout_s=DEADLINE_S,
             check=check, dial=dial,
         )  # fmt: skip
 
@@ -220,6 +222,27 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
         go_on.set()
         with pytest.raises(GenerationLost):
             others.result(timeout=DEADLINE_S)
+
+
+LEAVES = """
+import time
+from recovery.mechanisms.group import Group
+class Slow(list):
+    def clear(self):
+        time.sleep(0.3)
+        print("cleared", flush=True)
+group = Group(generation=1, rank=0, world=1, store_port=1, backend="gloo", timeout_s=1.0, check=lambda: None)
+group._made = Slow()
+group.leave()
+"""
+
+
+def test_python_does_not_end_before_its_groups_have() -> None:
+    """A thread that comes back from gloo and finds no interpreter aborts the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cleared\n", "")
 
 
 def abort_twice(me: Self) -> list[bool]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from chaos.events import Event, EventWriter, Kind, read_actor
@@ -19,6 +18,7 @@ from recovery import marks
 from recovery.agent import Agent
 from recovery.checkpoints import CorruptCheckpoint, newest_first, verify
 from recovery.job import Job, JobConfig
+from recovery.local import start_store
 from recovery.marks import MarkPage
 from recovery.wire import Abort, Channel, CheckpointNote, Finished, Join, Joined, Message, Parked, Ready, Stop
 from recovery.wire import PauseRequest as Pause
@@ -54,7 +54,7 @@ class Rank:
         ours, theirs = socket.socketpair()
         ours.settimeout(WAIT_S)
         self.channel = Channel(ours)
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store, self.store_port = start_store()
         (directory / "events").mkdir(exist_ok=True)
         self.directory = directory
         self.writer = EventWriter(directory / "events", "w0", lambda: 1)
@@ -95,7 +95,7 @@ class Rank:
         """Order it into the next generation."""
         self.tell(
             Join(
-                generation=generation, rank=0, members=["w0"], store_port=self.store.port,
+                generation=generation, rank=0, members=["w0"], store_port=self.store_port,
                 copies={},
                 restore=restore, timeout_s=5.0,
             )

@@ -16,12 +16,14 @@ from recovery.jobconfig import LOOPBACK
 from recovery.local import start_store
 from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.storelink import StoreLink, socket_to
+from recovery.nameless import nameless
 
 LIMIT_S = 20.0
 
 
 def client_of(port: int) -> dist.TCPStore:
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT_S))
+    limit = timedelta(seconds=LIMIT_S)
+    return nameless(lambda: dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit))
 
 
 def test_a_kept_connection_is_used_again_once() -> None:

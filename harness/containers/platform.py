@@ -295,10 +295,8 @@ class DockerPlatform:
         }  # fmt: skip
 
     def _names(self) -> dict[str, str]:
-        """Of all addresses of the run. torch looks up the name of every one it connects to, as IPv4 within IPv6, and
-        waits for a name server that there may not be."""
-        names = {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
-        return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
+        """Of all addresses of the run: there may be no name server."""
+        return {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
 
     def _endpoint(self, node: int) -> Any:
         """Its own address on the run's network."""

@@ -7,6 +7,7 @@ key prefix, so nothing of an earlier one can be read, and a rank stuck in rendez
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import socket
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +27,13 @@ from recovery.jobconfig import Net
 from recovery.layout import Layout
 from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
 from recovery.mechanisms.storelink import StoreLink, socket_to
+from recovery.nameless import nameless
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
 STORE_ATTEMPT_S = 0.4
 STORE_PAUSE_S = 0.02
+END_S = 5.0
 
 
 class GenerationLost(Exception):
@@ -210,7 +214,8 @@ class Group:
             try:
                 with socket.create_connection(self._store_at, timeout=STORE_ATTEMPT_S):
                     attempt_s *= 2  # there is one; it may be slow
-                client = dist.TCPStore(*self._store_at, is_master=False, timeout=timedelta(seconds=attempt_s))
+                limit = timedelta(seconds=attempt_s)
+                client = nameless(partial(dist.TCPStore, *self._store_at, is_master=False, timeout=limit))
                 client.set_timeout(self._timeout)
                 return client
             except (OSError, RuntimeError) as error:
@@ -272,7 +277,10 @@ class Group:
             for circle in self._circles:
                 circle.close()
             # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
-            threading.Thread(target=made.clear, name="leave-group", daemon=True).start()
+            leaving = threading.Thread(target=made.clear, name="leave-group", daemon=True)
+            leaving.start()
+            # But Python's end: a thread that comes back from gloo and finds no interpreter any more aborts the process.
+            atexit.register(leaving.join, END_S)
 
     def _abandon(self, work: dist.Work) -> None:
         """Give an operation a last chance to notice that its connections are gone, then leave it to itself.

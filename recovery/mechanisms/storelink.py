@@ -1,8 +1,6 @@
 """A rank's connection to the key-value store, kept from one generation to the next.
 
-Making one costs more than it seems: torch asks for the name of the address it has connected to, and such a look-up goes
-to the name server, since what it has is ``::ffff:127.0.0.1`` and no hosts file names that. It takes milliseconds, and
-five seconds when an answer is lost (seen in 1 of 30 groups on a machine whose name server drops packets).
+Making one costs more than it seems, see ``recovery.nameless``.
 """
 
 from __future__ import annotations

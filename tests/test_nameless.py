@@ -1,0 +1,93 @@
+"""Connections that ask no name server, whatever the network is like."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from recovery import nameless as module
+from recovery.jobconfig import LOOPBACK
+from recovery.local import ask_store, start_store
+from recovery.mechanisms.group import Group, _shut_down, _socket_inodes
+from recovery.nameless import nameless
+
+UNNAMED = "::ffff:192.0.2.7"  # an address for documents, which no hosts file has
+LIMIT_S = 20.0
+
+Asked = list[bytes]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The queries that were answered here."""
+    queries: Asked = []
+    answer = module._answer
+
+    def noted(query: bytes) -> bytes:
+        queries.append(query)
+        return answer(query)
+
+    monkeypatch.setattr(module, "_answer", noted)
+    return queries
+
+
+def test_an_address_has_no_name_there(asked: Asked) -> None:
+    assert nameless(lambda: socket.getnameinfo((UNNAMED, 80), socket.NI_NUMERICSERV)) == (UNNAMED, "80")
+    assert [b"\x017\x012\x010\x03192\x07in-addr" in query for query in asked] == [True]
+
+
+def test_what_the_hosts_file_says_holds() -> None:
+    names = nameless(lambda: socket.getnameinfo((LOOPBACK, 80), socket.NI_NUMERICSERV))
+    assert names == socket.getnameinfo((LOOPBACK, 80), socket.NI_NUMERICSERV)
+
+
+def test_torch_asks_nobody_else_whom_it_connects_to(asked: Asked) -> None:
+    _store, port = start_store()
+    by_the_server = len(asked)
+    assert ask_store(port, timeout_s=LIMIT_S) is not None
+    assert 0 < by_the_server < len(asked)
+
+
+def test_a_group_forms_without_asking(asked: Asked) -> None:
+    _store, port = start_store()
+    asked.clear()
+    group = Group(
+        generation=1, rank=0, world=1, store_port=port, backend="gloo", timeout_s=LIMIT_S, check=lambda: None
+    )
+    group.form()
+    assert asked
+    group.leave()
+
+
+def test_a_client_of_the_store_is_as_any_other() -> None:
+    store, port = start_store()
+    limit = timedelta(seconds=LIMIT_S)
+    client = nameless(lambda: dist.TCPStore(LOOPBACK, port, is_master=False, timeout=limit))
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_what_fails_there_fails_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        nameless(lambda: 1 // 0)
+    assert nameless(lambda: None) is None
+
+
+def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda _: object())
+    assert nameless(lambda: 5) == 5
+
+
+def test_an_abort_in_the_middle_of_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign, answer = _socket_inodes(), module._answer
+
+    def shut_down(query: bytes) -> bytes:
+        _shut_down(lambda inode: inode not in foreign)
+        return answer(query)
+
+    monkeypatch.setattr(module, "_answer", shut_down)
+    with pytest.raises(socket.gaierror):
+        nameless(lambda: socket.getnameinfo((UNNAMED, 80), 0))

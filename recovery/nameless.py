@@ -21,7 +21,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-LOOPBACK = "127.0.0.1"
+from recovery.jobconfig import LOOPBACK
+
 _LARGEST_QUERY = 4096  # bytes; longer ones go over TCP
 _HEADER = struct.Struct(">6H")  # of a message (RFC 1035): number, flags, how many of four kinds of records
 _NO_SUCH_NAME = 0x8183  # the flags of an answer: recursion asked for and offered, NXDOMAIN

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from chaos.errors import InfrastructureError, ScenarioError
 
 CAP_BYTES = 4 * 1024 * 1024
+SKIPPED = frozenset({"site-packages", "__pycache__", "test", "tests"})
 
 
 def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, str]:
@@ -19,11 +21,7 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
     are taken. Raises ScenarioError when there is no such data or too little of it for one block.
     """
     source = Path(data) if data else Path(sysconfig.get_paths()["stdlib"])
-    files = [source] if source.is_file() else sorted(_text_files(source, "*.py" if data is None else "*"))
-    if not files:
-        raise ScenarioError(
-            f"no data at {source}", hint="workload.params.data names a file or a folder with files"
-        )
+    files = [source] if source.is_file() else _text_files(source, "" if data else ".py")
     digest = hashlib.sha256()
     size = 0
     try:
@@ -39,6 +37,10 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
         raise InfrastructureError(
             f"cannot write {target}: {error.strerror}", hint="free disk space"
         ) from error
+    if size == 0:
+        raise ScenarioError(
+            f"no data at {source}", hint="workload.params.data names a file or a folder with files"
+        )
     if size <= block:
         raise ScenarioError(
             f"{source} has {size} bytes, less than one sample of {block + 1}", hint="give more data"
@@ -47,13 +49,20 @@ def prepare(data: str | None, target: Path, *, block: int) -> tuple[int, str, st
     return size, digest.hexdigest(), about
 
 
-def _text_files(folder: Path, pattern: str) -> Iterable[Path]:
+def _text_files(folder: Path, suffix: str) -> Iterator[Path]:
+    """Files in sorted order, found as they are asked for; folders that are links are not entered."""
     if not folder.is_dir():
-        return []
-    skip = {"site-packages", "__pycache__", "test", "tests"}
-    return (
-        p for p in folder.rglob(pattern) if p.is_file() and not skip & set(p.relative_to(folder).parts[:-1])
-    )
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name not in SKIPPED:
+                yield from _text_files(folder / entry.name, suffix)
+        elif entry.name.endswith(suffix) and entry.is_file():
+            yield folder / entry.name
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -61,6 +70,8 @@ def _read(path: Path, limit: int) -> bytes:
         with open(path, "rb") as stream:
             return stream.read(limit)
     except OSError as error:
-        raise ScenarioError(
-            f"cannot read {path}: {error.strerror}", hint="check workload.params.data"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ScenarioError:
+    return ScenarioError(f"cannot read {path}: {error.strerror}", hint="check workload.params.data")

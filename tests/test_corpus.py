@@ -47,9 +47,9 @@ def test_a_folder_is_taken_in_sorted_order_up_to_the_cap(
 ) -> None:
     folder = tmp_path / "data"
     (folder / "b").mkdir(parents=True)
-    for name, text in (("c.txt", b"3333"), ("a.txt", b"1111"), ("b/x.md", b"2222")):
+    for name, text in (("c.txt", b"4444"), ("a.txt", b"1111"), ("b/x.md", b"2222"), ("b.md", b"3333")):
         (folder / name).write_bytes(text)
-    assert prepare(str(folder), tmp_path, block=4)[0] == b"111122223333"
+    assert prepare(str(folder), tmp_path, block=4)[0] == b"1111222233334444"
     monkeypatch.setattr(corpus, "CAP_BYTES", 10)
     assert prepare(str(folder), tmp_path, block=4)[0] == b"1111222233"
 

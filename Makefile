@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: run test test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
 
@@ -18,10 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
-test: $(STAMP) ## all tests but those of clusters, real processes included (13 minutes on 2 cores)
-	$(BIN)/python -m pytest -n 2 -m "not real and not soak"
-	$(BIN)/python -m pytest -n 2 -m "paired and not soak"
-	$(BIN)/python -m pytest -m "real and not paired and not soak and not docker and not slurm and not stacks"
+test: $(STAMP) ## all tests but those of clusters, real processes included (nine minutes on 2 cores)
+	$(PYTEST_2) -m "not real and not soak"
+	$(PYTEST_2) -m "real and not soak and not docker and not slurm and not stacks"
 
 lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -29,14 +29,14 @@ lint: $(STAMP) ## format, lint, types
 	$(BIN)/mypy
 
 check: lint ## lint, and unit and simulated tests (three minutes on 2 cores)
-	$(BIN)/python -m pytest -n 2 -m "not real and not slow"
+	$(PYTEST_2) -m "not real and not slow"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
-	$(BIN)/python -m pytest -n 2 -m "soak and not real"
+	$(PYTEST_2) -m "soak and not real"
 	$(BIN)/python -m pytest -m "soak and real and not docker and not slurm"
 
 test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)

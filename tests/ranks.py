@@ -5,6 +5,7 @@ Processes are forked from a server that has imported torch, so that each is ther
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,14 @@ class Rank:
         assert found == kind, (found, value)
         return value
 
+    def unread(self) -> list[Any]:
+        """What it has said and nobody has asked for."""
+        found = []
+        with contextlib.suppress(EOFError, OSError):
+            while self.pipe.poll():
+                found.append(self.pipe.recv())
+        return found
+
     def result(self) -> Any:
         """What its function returned."""
         return self.next("done")
@@ -164,6 +173,10 @@ def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
             theirs.close()
             started.append(Rank(process, ours))
         yield started
+    except BaseException as error:
+        for number, rank in enumerate(started):
+            error.add_note(f"rank {number} still had to say: {rank.unread()}")
+        raise
     finally:
         for rank in started:
             rank.process.kill()

@@ -202,6 +202,10 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
     steps = COLLECTIVES + len(part.reducer._buckets)
     complete = []
     for number in range(1, steps + 1):
+        me.say(
+            "here"
+        )  # a rank that is lost takes its connections with it, also from whoever is still a step behind
+        me.hear()
         part.lose_at = len(part.entered) + number if me.rank == loser else 0
         try:
             part.attempt()
@@ -224,6 +228,9 @@ def test_a_step_lost_at_any_collective_is_redone_to_the_last_bit(world: int, sha
     steps = COLLECTIVES + 1
     with ranks(partial(train_and_lose, shards, loser), world) as started:
         for _ in range(steps):
+            assert {rank.said() for rank in started} == {"here"}
+            for rank in started:
+                rank.tell("go on")
             generation = started[loser].said()
             for rank in started:
                 rank.tell(("abort", generation))

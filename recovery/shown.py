@@ -74,7 +74,7 @@ def _describe(event: Event) -> str:
     return ""
 
 
-def say(text: str) -> None:
-    """A line."""
-    with suppress(OSError):  # whoever reads along may go away
-        print(f"recovery: {text}", file=sys.stderr, flush=True)
+def say(text: str, *, who: str = "recovery") -> None:
+    """A line, if anybody still reads along: nothing ends because a terminal is gone."""
+    with suppress(OSError, ValueError):
+        print(f"{who}: {text}", file=sys.stderr, flush=True)

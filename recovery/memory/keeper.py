@@ -25,6 +25,7 @@ from recovery.memory.holdings import Holdings, Refusal
 from recovery.memory.peers import Address, Peers, receive_part
 from recovery.memory.talk import Ask, Fetch, Forget, Found, Held, Kept, Note, Offer, Put, Refused, TalkError
 from recovery.processes import die_with, redirect_output
+from recovery.shown import say
 from recovery.wire import Channel, Extra, WireError
 
 KEEPER = b'{"be":"keeper"'
@@ -279,7 +280,7 @@ class Keeper:
         )
 
     def _say(self, text: str) -> None:
-        print(f"keeper of node {self._config.node}: {text}", file=sys.stderr, flush=True)
+        say(text, who=f"keeper of node {self._config.node}")
 
 
 def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
@@ -295,7 +296,7 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
             for message in messages:
                 _obey(keeper, message)
     except WireError as error:
-        print(f"keeper of node {config.node}: {error}", file=sys.stderr, flush=True)
+        say(str(error), who=f"keeper of node {config.node}")
     keeper.close()
     os._exit(0)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +25,7 @@ from recovery.nodes.link import FULL, Link, Post
 from recovery.nodes.node import Recipe
 from recovery.nodes.protocol import MarkWords
 from recovery.nodes.ward import Ward
+from recovery.shown import say
 
 BEAT_S = 0.05
 QUIET_BEAT_S = 0.5
@@ -318,7 +318,7 @@ class Agent:
             os.write(self._waker, b"!")
 
     def _say(self, text: str) -> None:
-        print(f"agent of node {self._config.node}: {text}", file=sys.stderr, flush=True)
+        say(text, who=f"agent of node {self._config.node}")
 
     def _close(self) -> None:
         self._ward.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import select
 import signal as signals
-import sys
 import time
 from abc import abstractmethod
 from collections import deque
@@ -27,6 +26,7 @@ from recovery.nodes.clock import boot_id
 from recovery.nodes.door import Door
 from recovery.nodes.handshake import Refused
 from recovery.nodes.link import Link, Parcel
+from recovery.shown import say
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
@@ -385,4 +385,4 @@ def _unknown(node: int) -> str | None:
 
 
 def _say(text: str) -> None:
-    print(f"fleet: turned away: {text}", file=sys.stderr, flush=True)
+    say(f"turned away: {text}", who="fleet")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from recovery.marks import Mark
 from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.software import refuse_other
 from recovery.script import ScriptConfig
+from recovery.shown import say
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 RETURN_LIMIT_S = 10.0  # theirs, to a coordinator that is there again: they dial at least every second
@@ -37,7 +37,7 @@ class Nodes:
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Until an agent has dialled for each node."""
         host, port = self._fleet.address
-        print(f"recovery: {len(self._numbers)} agents are to dial {host}:{port}", file=sys.stderr, flush=True)
+        say(f"{len(self._numbers)} agents are to dial {host}:{port}")
         self._fleet.await_nodes(self._numbers, limit_s=READY_LIMIT_S, gone=_nothing_known, stopped=stopped)
         self._fleet.begin("", self._events)
         for info in self._fleet.nodes().values():

@@ -18,6 +18,7 @@ from chaos.errors import ChaosError, InfrastructureError, ScenarioError
 from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
 from recovery.nodes.node import Recipe, script_recipe
 from recovery.nodes.software import versions
+from recovery.shown import say
 
 MIN_TOKEN = 16
 
@@ -88,7 +89,7 @@ def serve(
     agent = Agent(config)
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
-    print(f"agent of node {node} ends: {agent.run()}", file=sys.stderr, flush=True)
+    say(f"ends: {agent.run()}", who=f"agent of node {node}")
     return 0
 
 
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 scratch=args.scratch or Path(own), lease_s=args.lease, recipe=recipe, coordinator_boot=args.boot,
             )  # fmt: skip
     except ChaosError as error:
-        print(str(error), file=sys.stderr, flush=True)
+        print(error, file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -295,8 +295,10 @@ class DockerPlatform:
         }  # fmt: skip
 
     def _names(self) -> dict[str, str]:
-        """Of all addresses of the run: there may be no name server."""
-        return {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
+        """Of all addresses of the run, also as IPv4 within IPv6: a script's own torch looks up the name of every one it
+        connects to, and waits for a name server that there may not be."""
+        names = {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
+        return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
 
     def _endpoint(self, node: int) -> Any:
         """Its own address on the run's network."""

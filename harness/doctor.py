@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from harness import environments
+from harness import environments, naming
 from harness.capabilities import PROBES
 from harness.containers.links import lacks_links
 from harness.devices import cuda_devices, memory_gib
@@ -51,7 +51,7 @@ def examine(directory: Path) -> list[Finding]:
     """Look at everything. ``directory``: where runs would be stored."""
     return [
         _python(), _torch(), _packages(), _cores(), _memory(), _disk(directory), _gpus(),
-        *(_probe(name) for name in PROBES), _links(), _slurm(), *_stacks(),
+        *(_probe(name) for name in PROBES), _links(), _names(), _slurm(), *_stacks(),
     ]  # fmt: skip
 
 
@@ -144,6 +144,15 @@ def _links() -> Finding:
     tools = ", ".join(path for path in map(shutil.which, ("tc", "nft")) if path)
     said = f"links between containers can be shaped ({tools or 'by their own tools'})"
     return Finding(name="links", state="ready", said=said)
+
+
+def _names() -> Finding:
+    slowest_s = naming.slowest_lookup_s()
+    said = f"the slowest of {naming.TRIES} look-ups of {naming.ADDRESS} took {slowest_s:.2g} s"
+    todo = f"stacks and scripts that connect by themselves wait for it: {naming.REMEDY}"
+    if slowest_s <= naming.SLOW_S:
+        return Finding(name="names", state="ready", said=said)
+    return Finding(name="names", state="missing", said=said, todo=todo)
 
 
 def _slurm() -> Finding:

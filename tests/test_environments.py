@@ -320,6 +320,7 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str], tmp_path:
         "root",
         "cgroup",
         "links",
+        "names",
     } <= set(rows)
     assert {f"stack {name}" for name in environments.stacks()} <= set(rows)
     assert all(row["todo"] for row in rows.values() if row["state"] != "ready")

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
-from harness import devices, processes
+from harness import devices, naming, processes
 from harness.compare.plan import Arm
 from harness.results import Model
 from harness.stack import ROOT, Settings
@@ -211,6 +211,7 @@ def provenance() -> dict[str, Any]:
     """The machine, the software, and the version of this code: a digest of its sources, and its commit if any."""
     return devices.describe() | {
         "boot": processes.boot_id(),
+        "slowest_lookup_s": round(naming.slowest_lookup_s(), 3),
         "code": code_digest(ROOT),
         "commit": _commit(ROOT),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from chaos.errors import LogError
 from chaos.events import Log, read_log
+from harness import naming
 from harness.compare import summary
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.model import Comparison, StackInfo, Trial
@@ -86,7 +87,7 @@ def gather(directory: Directory) -> Comparison:
         ratios=[ratio for ratio in ratios if ratio.label != again], reference=plan.reference,
         same=[ratio for ratio in ratios if ratio.label == again], skipped=plan.skipped, price=plan.price,
         currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
-        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline, cautions=list(plan.changes),
+        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline, cautions=_cautions(plan),
         missing=missing,
     )  # fmt: skip
 
@@ -217,6 +218,12 @@ def _workload(plan: Plan) -> dict[str, object]:
         family.name: {"kind": "gpt", **dict(zip(names, family.workload, strict=True))}
         for family in plan.families
     }
+
+
+def _cautions(plan: Plan) -> list[str]:
+    """What makes pairs unfair."""
+    slow = naming.caution(plan.provenance.get("slowest_lookup_s", 0.0))
+    return [*plan.changes, *([slow] if slow else [])]
 
 
 def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> list[str]:

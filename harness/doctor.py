@@ -148,10 +148,11 @@ def _links() -> Finding:
 
 def _names() -> Finding:
     slowest_s = naming.slowest_lookup_s()
-    said = f"the slowest of {naming.TRIES} look-ups of {naming.ADDRESS} took {slowest_s:.2g} s"
-    todo = f"stacks and scripts that connect by themselves wait for it: {naming.REMEDY}"
     if slowest_s <= naming.SLOW_S:
+        said = f"looking up {naming.ADDRESS} takes {slowest_s:.2g} s at the most"
         return Finding(name="names", state="ready", said=said)
+    said = f"looking up {naming.ADDRESS} took {slowest_s:.2g} s or more"
+    todo = f"stacks and scripts that connect by themselves wait for it: {naming.REMEDY}"
     return Finding(name="names", state="missing", said=said, todo=todo)
 
 

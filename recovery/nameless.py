@@ -57,8 +57,10 @@ def nameless(make: Callable[[], Made]) -> Made:
             except BaseException as error:
                 made.set_exception(error)
             finally:
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as done:
-                    done.sendto(b"", at)
+                with contextlib.suppress(OSError):  # nobody serves any more
+                    server.sendto(
+                        b"", at
+                    )  # needs no descriptor: there may be none left, which must not hang it
 
         threading.Thread(target=run, name="connect", daemon=True).start()
         with contextlib.suppress(BrokenPipeError):  # shut down with all sockets of a group that is broken off

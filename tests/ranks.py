@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from recovery.local import start_store
-from recovery.mechanisms.group import GenerationLost, Group
+from recovery.mechanisms.group import LEAVING, GenerationLost, Group
 from recovery.mechanisms.storelink import StoreLink
 
 DEADLINE_S = 30.0
@@ -101,7 +101,7 @@ class Self:
     def settle(self) -> None:
         """Wait until what was left is gone."""
         for thread in threading.enumerate():
-            if thread.name == "leave-group":
+            if thread.name == LEAVING:
                 thread.join(DEADLINE_S)
 
     def entered(self) -> None:

@@ -76,6 +76,14 @@ def test_what_fails_there_fails_here() -> None:
     assert nameless(lambda: None) is None
 
 
+@pytest.mark.timeout(20)
+def test_it_ends_when_no_socket_can_be_made_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("too many open files")
+
+    assert nameless(lambda: monkeypatch.setattr(module.socket, "socket", refuse) or 5) == 5  # type: ignore[func-returns-value]
+
+
 def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.ctypes, "CDLL", lambda _: object())
     assert nameless(lambda: 5) == 5

@@ -34,6 +34,7 @@ LAST_CHANCE_S = 0.02
 STORE_ATTEMPT_S = 0.4
 STORE_PAUSE_S = 0.02
 END_S = 5.0
+LEAVING = "leave-group"  # the threads that take groups down
 
 
 class GenerationLost(Exception):
@@ -277,10 +278,7 @@ class Group:
             for circle in self._circles:
                 circle.close()
             # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
-            leaving = threading.Thread(target=made.clear, name="leave-group", daemon=True)
-            leaving.start()
-            # But Python's end: a thread that comes back from gloo and finds no interpreter any more aborts the process.
-            atexit.register(leaving.join, END_S)
+            threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
 
     def _abandon(self, work: dist.Work) -> None:
         """Give an operation a last chance to notice that its connections are gone, then leave it to itself.
@@ -302,6 +300,15 @@ def gloo_device(address: str) -> Any:
     if address:
         return dist.ProcessGroupGloo.create_device(hostname=address)
     return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+
+
+@atexit.register
+def _await_leaving() -> None:
+    """A thread that comes back from gloo and finds no interpreter any more aborts the process."""
+    deadline_s = time.monotonic() + END_S
+    for thread in threading.enumerate():
+        if thread.name == LEAVING:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _settle(made: Future[Any], make: Callable[[], Any]) -> None:

@@ -57,10 +57,9 @@ def nameless(make: Callable[[], Made]) -> Made:
             except BaseException as error:
                 made.set_exception(error)
             finally:
-                with contextlib.suppress(OSError):  # nobody serves any more
-                    server.sendto(
-                        b"", at
-                    )  # needs no descriptor: there may be none left, which must not hang it
+                # By the same socket, which needs no descriptor: there may be none left. It may be closed already.
+                with contextlib.suppress(OSError):
+                    server.sendto(b"", at)
 
         threading.Thread(target=run, name="connect", daemon=True).start()
         with contextlib.suppress(BrokenPipeError):  # shut down with all sockets of a group that is broken off

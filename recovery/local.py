@@ -55,7 +55,8 @@ class Exited:
 
 @dataclass(frozen=True, kw_only=True)
 class Dying:
-    """A process will exit in a moment, and trains no more; how it ended is not known yet."""
+    """A process will exit in a moment, and trains no more; how it ended is not known yet. A hint: before the exit, or
+    not at all when that is noticed first."""
 
     process: str
 

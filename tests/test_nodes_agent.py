@@ -121,7 +121,8 @@ def test_what_a_killed_process_wrote_is_there_before_its_exit(arm: Yard) -> None
     reports = arm.until_kind(Exited)
     end = reports[-1]
     assert isinstance(end, Exited) and end.how == "signal 9"
-    assert [type(r) for r in reports if getattr(r, "process", "") == "w0"] == [Dying, Exited]
+    # The hint that it dies comes before or not at all: a process this small may be dead before anybody looks.
+    assert [type(r) for r in reports if getattr(r, "process", "") == "w0"] in ([Dying, Exited], [Exited])
     events = events_of(arm, "w0")
     assert [event["seq"] for event in events] == list(range(3001))
     assert arm.fleet.mark("w0").last_seq == 3000
@@ -244,17 +245,21 @@ def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> 
     assert ready_again and yard.fleet.nodes()[0].incarnation != info.incarnation
 
 
-def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(yard: Yard) -> None:
-    yard.start(0)
-    yard.fleet.begin("arm", yard.folder)
-    yard.spawn("w0", 0)
-    ready(yard, "w0")
-    yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)  # as where only silence tells
-    yard.agents[0].signal(signal.SIGKILL)
-    reports = yard.until_kind(Exited)
-    kinds = [type(r) for r in reports if not isinstance(r, ClockMeasured)]
-    assert kinds == [Dying, NodeLost, Exited]
-    assert "has not come back for 0.25 s" in str(reports)
+def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, limits=FleetLimits(hint_s=0.05, redial_s=2.0))
+    try:
+        yard.start(0)
+        yard.fleet.begin("arm", yard.folder)
+        yard.spawn("w0", 0)
+        ready(yard, "w0")
+        yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)  # as where only silence tells
+        yard.agents[0].signal(signal.SIGKILL)
+        reports = yard.until_kind(Exited)
+        kinds = [type(r) for r in reports if not isinstance(r, ClockMeasured)]
+        assert kinds == [Dying, NodeLost, Exited]
+        assert "has not come back for 2 s" in str(reports)
+    finally:
+        yard.close()
 
 
 def test_a_frozen_agent_is_only_unreachable_until_it_is_given_up_and_fenced(tmp_path: Path) -> None:

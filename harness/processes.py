@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,9 @@ __all__ = [
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
+_PF_KTHREAD = 0x200000  # include/linux/sched.h: of the kernel, without a program
+BLANK_LIMIT_S = 1.0
+_LOOK_EVERY_S = 0.002
 
 Ending = Literal["gone", "ended", "stays", "refused"]
 
@@ -93,11 +97,22 @@ def with_descendants(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def environment_has(pid: int, entry: str) -> bool:
-    """Whether a process was started with this ``NAME=value``; False when its environment may not be read."""
-    try:
-        return entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    """Whether a process was started with this ``NAME=value``; False when its environment may not be read.
+
+    A process shows none while it executes another program, and while it dies: what it shows, or its end, is waited
+    for, at most ``BLANK_LIMIT_S``; it may have none for good.
+    """
+    deadline = time.monotonic() + BLANK_LIMIT_S
+    while True:
+        try:
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        fields = stat_of(pid)
+        no_program = not fields or fields[0] in _DEAD or int(fields[6]) & _PF_KTHREAD
+        if entries != [b""] or no_program or time.monotonic() > deadline:
+            return entry.encode() in entries
+        time.sleep(_LOOK_EVERY_S)
 
 
 def ancestors(pid: int) -> set[int]:

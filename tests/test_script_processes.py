@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.real
 
 DEADLINE_S = 30.0
 IDLE = f'"{sys.executable}" -c "import threading; threading.Event().wait(300)"'
-MARKED = "test-of-commands"
+MARKED = f"test-of-commands-{os.getpid()}"
 
 
 @pytest.fixture
@@ -155,6 +156,27 @@ def test_a_program_that_cannot_be_started(started: list[Command], tmp_path: Path
     command = Command.start([str(tmp_path)], directory=tmp_path, env=os.environ, output=tmp_path / "out")
     started.append(command)
     assert command.error == "Permission denied" and command.pid == 0
+
+
+def test_a_process_that_shows_no_environment_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    then = "sys.stdin.readline(); os.execve('/bin/sleep', ['sleep', '60'], {'WHO': 'we'})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import os, sys; {then}"], env={}, stdin=subprocess.PIPE
+    )
+    try:
+        monkeypatch.setattr(processes, "BLANK_LIMIT_S", 0.0)
+        assert not processes.environment_has(process.pid, "WHO=we")
+        monkeypatch.setattr(processes, "BLANK_LIMIT_S", DEADLINE_S)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert processes.environment_has(process.pid, "WHO=we")
+        process.kill()
+        process.wait(DEADLINE_S)
+        assert not processes.environment_has(process.pid, "WHO=we")
+    finally:
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
 
 
 def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_path: Path) -> None:

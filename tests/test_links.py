@@ -32,6 +32,7 @@ from recovery.mechanisms.group import gloo_device
 
 LINK = ("a", "b")
 DEADLINE_S = 20.0
+PROBES = 4
 
 
 @pytest.fixture
@@ -50,6 +51,12 @@ def measured(proxy: LinkProxy, link: tuple[str, str] = LINK) -> Mapping[str, Any
         assert time.monotonic() < deadline
         pause.wait(0.01)
     return found
+
+
+def best(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[float, float]:
+    """Round trip and throughput of a link, as near to what it can do as ``PROBES`` probes come on a busy machine."""
+    found = [measured(proxy, link) for _ in range(PROBES)]
+    return min(one["round_trip_s"] for one in found), max(one["mbit_per_s"] for one in found)
 
 
 def connected(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[socket.socket, socket.socket]:
@@ -182,20 +189,20 @@ def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkP
 
 
 def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
-    assert measured(proxy)["mbit_per_s"] > 500
+    assert best(proxy)[1] > 500
 
 
 def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
     proxy.shape([LINK], LinkShape(delay_s=0.05))
-    assert 0.05 <= measured(proxy)["round_trip_s"] < 0.05 * 3
+    assert 0.05 <= best(proxy)[0] < 0.05 * 3
     assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, "an answer comes back over the slow link"
-    assert measured(proxy, ("a", "c"))["round_trip_s"] < 0.05, "no other link is touched"
+    assert best(proxy, ("a", "c"))[0] < 0.05, "no other link is touched"
     proxy.shape([LINK], LinkShape(bytes_per_s=2.5e6))
-    assert measured(proxy)["mbit_per_s"] == pytest.approx(20, rel=0.3)
+    assert best(proxy)[1] == pytest.approx(20, rel=0.3)
     proxy.shape([LINK], LinkShape(blocked=True))
     assert measured(proxy) == {"round_trip_s": None, "mbit_per_s": None}
     proxy.shape([LINK], LinkShape())
-    assert measured(proxy)["round_trip_s"] < 0.05
+    assert best(proxy)[0] < 0.05
 
 
 def test_what_waits_in_a_blocked_link_goes_on_when_it_is_healed(proxy: LinkProxy) -> None:

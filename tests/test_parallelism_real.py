@@ -25,9 +25,9 @@ version: 1
 name: sharded
 seed: 5
 workload: {{kind: {kind}, ranks: 4, steps: {steps}, global_batch: 12, parallelism: {parallelism},
-  checkpoint: {{every: 8, keep: 3}}}}
+  checkpoint: {{every: 4, keep: 3}}}}
 recovery: ${{matrix.recovery}}
-faults: [{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 15, phase: {phase}}}}}]
+faults: [{{id: kill, kind: process-kill, target: {{rank: {rank}}}, at: {{step: 6, phase: {phase}}}}}]
 stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
 matrix: {{recovery: [checkpoint-restart, drop-replica, hot-spare]}}
 """

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from simulate import KILL, cell_of
 
 from chaos.errors import InfrastructureError, ScenarioError
-from harness.containers import image, network
+from harness.containers import image, network, platform
 from harness.containers.engine import connect, lacks_engine
 from harness.containers.network import Network, free_subnets, make_network, routed, translated
 from harness.containers.undo import RemoveContainers, RemoveNetworks
@@ -315,3 +315,32 @@ def test_more_gpus_than_there_are_is_a_skip_with_the_reason(monkeypatch: pytest.
     monkeypatch.setattr(devices, "cuda_devices", lambda: ["H100"] * 3)
     cell = cell_of("hot-spare", [KILL], ranks=4, launcher={"kind": "docker", "nodes": 2})
     assert Docker(gpus=2).missing(cell) == "2 nodes with 2 GPUs each need 4, this machine has 3"
+
+
+# ---- the end of a node
+
+
+class LateContainer:
+    """A container that has ended, of which its engine hears only at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def reload(self) -> None:
+        self.looks += 1
+
+    @property
+    def status(self) -> str:
+        return "exited" if self.looks >= 3 else "running"
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {"State": {"ExitCode": 1 if self.looks >= 3 else 0, "OOMKilled": False}}
+
+    def logs(self, tail: int) -> bytes:
+        return b"before\nno token, no work\n"
+
+
+def test_what_a_node_said_last_is_told_once_the_engine_knows_that_it_has_ended() -> None:
+    found = platform.Started(container=LateContainer(), pid=0, pidfd=-1, at_s=0.0, life=1)
+    assert platform._last_words(found) == "exit code 1, it said: before / no token, no work"

@@ -44,6 +44,9 @@ from harness.undo import MARKER
 
 MIB = 1 << 20
 SETTLING_S = 4.0
+NOTICED_S = 5.0  # the engine hears of an end later than who holds the process
+LOOK_EVERY_S = 0.02
+ENDED = ("exited", "dead", "removing")
 SAID_LINES = 3
 NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 """Needs whose faults change devices, queues or filters inside a node."""
@@ -233,7 +236,7 @@ class DockerPlatform:
             return None
         if time.monotonic() - found.at_s < SETTLING_S:
             # An agent that ends so early has failed to start: what it said matters more than the milliseconds.
-            return f"its container ended at once: {self._last_words(found)}"
+            return f"its container ended at once: {_last_words(found)}"
         return "its container ended"
 
     def drain(self, node: int, reason: str) -> str | None:
@@ -311,18 +314,6 @@ class DockerPlatform:
             raise ProcessLookupError(f"node {node} has no container")
         return found
 
-    def _last_words(self, found: Started) -> str:
-        try:
-            with asking("say how it ended"):
-                found.container.reload()
-                state = found.container.attrs["State"]
-                said = found.container.logs(tail=SAID_LINES).decode(errors="replace").split("\n")
-        except InfrastructureError as error:
-            return error.message
-        killed = ", killed for want of memory" if state["OOMKilled"] else ""
-        words = " / ".join(line.strip() for line in said if line.strip())
-        return f"exit code {state['ExitCode']}{killed}" + (f", it said: {words}" if words else "")
-
     def _keep_output(self, node: int, found: Started) -> None:
         """What the agent printed outlives its container, as far as the engine still tells."""
         place = Path(self._wanted.run.root) / "nodes"
@@ -370,7 +361,25 @@ def _ended(found: Started) -> bool:
             found.container.reload()
     except InfrastructureError:
         return False  # the engine is away; its containers may well live
-    return found.container.status in ("exited", "dead", "removing")
+    return found.container.status in ENDED
+
+
+def _last_words(found: Started) -> str:
+    """Of one that has ended."""
+    deadline = time.monotonic() + NOTICED_S
+    try:
+        with asking("say how it ended"):
+            found.container.reload()
+            while found.container.status not in ENDED and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY_S)
+                found.container.reload()
+            state = found.container.attrs["State"]
+            said = found.container.logs(tail=SAID_LINES).decode(errors="replace").split("\n")
+    except InfrastructureError as error:
+        return error.message
+    killed = ", killed for want of memory" if state["OOMKilled"] else ""
+    words = " / ".join(line.strip() for line in said if line.strip())
+    return f"exit code {state['ExitCode']}{killed}" + (f", it said: {words}" if words else "")
 
 
 def _remove(container: Any) -> None:

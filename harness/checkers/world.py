@@ -159,11 +159,12 @@ def _generators(evidence: Evidence) -> list[str]:
 
 def liveness(evidence: Evidence) -> Finding:
     """The job finished, and at the end ran at half the control arm's rate or better, in proportion to its
-    world.
+    world; or at half its own before the first fault, where the machine was slower for the whole arm than for the other.
 
     The rate is the median of the surviving steps after the last injection with no lasting fault active: of the last
-    second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only. A job that is
-    expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
+    second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only; its own before
+    is that of the last second before the first injection. A job that is expected to stop (``expect.outcome:
+    fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -184,15 +185,18 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = _last_of(runs)
-    stalls = checkpoint_stalls(history)  # the ideal step has none either
-    # a smaller world has more to do for each step
-    seconds = [
-        (run.seconds - stalls.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
-        for run in tail
-    ]
-    rate = ideal.step_s / max(statistics.median(seconds), 1e-9)
-    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate, for their world"
-    return passed(witness) if rate >= HEALTHY_RATE else failed(f"{witness}, {HEALTHY_RATE:.2f} is due")
+    step_s = _step_s(history, tail)
+    rates = {f"the {ideal.source}'s rate": ideal.step_s / step_s}
+    before = _before(evidence) if evidence.control_history else []
+    if len(before) >= HEALTHY_STEPS:
+        rates["its own before the first fault"] = _step_s(history, _last_of(before)) / step_s
+    found = " and ".join(f"{rate:.2f} of {what}" for what, rate in rates.items())
+    witness = f"{done}; the last {len(tail)} healthy steps at {found}, for their world"
+    return (
+        passed(witness)
+        if max(rates.values()) >= HEALTHY_RATE
+        else failed(f"{witness}, {HEALTHY_RATE:.2f} is due")
+    )
 
 
 def finished(evidence: Evidence) -> Finding | None:
@@ -215,6 +219,17 @@ def finished(evidence: Evidence) -> Finding | None:
     return failed(done)
 
 
+def _step_s(history: History, runs: Sequence[StepRun]) -> float:
+    """Median seconds of a step, without checkpoints (the ideal step has none either); for a full world, as a smaller
+    one has more to do for each step."""
+    stalls = checkpoint_stalls(history)
+    seconds = [
+        (run.seconds - stalls.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
+        for run in runs
+    ]
+    return max(statistics.median(seconds), 1e-9)
+
+
 def _last_of(runs: Sequence[StepRun]) -> list[StepRun]:
     """The last steps, as many as make up HEALTHY_S, and HEALTHY_STEPS at least."""
     found: list[StepRun] = []
@@ -232,3 +247,10 @@ def _healthy(evidence: Evidence) -> list[StepRun]:
         run for run in evidence.history.lineage.values()
         if run.start_ns >= last and not any(e.lasts_over(run.start_ns, run.end_ns) for e in episodes)
     ]  # fmt: skip
+
+
+def _before(evidence: Evidence) -> list[StepRun]:
+    """Surviving steps before the first injection, without the first of all, which pays for lazy initialisation."""
+    injected = [e.injected.time_ns for e in evidence.measures.episodes if e.injected]
+    first = min(injected, default=0)
+    return [run for run in evidence.history.lineage.values() if run.end_ns < first and run.step > 1]

@@ -17,6 +17,9 @@ import threading
 import time
 from pathlib import Path
 
+FAULTED_AT = (
+    12  # by most tests; from outside that is noticed some time later, which must not be after the end
+)
 pause = threading.Event().wait  # it takes its time; the tests themselves never sleep
 
 
@@ -27,8 +30,9 @@ def rank_main(args: argparse.Namespace) -> int:
     saved = scratch / "saved" / "checkpoint.json"
     saved.parent.mkdir(exist_ok=True)
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
+    slow = args.late_s is not None and state["step"] == 0 and os.environ.get("CHAOS_ARM") != "control"
     for step in range(state["step"] + 1, args.steps + 1):
-        pause(args.step_s)
+        pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
         if args.points:
             compute(state, step, args.retry)
         (scratch / f"{attempt}.{rank}").write_text(str(step))
@@ -123,6 +127,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-s", type=float, default=0.03)
+    parser.add_argument(
+        "--late-s", type=float, default=None, help="a step's beyond the twelfth, until begun again"
+    )
     parser.add_argument("--timeout-s", type=float, default=20.0)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--log-every", type=int, default=1)

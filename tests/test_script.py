@@ -85,7 +85,7 @@ def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
     return list(read_log(tmp_path / "runs/script/latest/events/default.r0.faulted").of(*kinds))
 
 
-ALL_STEPS = ("--steps", "30", "--restarts", "2")
+ALL_STEPS = ("--steps", "30", "--restarts", "2", "--late-s", "0.15")  # for ranks that are killed at step 12
 
 
 def test_a_killed_rank_recovers_and_is_measured(tmp_path: Path) -> None:
@@ -129,8 +129,9 @@ def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
+    trainer = f'"{sys.executable}" "{TRAINER}" --steps 30 --late-s 0.15 --timeout-s 2'
     shell = (
-        f'for rank in 0 1; do RANK=$rank WORLD_SIZE=2 "{sys.executable}" "{TRAINER}" --steps 30 --timeout-s 2 & done; '
+        f"for rank in 0 1; do RANK=$rank WORLD_SIZE=2 {trainer} & done; "
         "for job in $(jobs -p); do wait $job || exit 1; done"
     )
     scenario = write(tmp_path / "s.yaml", ["bash", "-c", shell], workload="  restarts: 1")
@@ -142,7 +143,7 @@ def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
 
 
 def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
-    argv = [sys.executable, str(TRAINER), "--steps", "30"]
+    argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15"]
     fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"
     scenario = write(tmp_path / "s.yaml", argv, fault=fault, ranks=1, workload="  restarts: 1")
     code, results = run(tmp_path, scenario)

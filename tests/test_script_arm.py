@@ -18,14 +18,19 @@ from harness.script.checkpoints import newest
 from harness.script.progress import Progress
 from harness.script.ranks import Gone
 
+LOST = Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
+
 
 class Replaced:
     """Ranks of which w1 was replaced by w2 between two looks: both are news at once."""
 
     world = 2
 
+    def __init__(self, unseen: list[Gone]) -> None:
+        self._unseen = unseen
+
     def wait(self, timeout_s: float) -> list[Gone]:
-        return [Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)]
+        return self._unseen
 
     def settled(self, found: Any, now_s: float, *, spoken: bool) -> tuple[Any, bool]:
         return found, False
@@ -58,7 +63,8 @@ class Said:
         return taken
 
 
-def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("noticed", ["by the look for ranks", "at the beginning of the turn"])
+def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyPatch, noticed: str) -> None:
     job = Job()
     job.found("w0", "w1")
     for step in range(1, 31):
@@ -66,7 +72,8 @@ def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyP
         job.train(step, rank=1)
     monkeypatch.setattr(tree, "find_ranks", lambda *_: {})
     arm: Any = object.__new__(ScriptArm)
-    arm.observer, arm._ranks, arm._listener = job.observer, Replaced(), Said()
+    arm._gone, unseen = ([LOST], []) if "turn" in noticed else ([], [LOST])
+    arm.observer, arm._ranks, arm._listener = job.observer, Replaced(unseen), Said()
     arm._command = SimpleNamespace(guard_pid=1, pid=2)
     arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
     arm._missing = arm._asked = False

@@ -10,7 +10,7 @@ import os
 import signal as signals
 import socket
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from chaos import schedule
@@ -78,6 +78,7 @@ class ScriptArm(Outside):
         self._record_of_command = ""
         self._attempt = 0
         self._scan_ns = self._sign_ns = self._step_ns = 0
+        self._gone: list[Gone] = []  # noticed, and not told of yet
         self._members: dict[int, str] = {}
         self._missing = True
         self._generation = 0
@@ -105,15 +106,14 @@ class ScriptArm(Outside):
     # ---- the loop
 
     def _turn(self) -> None:
-        gone = self._ranks.wait(TICK_S)
+        self._gone += self._ranks.wait(TICK_S)
         if self._command is not None:
             self._command.look()
         self._listener.listen()
         self._find_ranks()
         self._take_progress()  # what was said before it died counts
         self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
-        for one in gone:
-            self._on_gone(one)
+        self._take_exits()
         self.observer.tick(self.now_ns())
         self._on_generation()
         done = self.observer.committed_here
@@ -176,11 +176,15 @@ class ScriptArm(Outside):
 
     def _close_generation(self) -> None:
         """What its ranks had said before they ended, and their ends, come before those that take their place."""
-        ended = self._ranks.wait(0.0)
+        self._gone += self._ranks.wait(0.0)
         self._listener.listen()
         self._take_progress(self._ranks.ended(self.observer.members.values()))
-        for gone in ended:
-            self._on_gone(gone)
+        self._take_exits()
+
+    def _take_exits(self, more: Sequence[Gone] = ()) -> None:
+        self._gone += more
+        while self._gone:
+            self._on_gone(self._gone.pop(0))
 
     def _on_generation(self) -> None:
         """A new generation: its ranks hear of the faults that wait for them, as those of built-in workloads do."""
@@ -226,8 +230,7 @@ class ScriptArm(Outside):
         ended = command.ended
         assert ended is not None
         self._agents.hear(self.injector, self.observer, self._ranks, self.record, self.now_ns())
-        for gone in self._ranks.wait(0.0):
-            self._on_gone(gone)
+        self._take_exits(self._ranks.wait(0.0))
         self._missing = False
         self._listener.listen(to_end=True)
         self._take_progress()
@@ -336,15 +339,13 @@ class ScriptArm(Outside):
         if command.ended is None:
             command.terminate()
         while command.ended is None and time.monotonic() < deadline:
-            for gone in self._ranks.wait(TICK_S):
-                self._on_gone(gone)
+            self._take_exits(self._ranks.wait(TICK_S))
             command.look()
 
     def _reap_ranks(self) -> None:
         deadline = time.monotonic() + TERM_GRACE_S
         while self._ranks.living() and time.monotonic() < deadline:
-            for gone in self._ranks.wait(TICK_S):
-                self._on_gone(gone)
+            self._take_exits(self._ranks.wait(TICK_S))
 
     # ---- Scene
 

@@ -30,10 +30,11 @@ class ArmSeries:
     healed: dict[tuple[str, int], float]
 
     def throughput(self) -> pd.DataFrame:
-        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is none."""
+        """Columns time_s and rate (samples/s) between commits of *new* steps: work done again is none. Steps of one
+        moment, as lines of a command that were heard together, count together."""
         frame = self.steps
         seen = frame["step"].cummax().shift(fill_value=0)
-        new = frame[frame["step"] > seen]
+        new = frame[frame["step"] > seen].groupby("time_s", as_index=False)["samples"].sum()
         stride = max(1, -(-len(new) // MAX_POINTS))
         groups = new.groupby(pd.RangeIndex(len(new)).to_numpy() // stride)
         thinned = pd.DataFrame({"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()})

@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from sample_results import HOSTILE, build, empty, metric
 
@@ -21,6 +23,7 @@ from harness.results import Finding, Results
 from harness.rundir import RunDirectory
 from reports import markdown, trace
 from reports._format import align, number, parse_clause, range_of
+from reports._series import ArmSeries
 from reports._text import summary
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -33,6 +36,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     run, results = build(tmp_path_factory.mktemp("runs") / "run")
     reports.render_all(run, results)
     return run, results
+
+
+def test_steps_of_one_moment_have_a_rate_together() -> None:
+    steps = pd.DataFrame({"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]})
+    series: Any = object.__new__(ArmSeries)
+    object.__setattr__(series, "steps", steps)
+    rates = series.throughput()
+    assert (list(rates["time_s"]), list(rates["rate"])) == ([2.0, 4.0], [8.0, 2.0])
 
 
 class Page(HTMLParser):

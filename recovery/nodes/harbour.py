@@ -31,6 +31,8 @@ from recovery.shown import say
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
 ASLEEP_S = 1.0  # between two turns: then nobody is held silent for it
+AWAY_S = 2.0  # between two turns: agents, which hear of us every second, may have hung up, and dial again
+NOTICED_S = 0.25  # after it was away a coordinator knows whose connection had ended
 LOOK_S = 0.01  # while a connection is missed
 MAX_REFUSALS = 100
 
@@ -86,7 +88,7 @@ class Harbour:
         self._gone: Callable[[int], str | None] = _unknown
         self._news: list[FleetReport] = []
         self._turned_ns = clock_ns()
-        self._returned_ns = 0
+        self._away_ns = (0, 0)  # since when, until when
         self._door: Door | None = None
         self.address: tuple[str, int] = (host, port)
         self._open()
@@ -148,7 +150,8 @@ class Harbour:
         """Another coordinator is there, at the same address. Raises InfrastructureError."""
         self._epoch += 1
         self._open()
-        self._returned_ns = now_ns = self._clock_ns()
+        now_ns = self._clock_ns()
+        self._away_ns = (0, now_ns)
         for berth in self._berths.values():
             berth.left_ns = berth.silent_ns = now_ns
 
@@ -171,9 +174,11 @@ class Harbour:
             for link, parcel in self._door.enter():
                 self._admit(link, parcel)
         now_ns = self._clock_ns()
-        if now_ns - self._turned_ns > ASLEEP_S * 1e9:  # it was us
+        if (gap_ns := now_ns - self._turned_ns) > ASLEEP_S * 1e9:  # it was us
             for berth in self._berths.values():
                 berth.silent_ns = now_ns
+        if gap_ns > AWAY_S * 1e9:
+            self._away_ns = (self._turned_ns, now_ns)
         self._turned_ns = now_ns
         for berth in list(self._berths.values()):
             self._look_after(berth, now_ns)
@@ -214,7 +219,9 @@ class Harbour:
         limits = self._limits
         if berth.link is None:
             away_s = (now_ns - berth.left_ns) / 1e9
-            patience_s = limits.return_s if berth.left_ns == self._returned_ns else limits.redial_s
+            since_ns, until_ns = self._away_ns
+            ours = since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9
+            patience_s = limits.return_s if ours else limits.redial_s
             if why := self._gone(berth.node):
                 self.give_up(berth.node, why)
             elif away_s > patience_s:

@@ -15,6 +15,7 @@ from chaos.events import Kind
 from harness.script import tree
 from harness.script.arm import ScriptArm
 from harness.script.checkpoints import newest
+from harness.script.listening import Listener
 from harness.script.progress import Progress
 from harness.script.ranks import Gone
 
@@ -57,7 +58,7 @@ class Said:
     def overdue(self) -> bool:
         return False
 
-    def take(self, pids: Set[int]) -> list[Progress]:
+    def take(self, pids: Set[int], *, beyond: int | None) -> list[Progress]:
         taken = [one for one in self.pending if one.pid in pids]
         self.pending = [one for one in self.pending if one.pid not in pids]
         return taken
@@ -89,6 +90,20 @@ def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyP
         (Kind.STEP_REPORTED, 1), (Kind.PROCESS_EXITED, 1), (Kind.FAILURE_DETECTED, 1), (Kind.GENERATION_STARTED, 2),
     ]  # fmt: skip
     assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [21]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "taken"),
+    [(11, [(12, None), (30, 7), (13, None)]), (12, [(30, 7)]), (None, [(30, 7)])],
+)
+def test_last_words_that_say_not_whose_they_are_go_on_from_the_step_before(
+    beyond: int | None, taken: list[tuple[int, int | None]]
+) -> None:
+    said = [(12, None), (30, 7), (13, None), (31, 8), (11, None), (14, None)]  # then another began at 11
+    listener: Any = object.__new__(Listener)
+    listener._pending = [Progress(step=step, pid=pid) for step, pid in said]
+    assert [(one.step, one.pid) for one in listener.take({7}, beyond=beyond)] == taken
+    assert [(one.step, one.pid) for one in listener.take()] == [one for one in said if one not in taken]
 
 
 @pytest.mark.parametrize(

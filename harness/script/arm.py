@@ -136,7 +136,7 @@ class ScriptArm(Outside):
         if self._missing:
             return
         before = (self.observer.generation, self.observer.committed)
-        for progress in self._listener.take(pids):
+        for progress in self._listener.take(pids, beyond=self.observer.last_said if self._gone else None):
             reports = self.observer.reports
             self.observer.on_progress(progress, self.now_ns())
             self._on_generation()

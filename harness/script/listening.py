@@ -83,12 +83,19 @@ class Listener:
         """Whether reports have waited too long for all ranks to be found."""
         return bool(self._pending) and (self._now_ns() - self._pending_ns) / NS > PENDING_S
 
-    def take(self, pids: Set[int] | None = None) -> Sequence[Progress]:
-        """The reports that waited, in the order in which they were made. ``pids``: of these processes only."""
+    def take(self, pids: Set[int] | None = None, *, beyond: int | None = None) -> Sequence[Progress]:
+        """The reports that waited, in the order in which they were made. ``pids``: of these processes only, and with
+        ``beyond`` of those that say not whose they are the first, as long as each is of a later step than the last."""
         waiting, self._pending = self._pending, []
-        if pids is not None:
-            self._pending = [one for one in waiting if one.pid not in pids]
-        return [one for one in waiting if pids is None or one.pid in pids]
+        if pids is None:
+            return waiting
+        taken: list[Progress] = []
+        for one in waiting:
+            goes_on = one.pid is None and beyond is not None and one.step > beyond
+            if one.pid is None:
+                beyond = one.step if goes_on else None
+            (taken if goes_on or one.pid in pids else self._pending).append(one)
+        return taken
 
     def close(self) -> None:
         """Close the files."""

@@ -96,6 +96,11 @@ class Observer:
         return self._last_step
 
     @property
+    def last_said(self) -> int | None:
+        """The same, as the command counts it: from 0 or 1."""
+        return None if self._last_step is None else self._last_step - self._zero_based
+
+    @property
     def resumed_after(self) -> int:
         """The step this generation began with, as far as the reports' spacing tells; 0 in the first."""
         return 0 if self.generation <= 1 or self._first_step is None else self._first_step - self._stride

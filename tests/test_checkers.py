@@ -44,6 +44,19 @@ def test_a_machine_that_is_slow_for_the_whole_arm_is_no_lack_of_liveness() -> No
     assert "at 0.33 of the control arm's rate and 1.00 of its own before the first fault" in finding.witness
 
 
+@pytest.mark.parametrize(("shorter", "verdict"), [(1, FAIL), (500, OPEN)])
+def test_a_moment_of_slow_steps_is_not_enough_to_fail(shorter: int, verdict: str) -> None:
+    script, paired = arms.hot_spare(), control("hot-spare", spares=1)
+    ready = script.find(Kind.GENERATION_READY)[-1].time_ns
+    for line in script.lines:
+        line.time_ns = max(line.time_ns, 3 * line.time_ns - 2 * ready) // shorter
+    for line in paired.lines:
+        line.time_ns //= shorter
+    finding = judged(evidence_of(script, [KILL], paired))["liveness"]
+    assert finding.verdict == verdict and "0.50 is due" in finding.witness
+    assert ("too short to tell: raise workload.steps" in finding.witness) == (verdict == OPEN)
+
+
 # -- mutants that need a script of their own --
 
 

@@ -17,9 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-FAULTED_AT = (
-    12  # by most tests; from outside that is noticed some time later, which must not be after the end
-)
+# By most tests; from outside that is noticed some time later, which must not be after the end.
+FAULTED_AT = 12
 pause = threading.Event().wait  # it takes its time; the tests themselves never sleep
 
 

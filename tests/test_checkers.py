@@ -35,13 +35,14 @@ def test_clean_control_is_green(strategy: str) -> None:
     assert red(evidence) == {}
 
 
-def test_a_machine_that_is_slow_for_the_whole_arm_is_no_lack_of_liveness() -> None:
+def test_a_machine_that_is_slow_for_the_whole_arm_proves_nothing_of_liveness() -> None:
     script, slower = arms.hot_spare(), 3
     for line in script.lines:
         line.time_ns *= slower
     finding = judged(evidence_of(script, [KILL]))["liveness"]
-    assert finding.verdict == "pass"
-    assert "at 0.33 of the control arm's rate and 1.00 of its own before the first fault" in finding.witness
+    assert finding.verdict == OPEN
+    assert "at 0.33 of the control arm's rate" in finding.witness
+    assert "at 1.00 of its own before the first fault: run it on a quieter machine" in finding.witness
 
 
 @pytest.mark.parametrize(("shorter", "verdict"), [(1, FAIL), (500, OPEN)])

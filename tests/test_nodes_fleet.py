@@ -227,13 +227,18 @@ def test_a_coordinator_that_slept_holds_it_against_nobody(stage: Stage) -> None:
     assert stage.passes(0.5) == [] and stage.fleet.alive("w0")
 
 
-def test_one_that_hung_up_on_a_coordinator_that_slept_may_come_back(stage: Stage) -> None:
+def hung_up_on(stage: Stage) -> None:
+    """An agent that hears nothing of a coordinator that sleeps for 4 s."""
     puppet = stage.join()
     stage.spawn(puppet)
     stage.passes(0.0)
     stage.clock.now_ns += 4 * SECOND
     puppet.link.close()
     stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+
+
+def test_one_that_hung_up_on_a_coordinator_that_slept_may_come_back(stage: Stage) -> None:
+    hung_up_on(stage)
     for _ in range(4):
         assert stage.passes(0.9) == [], "it is busy dialling"
     again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
@@ -242,12 +247,7 @@ def test_one_that_hung_up_on_a_coordinator_that_slept_may_come_back(stage: Stage
 
 
 def test_one_that_hung_up_and_stays_away_is_lost_all_the_same(stage: Stage) -> None:
-    puppet = stage.join()
-    stage.spawn(puppet)
-    stage.passes(0.0)
-    stage.clock.now_ns += 4 * SECOND
-    puppet.link.close()
-    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    hung_up_on(stage)
     reports = [report for _ in range(6) for report in stage.passes(0.9)]
     assert [type(r) for r in reports] == [NodeLost, Exited]
     assert "has not come back for 5 s" in str(reports[0])

@@ -159,12 +159,13 @@ def _generators(evidence: Evidence) -> list[str]:
 
 def liveness(evidence: Evidence) -> Finding:
     """The job finished, and at the end ran at half the control arm's rate or better, in proportion to its
-    world; or at half its own before the first fault, where the machine was slower for the whole arm than for the other.
+    world.
 
     The rate is the median of the surviving steps after the last injection with no lasting fault active: of the last
-    second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only: where there are
-    no more, they cannot make it fail. Its own before is that of the last second before the first injection. A job
-    that is expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
+    second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only. Below half it
+    fails, unless that proves nothing: where the arm was as slow in the last second before its first fault (so was the
+    machine, for the whole arm), or where there is less than a second to judge by. A job that is expected to stop
+    (``expect.outcome: fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -186,19 +187,18 @@ def liveness(evidence: Evidence) -> Finding:
         )
     tail = _last_of(runs)
     step_s = _step_s(history, tail)
-    rates = {f"the {ideal.source}'s rate": ideal.step_s / step_s}
-    before = _before(evidence) if evidence.control_history else []
-    if len(before) >= HEALTHY_STEPS:
-        rates["its own before the first fault"] = _step_s(history, _last_of(before)) / step_s
-    found = " and ".join(f"{rate:.2f} of {what}" for what, rate in rates.items())
-    witness = f"{done}; the last {len(tail)} healthy steps at {found}, for their world"
-    if max(rates.values()) >= HEALTHY_RATE:
+    rate = ideal.step_s / step_s
+    witness = f"{done}; the last {len(tail)} healthy steps at {rate:.2f} of the {ideal.source}'s rate, for their world"
+    if rate >= HEALTHY_RATE:
         return passed(witness)
     witness += f", {HEALTHY_RATE:.2f} is due"
-    if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
+    before = _last_of(_before(evidence))
+    if len(before) >= HEALTHY_STEPS and (own := _step_s(history, before) / step_s) >= HEALTHY_RATE:
         return unknown(
-            f"{witness}; but they took {seconds:.2f} s in all, too short to tell: raise workload.steps"
+            f"{witness}; but at {own:.2f} of its own before the first fault: run it on a quieter machine"
         )
+    if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
+        return unknown(f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps")
     return failed(witness)
 
 

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from chaos.events import Kind
 from harness.launcher import Exited, KeeperStarted
+from recovery.memory import ROLE
 
 if TYPE_CHECKING:
     from harness.launcher import Cluster
     from harness.scene import Scene
-
-ROLE = "keeper"
-"""Of a keeper's process in ``process_spawned``."""
 
 
 class Keeping:
@@ -73,5 +71,5 @@ class Keeping:
             self._scene.ledger.undone(self._records[name], f"{name} has ended")
         self._scene.record(
             Kind.PROCESS_EXITED, process=name, pid=pid, exit_code=news.exit_code, signal=news.signal,
-            expected=asked_ns is not None, last_seq=None, asked_ns=asked_ns,
+            expected=asked_ns is not None, last_seq=None, asked_ns=asked_ns, role=ROLE,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 from chaos.events import Event, Kind
 from chaos.scenario import Cell
 from harness.launcher import ArmSetup
+from recovery.memory import ROLE as KEEPER
 
 _LINES_EVERY_S = 5.0
 
@@ -57,6 +58,8 @@ def describe(event: Event) -> str | None:
         case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
             count = len(data["members"])
             return f"↻ {_AGAIN[data['cause']]}: {count} rank{'s' if count != 1 else ''}"
+        case Kind.PROCESS_EXITED if data.get("role") == KEEPER and not data["expected"]:
+            return f"! {data['process']} ended, and what it kept in memory is gone: {_end(data)}"
         case Kind.NODE_LOST:
             return f"! node {data['node']} is lost: {data['why']}"
         case Kind.NODE_JOINED if event.generation > 0:
@@ -64,6 +67,11 @@ def describe(event: Event) -> str | None:
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None
+
+
+def _end(exited: Mapping[str, Any]) -> str:
+    signal = exited["signal"]
+    return f"exit code {exited['exit_code']}" if signal is None else f"signal {signal}"
 
 
 def _whom(target: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from chaos.events import Event, Kind
 from recovery.crew import Process
 from recovery.divergence import DigestBook
 from recovery.failures import FailureBook
+from recovery.memory import ROLE as KEEPER
 from recovery.skipping import Skips
 from recovery.standing import Standing
 from recovery.strategy import Cause, Failure, Form, Health, StateFrom, Strategy
@@ -48,16 +49,19 @@ class Past:
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
-    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they are gone or not."""
+    """Read a supervisor's log. Pure. ``asked``: processes that were sent their end, whether they are gone or not.
+
+    Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
+    """
     found = Past(dead=set(asked))
     for event in events:
         data = event.data
         match event.kind:
-            case Kind.PROCESS_SPAWNED:
+            case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
                 found.roles[data["process"]] = data["role"]
             case Kind.PROCESS_READY:
                 found.ready.add(data["process"])
-            case Kind.PROCESS_EXITED:
+            case Kind.PROCESS_EXITED if data["process"] in found.roles:
                 found.dead |= {data["process"]} if data["expected"] else set()
                 if data["process"] not in found.dead and not data["expected"]:
                     how = data["signal"], data["exit_code"]

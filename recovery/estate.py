@@ -9,6 +9,7 @@ from pathlib import Path
 
 from chaos.errors import InfrastructureError
 from chaos.events import ORCHESTRATOR, ActorLog, Kind, read_actor
+from recovery.memory import ROLE as KEEPER
 from recovery.nodes.clock import boot_id
 
 LOCK = "supervisor.lock"
@@ -60,7 +61,7 @@ def read_estate(events: Path) -> Estate | str:
                     )
             case Kind.RUN_STARTED:
                 steps = data["steps"]
-            case Kind.PROCESS_SPAWNED if data["role"] != "keeper":
+            case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
                 processes[data["process"]] = Left(node=data["node"], pid=data["pid"], device=data["device"])
             case Kind.PROCESS_EXITED if data["process"] in processes:
                 left = processes[data["process"]]

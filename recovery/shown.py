@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from chaos.events import Event, Kind
 from recovery.estate import Estate
+from recovery.memory import ROLE as KEEPER
 from recovery.strategy import Cause
 
 
@@ -60,7 +61,8 @@ def _describe(event: Event) -> str:
             return f"decision: {data['reason']}"
         case Kind.PROCESS_EXITED if not data["expected"]:
             code, number = data["exit_code"], data["signal"]
-            return f"{data['process']} ended: {f'exit code {code}' if number is None else f'signal {number}'}"
+            lost = ", and what it kept in memory is gone" if data.get("role") == KEEPER else ""
+            return f"{data['process']} ended{lost}: {f'exit code {code}' if number is None else f'signal {number}'}"
         case Kind.COORDINATOR_ADOPTED:
             return f"took over {len(data['members'])} ranks from a supervisor last heard of {data['down_s']:.1f} s ago"
         case Kind.NODE_JOINED:

@@ -21,6 +21,7 @@ from recovery.jobconfig import InMemory, Net, Saves
 from recovery.joining import Seat
 from recovery.local import Dying, Exited, Said, start_store
 from recovery.marks import Mark
+from recovery.memory import ROLE as KEEPER
 from recovery.memory.housing import Here
 from recovery.memory.keepers import Keepers, Started
 from recovery.nodes.clock import boot_id
@@ -217,20 +218,23 @@ class Supervisor:
     def _note_keeper(self, news: Started | Exited, *, expected: bool = False) -> None:
         if isinstance(news, Started):
             self._write(
-                Kind.PROCESS_SPAWNED, process=news.process, pid=news.pid, role="keeper", mode="warm", node=0
+                Kind.PROCESS_SPAWNED, process=news.process, pid=news.pid, role=KEEPER, mode="warm", node=0
             )
             return
         assert self._keepers is not None
         self._write(
             Kind.PROCESS_EXITED, process=news.process, pid=self._keepers.pid_of(news.process),
             exit_code=news.exit_code, signal=news.signal, expected=expected, last_seq=None,
+            role=KEEPER,
         )  # fmt: skip
 
     def _end(self) -> None:
         committed = self.controller.committed
+        for news in self._keepers.look() if self._keepers is not None else ():
+            self._note_keeper(news)  # before anybody is asked to end
         alive = self._home.close()
         if self._keepers is not None:
-            for news in (*self._keepers.look(), *self._keepers.end()):
+            for news in self._keepers.end():
                 self._note_keeper(news, expected=True)
             alive |= self._keepers.close()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]

@@ -84,6 +84,26 @@ class Fragile(Orchestrator):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path) -> None:
+    """They never answer where they are, are not stopped with the ranks, and a rank that is lost meanwhile is found
+    what they hold."""
+    lost: dict[str, Any] = {
+        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.3}, "at": {"step": 31}
+    }  # fmt: skip
+    kept = cell_of(
+        strategy, [KILL, lost], every=25, memory={"every": 2}, launcher={"kind": "sim", "nodes": 2}
+    )
+    faulted, control = (play(kept, memory / arm, seed=4, arm=arm) for arm in ("faulted", "control"))
+    assert len(adoptions(faulted)) == 1 and problems(faulted, control) == {}
+    names = {e.data["process"] for e in faulted.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "keeper"}
+    assert names == {"k0", "k1"}, "none had to be followed"
+    exits = [e for e in faulted.log.of(Kind.PROCESS_EXITED) if e.data["process"] in names]
+    assert [e.data["expected"] for e in exits] == [True, True]
+    known = past(faulted.log.actors["orchestrator"].events)
+    assert not names & {*known.roles, *known.dead, *known.unnoticed}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lost_in_the_middle_of_any_act(strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the members told to join, one of two spares started, a decision written down and not begun ..."""
     control = play(cell_of(strategy, []), memory / "control", seed=4, arm="control")

@@ -16,9 +16,9 @@ SAVED = 24  # in memory; the disk has step 20, and step 26 was the last
 
 
 def job(resume: int, *, ends: tuple[str, ...] = (), copies: tuple[int, ...] = (1,), shards: tuple[int, ...] = (0,),
-        of: int = 1, refused: bool = False) -> Script:  # fmt: skip
+        of: int = 1, refused: bool = False, lost: bool = True) -> Script:  # fmt: skip
     """A restart after which training goes on at ``resume``. Rank 0 is on node 0 and saved step SAVED in memory; the
-    keepers in ``ends`` die before the restart."""
+    keepers in ``ends`` die before the restart, ``lost``: as their nodes are."""
     script = arms.restart(resume=resume)
     first = script.lines[0].time_ns
     detected = script.find(Kind.FAILURE_DETECTED)[0].time_ns
@@ -49,6 +49,17 @@ def job(resume: int, *, ends: tuple[str, ...] = (), copies: tuple[int, ...] = (1
             "expected": not early,
             "last_seq": None,
         }
+        if early and lost:
+            add(
+                Line(
+                    ORCHESTRATOR,
+                    Kind.NODE_LOST,
+                    when + number - 2,
+                    1,
+                    None,
+                    {"node": number, "why": "it ended"},
+                )
+            )
         add(Line(ORCHESTRATOR, Kind.PROCESS_EXITED, when + number, 1, None, exited))
     for shard in shards:
         part = {"checkpoint": name_of(SAVED), "place": "memory", "shard": shard, "shards": of}
@@ -86,6 +97,13 @@ def test_going_back_to_the_disk_though_a_keeper_holds_newer_is_a_lost_commit() -
 def test_what_died_with_all_its_keepers_is_not_asked_for() -> None:
     assert verdicts(job(20, ends=("k0", "k1"))) == {}
     assert verdicts(job(20, ends=("k0",), copies=())) == {}, "there was no copy"
+
+
+def test_a_keeper_that_ends_and_nobody_knows_why_is_a_failure_as_a_ranks_end_is() -> None:
+    script = job(SAVED, ends=("k0",), lost=False)
+    assert verdicts(script) == {"detection": FAIL}
+    finding = arms.judged(evidence_of(script, [KILL]))["detection"]
+    assert "k0, the keeper of node 0, ended by itself: signal 9, and no fault explains it" in finding.witness
 
 
 def test_a_part_is_not_a_checkpoint() -> None:

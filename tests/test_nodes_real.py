@@ -120,3 +120,16 @@ def test_nodes_go_on_alone_while_the_coordinator_is_away_and_what_fails_meanwhil
     adopted = one(log, Kind.COORDINATOR_ADOPTED)
     assert adopted.data["down_s"] >= 0.5
     assert not list(log.of(Kind.NODE_LOST)), "they dialled again in time"
+
+
+@pytest.mark.soak
+def test_keepers_outlive_a_lost_coordinator_and_are_ended_with_the_job(tmp_path: Path) -> None:
+    faults = "[{id: away, kind: coordinator-kill, params: {down_s: 0.3}, at: {step: 19}}]"
+    workload = MEMORY.replace("60", "120")
+    agreed(*run(tmp_path, workload=workload, recovery=SPARES, faults=faults, more=NODES))
+    log = log_of(tmp_path)
+    one(log, Kind.COORDINATOR_ADOPTED)
+    keepers = [e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "keeper"]
+    assert keepers == ["k0", "k1", "k2"], "none had to be followed"
+    exits = [e for e in log.of(Kind.PROCESS_EXITED) if e.data["process"] in keepers]
+    assert len(exits) == 3 and all(e.data["expected"] for e in exits)

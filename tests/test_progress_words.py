@@ -24,3 +24,20 @@ def test_whom_a_fault_hits(target: dict[str, Any], whom: str) -> None:
         seq=1, actor=ORCHESTRATOR, kind=Kind.FAULT_INJECTED, time_ns=1, generation=1, step=20, data=data
     )
     assert describe(event) == f"✗ partition hits {whom} in step 20"
+
+
+def test_a_keeper_that_ends_by_itself_is_said() -> None:
+    data = {"process": "k0", "pid": 9, "exit_code": None, "signal": 9, "expected": False, "last_seq": None}
+    exited = {
+        "seq": 1,
+        "actor": ORCHESTRATOR,
+        "kind": Kind.PROCESS_EXITED,
+        "time_ns": 1,
+        "generation": 1,
+        "step": None,
+    }
+    assert describe(Event(**exited, data={**data, "role": "keeper"})) == (
+        "! k0 ended, and what it kept in memory is gone: signal 9"
+    )
+    assert describe(Event(**exited, data={**data, "role": "keeper", "expected": True})) is None
+    assert describe(Event(**exited, data=data)) is None, "what a rank's end means is said by the failure"

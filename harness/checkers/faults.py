@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from chaos.events import Event, Kind
 from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
+from harness.checkers.memory import lost_keepers
 from harness.judging.episodes import Episode
 from harness.judging.incidents import diverged, recovery_of
 from harness.results import Finding
@@ -47,7 +48,7 @@ def fault_landed(evidence: Evidence) -> Finding:
 
 def detection(evidence: Evidence) -> Finding:
     """Every failure declared blames the process that a fault hit, for the expected cause; without a fault
-    there is none.
+    there is none, and no keeper of checkpoints ends.
     """
     failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
     if evidence.is_control:
@@ -58,9 +59,11 @@ def detection(evidence: Evidence) -> Finding:
             return unknown(
                 f"the command fails without any fault: {_describe(exits[0])}, {exits[0].data['detail']}"
             )
-        alarms = [f"false alarm: {_describe(event)}" for event in failures]
+        alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(evidence.log, ())
         return verdict_of(alarms, "no failure was declared in the control arm")
-    problems: list[str] = []
+    problems = [
+        f"{one}, and no fault explains it" for one in lost_keepers(evidence.log, evidence.measures.episodes)
+    ]
     claimed: dict[int, Episode] = {
         id(failure): e for e in evidence.measures.episodes for failure in (e.failure, *e.others) if failure
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from chaos.events import Event, Kind, Log
+from harness.judging.episodes import Episode
+from harness.whereabouts import homes, nodes_hit
+from recovery.memory import ROLE
 
-ROLE = "keeper"
 PLACE = "memory"
 
 
@@ -45,6 +48,31 @@ def held_in_memory(log: Log, *, until_ns: int, before: int) -> dict[str, int]:
             ):
                 held[key].add(event.data["shard"])
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
+
+
+def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
+    """Keepers that ended before they were asked to, and no fault on them or their node explains it, nor the loss of
+    their node, which has its own account. In words."""
+    started = keepers(log)
+    home, hit = homes(log), [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes]
+    found = []
+    for event in log.of(Kind.PROCESS_EXITED):
+        name = event.data["process"]
+        if name not in started or event.data["expected"]:
+            continue
+        node = home.get(name)
+        struck = any(
+            injected and injected.time_ns <= event.time_ns and node in nodes for injected, nodes in hit
+        )
+        lost = any(e.data["node"] == node and e.seq < event.seq for e in log.of(Kind.NODE_LOST))
+        if not struck and not lost:
+            how = (
+                f"signal {event.data['signal']}"
+                if event.data["signal"]
+                else f"exit code {event.data['exit_code']}"
+            )
+            found.append(f"{name}, the keeper of node {node}, ended by itself: {how}")
+    return found
 
 
 def _lives(log: Log) -> list[tuple[int, int, int]]:

@@ -5,3 +5,6 @@ does not hold. No torch here, and nothing is unpickled. ``header``: what describ
 ``holdings``: what a keeper keeps, and for how long; ``keeper``: the process; ``peers``: keepers among themselves;
 ``client``: a rank's side; ``keepers``: the supervisor's side.
 """
+
+ROLE = "keeper"
+"""Of a keeper in ``process_spawned``: it never trains, and no supervisor asks it where it is."""

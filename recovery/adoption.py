@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos.events import Event, Kind
 from recovery.crew import Process
 from recovery.divergence import DigestBook
-from recovery.failures import FailureBook
+from recovery.failures import FailureBook, answer_of
 from recovery.memory import ROLE as KEEPER
 from recovery.skipping import Skips
 from recovery.standing import Standing
@@ -53,7 +53,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
 
     Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
     """
-    found = Past(dead=set(asked))
+    found, answer = Past(dead=set(asked)), ""
     for event in events:
         data = event.data
         match event.kind:
@@ -71,7 +71,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
             case Kind.FAILURE_DETECTED:
                 failure = Failure(
                     process=data["process"] or "", rank=data["rank"], cause=Cause(data["cause"]),
-                    step=event.step or 0, time_s=event.time_ns / 1e9,
+                    step=event.step or 0, time_s=event.time_ns / 1e9, generation=event.generation,
                 )  # fmt: skip
                 found.failures.append(failure)
                 died = failure.cause in (Cause.EXIT, *_ENDED_BY_US)
@@ -79,11 +79,13 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 found.unnoticed.pop(failure.process, None)
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
+                answer = answer_of(StateFrom(data["state"]), data["cause"])
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
                 found.shard |= {name: rank % data["shards"] for rank, name in enumerate(data["members"])}
             case Kind.GENERATION_READY:
                 found.ready_generation, found.resume_step = event.generation, data["resume_step"]
-                found.answered, found.failures = found.answered + found.failures, []
+                found.answered += (replace(failure, answer=answer) for failure in found.failures)
+                found.failures = []
             case Kind.SAMPLES_SKIPPED:
                 found.skipped |= dict.fromkeys(data["samples"], data["since"])
     return found

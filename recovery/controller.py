@@ -182,7 +182,7 @@ class Controller(Corruptions, Lookout):
     def _on_joined(self, entry: Process, message: Joined) -> None:
         if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
             return
-        self._failures.answered()
+        self._failures.answered(self._formation.answer)
         self._digests.formed(restored=message.step if self._formation.afresh else None)
         self.stage = Stage.TRAINING
         self._progress.resumed(self.generation, self.members)
@@ -347,7 +347,7 @@ class Controller(Corruptions, Lookout):
         return ClusterView(
             now_s=self.hands.now_s(), generation=self.generation, world=self.world,
             spares=self.strategy.spares_wanted, members=self.members, processes=self._crew.views(),
-            failures=self._skips.with_samples(self._failures.current), skipped=len(self._skips.samples),
+            failures=self._skips.with_samples(self._failures.current), skipped=self._skips.lately,
             history=tuple(self._failures.history),
             rollbacks=self._formation.rollbacks, shards=self.shards, saved=self._digests.has_checkpoint,
         )  # fmt: skip

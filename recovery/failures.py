@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chaos.events import Kind
 from recovery.crew import Process
-from recovery.strategy import Cause, Failure
+from recovery.strategy import Cause, Failure, StateFrom
 from recovery.supervision import Hands
+
+
+def answer_of(state: StateFrom, cause: str) -> str:
+    """What a generation of that state and cause is to the failures that it answers; see ``Failure``."""
+    return "rollback" if state is StateFrom.CHECKPOINT else cause
 
 
 class FailureBook:
@@ -35,6 +41,7 @@ class FailureBook:
             cause=cause,
             step=step,
             time_s=self._hands.now_s(),
+            generation=generation,
         )
         self._declared += 1
         if failure.rank is not None and cause in (Cause.EXIT, Cause.HANG):
@@ -65,9 +72,9 @@ class FailureBook:
         """The cause is known, or the generation is past."""
         self.suspected_s = None
 
-    def answered(self) -> None:
-        """The generation that answers the current failures is ready."""
-        self.history.extend(self.current)
+    def answered(self, answer: str) -> None:
+        """The generation that answers the current failures is ready; ``answer``: see ``Failure``."""
+        self.history.extend(replace(failure, answer=answer) for failure in self.current)
         self.current = []
         self.suspected_s = None
 

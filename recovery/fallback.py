@@ -25,6 +25,7 @@ MAX_NONFINITE_ROLLBACKS = 2
 MAX_LOST_OUTSIDERS = 10
 MAX_SKIPPED_SAMPLES = 16
 MAX_SKIPPED_SHARES = 16
+SKIP_WINDOW_STEPS = 1_000
 CORRUPTIONS = (Cause.NONFINITE, Cause.DIVERGED)
 
 
@@ -130,12 +131,10 @@ def refill(view: ClusterView) -> Decision | None:
     only_corrupt = all(f.cause in CORRUPTIONS for f in view.failures)
     if not only_corrupt or len(view.survivors) != len(view.members):
         return None
-    blamed = suspects(view)
-    healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
-    replaced = tuple(p.name for p in view.survivors if p.name in blamed and p.shard in healthy)
-    if not healthy or any(seen_before(view, f) for f in view.failures):
+    blamed, replaced = suspects(view), replaceable(view)
+    if set(blamed) >= {p.name for p in view.survivors if p.valid}:
         return None
-    if common_step([p for p in view.survivors if p.name not in replaced], view.shards) is None:
+    if replaced is None or any(seen_before(view, f) for f in view.failures):
         return None
     form = Form(members=view.members, state=StateFrom.PEER, refill=replaced, cause="refill")
     names = ", ".join(blamed) or "nobody"
@@ -145,34 +144,68 @@ def refill(view: ClusterView) -> Decision | None:
     return Decision(actions=(form,), reason=f"non-finite values ({names} blamed): {how}, step redone")
 
 
+def replaceable(view: ClusterView) -> tuple[str, ...] | None:
+    """Survivors to blame whose part of the state a healthy one holds as well, and can give them. The others keep
+    theirs: nobody could fill them, and what was not finite was not applied.
+
+    None when the parts that are left do not make one whole state.
+    """
+    blamed = suspects(view)
+    healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
+    replaced = tuple(p.name for p in view.survivors if p.name in blamed and p.shard in healthy)
+    left = [p for p in view.survivors if p.name not in replaced]
+    return replaced if common_step(left, view.shards) is not None else None
+
+
 def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
     """Answer samples found to be non-finite by themselves: leave them out from the step on, and redo it.
 
     The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole shares are left out,
-    whatever the reason was, so that their state is replaced too. None when no sample was named, or something else went
-    wrong too. Gives up when the job would leave out too many.
+    whatever the reason was, so that their state is replaced too, where somebody else holds it. None when no sample was
+    named, something else went wrong too, or no state is left whole. Gives up when the job would leave out too many.
     """
     named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
     only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
     if not named or not only_nonfinite or len(valid_survivors(view)) != len(view.members):
         return None
-    times = 1 + sum(1 for old in view.history if old.cause is Cause.NONFINITE)
-    if times > MAX_SKIPPED_SHARES if refills else view.skipped + len(named) > MAX_SKIPPED_SAMPLES:
-        return Decision(
-            actions=(GiveUp(),),
-            reason=f"{view.skipped + len(named)} samples are non-finite, more than are left out: "
-            "the data or the model are broken",
-        )
+    refill = replaceable(view) if refills else ()
+    if refill is None or common_step(view.survivors, view.shards) is None:
+        return None
+    if reason := _skips_too_many(view, len(named), shares=refills):
+        return Decision(actions=(GiveUp(),), reason=reason)
     step = view.failures[-1].step
     form = Form(
-        members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step,
-        refill=suspects(view) if refills else (),
-    )  # fmt: skip
-    many = "sample" if len(named) == 1 else "samples"
-    why = (
-        f"{many} {', '.join(map(str, named))} non-finite whoever computes them: left out from step {step} on"
+        members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step, refill=refill
     )
+    ids = f"sample{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
+    if refills:
+        whose = ", ".join(suspects(view)) or "the rank to blame"
+        why = f"non-finite values: the share of {whose} ({ids}) is left out from step {step} on, unexamined"
+    else:
+        why = f"{ids} non-finite whoever computes them: left out from step {step} on"
     return Decision(actions=(form,), reason=why)
+
+
+def _skips_too_many(view: ClusterView, more: int, *, shares: bool) -> str:
+    """What to say when the job would leave out too much of what it trains on; else empty. A rate, since a job that
+    runs for a year may meet any number of bad samples."""
+    step = view.failures[-1].step
+    if not shares and view.skipped + more > MAX_SKIPPED_SAMPLES:
+        return (
+            f"{view.skipped + more} samples of the last {SKIP_WINDOW_STEPS} steps are non-finite, more than are left "
+            "out: the data or the model are broken"
+        )
+    refused = {
+        (old.generation, old.step)
+        for old in view.history
+        if old.cause is Cause.NONFINITE and old.answer == "skip" and old.step > step - SKIP_WINDOW_STEPS
+    }
+    if shares and len(refused) >= MAX_SKIPPED_SHARES:
+        return (
+            f"shares of {len(refused)} of the last {SKIP_WINDOW_STEPS} steps were left out already because of "
+            "non-finite values: the data or the model are broken"
+        )
+    return ""
 
 
 def rejoin_all(view: ClusterView) -> Decision | None:
@@ -277,9 +310,14 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     none verifies, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
-    repeats = sum(1 for old in view.history if old.cause is Cause.NONFINITE and old.step == step)
-    if repeats > MAX_NONFINITE_ROLLBACKS:
-        return Decision(actions=(GiveUp(),), reason=f"step {step} is non-finite after every rollback")
+    back = {
+        old.generation
+        for old in view.history
+        if old.cause is Cause.NONFINITE and old.step == step and old.answer == "rollback"
+    }
+    if len(back) >= MAX_NONFINITE_ROLLBACKS and any(f.cause is Cause.NONFINITE for f in view.failures):
+        reason = f"step {step} is non-finite again after {len(back)} rollbacks"
+        return Decision(actions=(GiveUp(),), reason=reason)
     used = [p for p in (*view.survivors, *view.benched) if not p.noticed]
     outside = [p.name for p in (*view.fresh, *view.starting)]
     most = view.replicas if view.saved else view.replicas - 1

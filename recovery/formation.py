@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from chaos.events import Kind
 from recovery.crew import Crew, Process
+from recovery.failures import answer_of
 from recovery.strategy import Form, Health, StateFrom
 from recovery.supervision import Hands
 from recovery.wire import Join, Joined
@@ -24,6 +25,7 @@ class Formation:
         self.pending: Form | None = None
         self.generation = 0
         self.rollbacks = 0
+        self.answer = ""  # see recovery.strategy.Failure
         self.afresh = True  # the last one did not take its state from its members
         self._hands = hands
         self._crew = crew
@@ -65,6 +67,7 @@ class Formation:
         self.generation += 1
         self.rollbacks += form.state is StateFrom.CHECKPOINT
         self.afresh = form.state is not StateFrom.PEER
+        self.answer = answer_of(form.state, form.cause)
         self._joined = {}
         self._crew.members = form.members
         self._hands.record(

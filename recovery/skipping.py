@@ -1,4 +1,4 @@
-"""Samples that the job leaves out because they are non-finite whoever computes them, and from which step on."""
+"""Samples that the job leaves out, by themselves or with a whole share that was not finite, and from which step on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from chaos.events import Kind
 from recovery.failures import FailureBook
+from recovery.fallback import SKIP_WINDOW_STEPS
 from recovery.strategy import Cause, Failure, Form
 from recovery.supervision import Hands
 
@@ -25,6 +26,12 @@ class Skips:
         book = self._failures
         failed = [f.step for f in (*book.history, *book.current) if f.cause is Cause.NONFINITE]
         return failed[-1] if failed else 0
+
+    @property
+    def lately(self) -> int:
+        """How many were left out in the steps before the failure at hand."""
+        step = self._failures.current[-1].step if self._failures.current else 0
+        return sum(1 for since in self.samples.values() if since > step - SKIP_WINDOW_STEPS)
 
     def note(self, process: str, samples: list[int]) -> None:
         """A rank names the samples that are to blame."""

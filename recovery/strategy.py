@@ -66,7 +66,9 @@ class ProcessView:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite by themselves."""
+    """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite by themselves;
+    ``generation``: in which it happened; ``answer``: what answered it, "" as long as nothing has: ``rollback`` where
+    all went back to a checkpoint, else the ``cause`` of the ``Form``."""
 
     process: str
     rank: int | None
@@ -74,6 +76,8 @@ class Failure:
     step: int
     time_s: float
     samples: tuple[int, ...] = ()
+    generation: int = 0
+    answer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +86,9 @@ class ClusterView:
 
     ``world``: ranks asked for; ``members``: processes of the current generation by rank; ``failures``:
     those this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
-    checkpoint restores so far; ``skipped``: samples left out so far; ``shards``: ranks that hold one copy of the
-    model together (see ``recovery.layout``); ``saved``: a checkpoint of this job that can be trusted was acknowledged.
+    checkpoint restores so far; ``skipped``: samples left out in the last ``fallback.SKIP_WINDOW_STEPS`` steps;
+    ``shards``: ranks that hold one copy of the model together (see ``recovery.layout``); ``saved``: a checkpoint of
+    this job that can be trusted was acknowledged.
     """
 
     now_s: float

@@ -22,6 +22,7 @@ from recovery.strategy import (
     Failure,
     Form,
     Health,
+    Nonfinite,
     ProcessView,
     Spawn,
     StateFrom,
@@ -121,6 +122,16 @@ class NoHands:
         return 0.0
 
 
+def crew_of(view: ClusterView) -> Crew:
+    """The processes of a view as their supervisor knows them."""
+    crew = Crew(NoHands(), start_timeout_s=1.0)  # type: ignore[arg-type]
+    for process in view.processes:
+        entry = crew.know(process.name, process.role)
+        entry.health, entry.step, entry.valid = process.health, process.step, process.valid
+        entry.shard, entry.pending = process.shard, process.pending
+    return crew
+
+
 @given(view=broken_jobs())
 def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
     form = fallback.fill(view, tuple(p.name for p in view.fresh))
@@ -128,12 +139,7 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
         people = fallback.trusted(view)
         assert common_step(people, view.shards) is None or len(people) > len(view.members)
         return
-    crew = Crew(NoHands(), start_timeout_s=1.0)  # type: ignore[arg-type]
-    for process in view.processes:
-        entry = crew.know(process.name, process.role)
-        entry.health, entry.step, entry.valid = process.health, process.step, process.valid
-        entry.shard, entry.pending = process.shard, process.pending
-    copies, finish = crew.plan_transfer(form, view.shards)
+    copies, finish = crew_of(view).plan_transfer(form, view.shards)
     layout = Layout(world=len(form.members), shards=view.shards)
     held = {rank: view.process(name) for rank, name in enumerate(form.members)}
     step = common_step(held.values(), view.shards)
@@ -152,6 +158,44 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
     if finish:
         assert any(p.valid and p.step == finish for p in held.values()), (
             "somebody can tell how the step ended"
+        )
+
+
+@st.composite
+def poisoned_jobs(draw: st.DrawFn) -> ClusterView:
+    """Everybody lives; some are to blame for non-finite values, and may have named samples."""
+    shards, replicas = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    fates: list[dict[str, Any]] = [{}, {}, {"step": 11}, {"pending": 11}, {"valid": False}]
+    members = [member(rank, shards, **draw(st.sampled_from(fates))) for rank in range(shards * replicas)]
+    blamed = draw(st.lists(st.sampled_from(members), unique_by=lambda p: p.name))
+    named = st.lists(st.integers(0, 99), max_size=3).map(tuple)
+    failures = [
+        Failure(process=p.name, rank=p.rank, cause=Cause.NONFINITE, step=11, time_s=1.0, samples=draw(named))
+        for p in blamed
+    ]
+    nobody = Failure(process="", rank=None, cause=Cause.NONFINITE, step=11, time_s=1.0)
+    view = view_of(members, shards, *[ProcessView(name="s0", role="spare", health=Health.READY)])
+    history = (replace(nobody, generation=1, answer=draw(st.sampled_from(["refill", "skip", "rollback"]))),)
+    return replace(view, failures=tuple(failures or [nobody]), history=history[: draw(st.integers(0, 1))])
+
+
+@pytest.mark.parametrize("nonfinite", ["retry", "skip", "rollback"])
+@pytest.mark.parametrize("kind", [HotSpare, DropReplica])
+@given(view=poisoned_jobs())
+def test_whoever_is_to_blame_the_next_generation_has_all_of_its_state(
+    kind: type[HotSpare | DropReplica], nonfinite: Nonfinite, view: ClusterView
+) -> None:
+    form, reason = form_of(kind(nonfinite=nonfinite), view)
+    if form.state is not StateFrom.PEER:
+        return
+    copies, _ = crew_of(view).plan_transfer(form, view.shards)
+    blamed = {form.members.index(name) for name in fallback.suspects(view) if name in form.members}
+    layout = Layout(world=len(form.members), shards=view.shards)
+    well = {r for r, name in enumerate(form.members) if r not in blamed and view.process(name).valid}
+    for rank in blamed if form.refill else ():
+        others = well.intersection(layout.holders(layout.shard_of(rank)))
+        assert not others or copies[rank] in others, (
+            f"{reason}: rank {rank} keeps a doubtful state, or gives it on"
         )
 
 

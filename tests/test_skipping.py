@@ -42,7 +42,7 @@ def view(*samples: tuple[int, ...], before: bool = True, dead: bool = False, ski
     names = ("w0", "w1", "w2")
     processes = tuple(
         ProcessView(
-            name=name, role="worker", rank=rank, step=6, valid=True,
+            name=name, role="worker", rank=rank, step=6, valid=True, shard=0,
             health=Health.DEAD if dead and rank == 2 else Health.PARKED,
         )
         for rank, name in enumerate(names)

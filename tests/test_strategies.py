@@ -36,6 +36,9 @@ VARIANTS: list[Strategy] = [
     *(kind() for kind in FOUND.values()),
     DropReplica(rejoin=False),
     DropReplica(batch="shrink"),
+    DropReplica(nonfinite="skip"),
+    HotSpare(nonfinite="skip"),
+    HotSpare(nonfinite="rollback"),
     HotSpare(spares=2),
     HotSpare(replenish=False),
     CheckpointRestart(restart="cold"),
@@ -81,7 +84,8 @@ def failed_views(draw: st.DrawFn, strategy: Strategy) -> ClusterView:
     ]
     old = st.builds(
         Failure, process=st.sampled_from(["w0", "x"]), rank=st.sampled_from([None, 0]),
-        cause=st.sampled_from(Cause), step=st.integers(8, 10), time_s=st.just(0.5),
+        cause=st.sampled_from(Cause), step=st.integers(8, 10), time_s=st.just(0.5), generation=st.integers(1, 2),
+        answer=st.sampled_from(["refill", "rollback", "skip"]),
     )  # fmt: skip
     return ClusterView(
         now_s=2.0, generation=3, world=world, spares=strategy.spares_wanted,
@@ -304,7 +308,8 @@ def test_a_step_that_stays_non_finite_after_every_rollback_is_given_up() -> None
         Failure(process=f"w{i}", rank=i, cause=Cause.NONFINITE, step=11, time_s=1.0) for i in range(2)
     )
     strategy = DropReplica()
-    decision = strategy.on_failure(view_of(strategy, "PP", failures=everybody, history=everybody * 3))
+    rolled_back = tuple(replace(f, generation=n, answer="rollback") for n in range(2) for f in everybody)
+    decision = strategy.on_failure(view_of(strategy, "PP", failures=everybody, history=rolled_back))
     assert decision.actions == (GiveUp(),)
 
 

@@ -41,7 +41,7 @@ class _Answers(Channel):
         """Answer it. Raises RuntimeError when the rank had to park: there is nobody to recover it."""
         if isinstance(message, Ready):
             order = Join(
-                generation=1, rank=0, members=["alone"], store_port=self._port, copies={},
+                generation=1, rank=0, world=1, store_port=self._port,
                 restore=self._restore, timeout_s=TIMEOUT_S,
             )  # fmt: skip
             self.agent.orders.put(order)

@@ -81,6 +81,7 @@ class Formation:
             sources=sources,
             finish=finish,
         )
+        giving = {source % self._shards: source for source in copies.values()}
         for rank, name in enumerate(form.members):
             process = self._crew[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
@@ -88,9 +89,10 @@ class Formation:
             join = Join(
                 generation=self.generation,
                 rank=rank,
-                members=list(form.members),
+                world=len(form.members),
                 store_port=self.store_port,
-                copies=copies,
+                source=giving.get(rank % self._shards, -1),
+                receives=rank in copies,
                 restore=form.state is StateFrom.CHECKPOINT,
                 timeout_s=self._join_timeout_s,
                 shards=self._shards,

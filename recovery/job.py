@@ -32,7 +32,7 @@ from recovery.jobconfig import JobConfig
 from recovery.layout import Layout
 from recovery.marks import MarkPage
 from recovery.mechanisms.checkpointer import Checkpointer
-from recovery.mechanisms.dialing import Address, by_rank
+from recovery.mechanisms.dialing import Address
 from recovery.mechanisms.elastic import ElasticReducer
 from recovery.mechanisms.examine import LossOf, samples_to_blame
 from recovery.mechanisms.facts import JobFacts
@@ -303,7 +303,7 @@ class Job(JobFacts):
 
     def _join(self, order: Join) -> None:
         self._leave()
-        self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self.rank, self.world, self.generation = order.rank, order.world, order.generation
         self.layout = Layout(world=self.world, shards=order.shards)
         self._take_part()
         self.writer.generation = order.generation
@@ -316,7 +316,7 @@ class Job(JobFacts):
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
-            shards=order.shards, dial=by_rank(self.dial, order.members), link=self._link, net=self.config.net,
+            shards=order.shards, dial=self.dial, name=self.config.process, link=self._link, net=self.config.net,
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)

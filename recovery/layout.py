@@ -7,7 +7,6 @@ is shard ``r % shards`` of replica ``r // shards``. Data-parallel training (ddp)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -42,9 +41,3 @@ class Layout:
     def holders(self, shard: int) -> range:
         """Ranks that hold this part, one of each copy."""
         return range(shard, self.world, self.shards)
-
-    def copy_among(self, shard: int, copies: Mapping[int, int]) -> tuple[int, frozenset[int]] | None:
-        """The rank that sends this part and the ranks that receive it, from ``copies`` (receiver -> source); None:
-        nobody needs it."""
-        receivers = frozenset(rank for rank in copies if self.shard_of(rank) == shard)
-        return (copies[min(receivers)], receivers) if receivers else None

@@ -21,8 +21,10 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """To a rank: become ``rank`` of ``generation``. ``shards``: see ``recovery.layout``; ``copies``: receiving rank ->
-    the rank that sends it its part of the state; ``restore``: the first replica loads the newest good checkpoint
+    """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks: each is told what it
+    needs itself, and finds the others through the store. ``shards``: see ``recovery.layout``; ``source``: the rank that
+    sends its part of the state to all of its holders that need it (-1: none of them does), ``receives``: this one is
+    among them; ``restore``: the first replica loads the newest good checkpoint
     before; ``finish``: a step whose gradients some ranks have reduced and not applied: whoever has applied it tells
     them the rest (0: none); ``skip``: samples left out, each with the first step without it; ``examine``: the step at
     which a non-finite value is to be traced to samples (0: none); ``trust``: checkpoints of later steps may hold a
@@ -31,11 +33,12 @@ class Join(Message):
     type: Literal["join"] = "join"
     generation: int
     rank: int
-    members: list[str]
+    world: int
     store_port: int
-    copies: dict[int, int]
     restore: bool
     timeout_s: float
+    source: int = -1
+    receives: bool = False
     shards: int = 1
     finish: int = 0
     skip: dict[int, int] = {}

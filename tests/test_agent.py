@@ -18,9 +18,8 @@ WAIT_S = 10.0
 JOIN = Join(
     generation=2,
     rank=0,
-    members=["w0"],
+    world=1,
     store_port=1,
-    copies={},
     restore=False,
     timeout_s=1.0,
 )

@@ -145,6 +145,17 @@ class Rig:
         assert tuple(found) == self.members
         return found
 
+    def copies(self) -> dict[int, int]:
+        """Who receives its part of the state from whom, in the current generation, by rank."""
+        joins = self.joins().values()
+        shards = {join.source % join.shards: join.source for join in joins if join.source >= 0}
+        for join in joins:
+            assert join.world == len(self.members)
+            assert join.source == shards.get(join.rank % join.shards, -1), (
+                "all holders of a shard know its source"
+            )
+        return {join.rank: join.source for join in joins if join.receives}
+
     def got(self, kind: type[Message]) -> list[str]:
         """Who was sent a message of this type, in order."""
         return [name for name, message in self.hands.sent if isinstance(message, kind)]
@@ -182,7 +193,7 @@ def test_a_job_starts_trains_and_ends() -> None:
     assert rig.stage is Stage.FORMING
     assert rig.members == ("w0", "w1", "w2", "w3")
     assert [join.rank for join in rig.joins().values()] == [0, 1, 2, 3]
-    assert all(not join.copies and not join.restore for join in rig.joins().values())
+    assert not rig.copies() and not any(join.restore for join in rig.joins().values())
     rig.join("w0", "w1", "w2", step=0)
     assert rig.stage is Stage.FORMING
     rig.join("w3", step=0)
@@ -272,8 +283,7 @@ def test_survivors_ahead_are_the_source_and_those_behind_receive() -> None:
     rig.die("w1")
     rig.park("w0", step=56)
     rig.park("w2", "w3", step=57)
-    join = rig.joins()["w2"]
-    assert join.copies == {0: 2, 1: 2}
+    assert rig.copies() == {0: 2, 1: 2}
 
 
 def test_a_rank_whose_state_is_torn_is_no_source() -> None:
@@ -282,8 +292,7 @@ def test_a_rank_whose_state_is_torn_is_no_source() -> None:
     rig.die("w3")
     rig.park("w0", step=57, valid=False)
     rig.park("w1", "w2", step=10)
-    join = rig.joins()[rig.members[-1]]
-    assert {rig.members[source] for source in join.copies.values()} == {"w1"}
+    assert {rig.members[source] for source in rig.copies().values()} == {"w1"}
 
 
 @pytest.mark.parametrize("restart", ["warm", "cold"])
@@ -301,7 +310,7 @@ def test_checkpoint_restart_replaces_everybody_without_waiting(restart: Any) -> 
     rig.ready("w6")
     assert rig.members == ("w4", "w5", "w6", "w7")
     join = rig.joins()["w6"]
-    assert (join.restore, join.copies) == (True, {1: 0, 2: 0, 3: 0})
+    assert (join.restore, rig.copies()) == (True, {1: 0, 2: 0, 3: 0})
     rig.join(*rig.members, step=40)
     assert rig.stage is Stage.TRAINING
     rig.go_on(57, first=57)
@@ -404,8 +413,7 @@ def test_non_finite_values_are_answered_with_a_healthy_peers_state(strategy: Str
     assert rig.causes() == [("w2", "nonfinite")]
     assert rig.got(Abort) == [], "all ranks park by themselves"
     assert rig.members == ("w0", "w1", "w2", "w3")
-    join = rig.joins()["w2"]
-    assert join.copies == {2: 0}
+    assert rig.copies() == {2: 0}
     rig.join(*rig.members, step=36)
     rig.go_on(37, first=37)
 
@@ -564,7 +572,7 @@ def test_the_word_of_an_earlier_generation_is_ignored() -> None:
     rig.control.on_message("w0", Joined(generation=1, step=3, checkpoint=None))
     rig.park("w0", "w2", step=57)
     assert rig.members == ("w0", "w2")
-    assert rig.joins()["w0"].copies == {}
+    assert rig.copies() == {}
 
 
 def test_the_word_of_the_dead_is_ignored() -> None:
@@ -577,7 +585,7 @@ def test_the_word_of_the_dead_is_ignored() -> None:
     rig.park("w2", step=57)  # it woke up before the kill reached it
     rig.park("w0", "w1", "w3", step=56)
     assert rig.members == ("w0", "w1", "w3")
-    assert rig.joins()["w0"].copies == {}
+    assert rig.copies() == {}
 
 
 @pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
@@ -634,7 +642,7 @@ def test_a_replacement_joins_at_a_step_boundary() -> None:
     assert rig.stage is Stage.PAUSING
     rig.park("w3", step=61, why="pause")
     assert (rig.stage, rig.members) == (Stage.FORMING, ("w0", "w2", "w3", "w4"))
-    assert rig.joins()["w4"].copies == {3: 0}
+    assert rig.copies() == {3: 0}
     assert rig.events(Kind.GENERATION_STARTED)[-1]["cause"] == "grow"
     assert rig.causes() == [("w1", "exit")]
     rig.join(*rig.members, step=61)
@@ -786,7 +794,7 @@ def test_more_losses_than_spares_shrink_the_world_and_fill_it_again() -> None:
     rig.die("w1", "w2")
     rig.park("w0", "w3", step=10)
     assert rig.members == ("w0", "w3", "s4"), "the spare at hand joins at once"
-    assert rig.joins()["s4"].copies == {2: 0}
+    assert rig.copies() == {2: 0}
     rig.join(*rig.members, step=10)
     rig.go_on(11, first=11)
     rig.ready(*(name for name in rig.names() if name not in ("w0", "w1", "w2", "w3", "s4")))
@@ -935,7 +943,7 @@ def test_one_of_a_broken_replica_steps_in_while_the_others_still_form() -> None:
     rig.die("w0")
     rig.park("w1", step=10)
     assert rig.members == ("w2", "w1"), "it holds the same shard at the same step"
-    assert (rig.joins()["w2"].copies, rig.joins()["w2"].shards) == ({}, 2)
+    assert (rig.copies(), rig.joins()["w2"].shards) == ({}, 2)
 
 
 def test_the_state_of_one_that_waits_is_worth_nothing_once_the_others_train() -> None:
@@ -960,4 +968,4 @@ def test_ranks_that_lack_only_the_end_of_a_step_are_told_it() -> None:
     rig.park("w1", "w2", step=10, pending=11)
     join = rig.joins()["w1"]
     assert rig.members == ("w0", "w1", "w2", "s4")
-    assert (join.finish, join.copies) == (11, {3: 1})
+    assert (join.finish, rig.copies()) == (11, {3: 1})

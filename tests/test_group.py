@@ -197,19 +197,19 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
         if aborted:
             raise GenerationLost("aborted by the supervisor")
 
-    def lost(rank: int, address: tuple[str, int]) -> tuple[str, int]:
+    def lost(name: str, address: tuple[str, int]) -> tuple[str, int]:
         """It has said where it listens, and gets no further."""
         stuck.set()
         go_on.wait(DEADLINE_S)
         return address
 
-    def member(rank: int, dial: Callable[[int, tuple[str, int]], tuple[str, int]]) -> Group:
+    def member(rank: int, dial: Callable[[str, tuple[str, int]], tuple[str, int]]) -> Group:
         return Group(
             generation=1, rank=rank, world=2, store_port=port, backend="gloo", timeout_s=DEADLINE_S,
-            check=check, dial=dial,
+            check=check, dial=dial, name=f"w{rank}",
         )  # fmt: skip
 
-    listener, peer = member(0, lambda rank, address: address), member(1, lost)
+    listener, peer = member(0, lambda name, address: address), member(1, lost)
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(peer.form)
         mine = pool.submit(listener.form)

@@ -95,8 +95,7 @@ class Rank:
         """Order it into the next generation."""
         self.tell(
             Join(
-                generation=generation, rank=0, members=["w0"], store_port=self.store_port,
-                copies={},
+                generation=generation, rank=0, world=1, store_port=self.store_port,
                 restore=restore, timeout_s=5.0,
             )
         )  # fmt: skip

@@ -27,7 +27,7 @@ from harness.links.route import Router
 from harness.links.shaping import RTO_S, Pacer
 from harness.sim.clock import Clock
 from harness.sim.links import SimLinks
-from recovery.mechanisms.dialing import RedirectingStore, address_of, by_rank, published, redirected
+from recovery.mechanisms.dialing import RedirectingStore, Roll, address_of, published, redirected
 from recovery.mechanisms.group import gloo_device
 
 LINK = ("a", "b")
@@ -149,9 +149,13 @@ def test_ranks_listen_at_addresses_that_grow_with_them_above_the_proxys() -> Non
     for rank in (-1, 65536):
         with pytest.raises(ValueError, match="no address"):
             address_of(rank)
-    dial = by_rank(lambda name, at: (name, at[1]), ["x", "y"])
-    assert dial is not None and dial(1, ("h", 5)) == ("y", 5)
-    assert by_rank(None, ["x"]) is None
+
+
+def test_ranks_find_the_names_of_their_peers_in_the_store() -> None:
+    store = dist.HashStore()
+    rolls = [Roll(store, rank, name) for rank, name in enumerate("wxyz")]
+    dial = rolls[0].by_rank(lambda name, at: (name, at[1]), range(1, 4, 2))
+    assert [dial(place, ("h", 5)) for place in (0, 1)] == [("x", 5), ("z", 5)]
 
 
 def test_a_simulated_link_hurts_neighbours_of_the_ring_only() -> None:

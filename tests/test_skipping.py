@@ -150,7 +150,7 @@ def test_a_broken_rank_does_not_accuse_its_samples() -> None:
 def joined(rank: Rank, generation: int, **more: Any) -> None:
     rank.tell(
         Join(
-            generation=generation, rank=0, members=["w0"], store_port=rank.store_port, copies={},
+            generation=generation, rank=0, world=1, store_port=rank.store_port,
             restore=False, timeout_s=5.0, **more,
         )
     )  # fmt: skip

@@ -14,13 +14,21 @@ import pytest
 from recovery import wire
 from recovery.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
 
+LARGEST = {
+    "generation": 10**6,
+    "rank": 16383,
+    "world": 16384,
+    "source": 16382,
+    "finish": 10**7,
+    "examine": 10**7,
+}
 MESSAGES = [
     Join(
-        generation=3, rank=1, members=["w0", "s4"], store_port=4711, copies={1: 0}, restore=False,
+        generation=3, rank=1, world=2, store_port=4711, source=0, receives=True, restore=False,
         timeout_s=60.0,
     ),
     Join(
-        generation=1, rank=0, members=["w0"], store_port=1, copies={}, restore=True,
+        generation=1, rank=0, world=1, store_port=1, restore=True,
         timeout_s=0.5,
     ),
     Abort(generation=2),
@@ -39,6 +47,12 @@ MESSAGES = [
     wire.Notice(),
     wire.Finished(step=100),
 ]  # fmt: skip
+
+
+def test_a_rank_of_many_is_told_no_more_than_one_of_few() -> None:
+    few = Join(generation=1, rank=0, world=1, store_port=47111, restore=False, timeout_s=60.0)
+    many = few.model_copy(update=LARGEST)
+    assert len(many.model_dump_json()) < len(few.model_dump_json()) + 50 < 350
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ class SimRank:
 
     def _join(self, order: Join) -> Sleeping:
         self.leave()
-        self.rank, self.world, self.generation = order.rank, len(order.members), order.generation
+        self.rank, self.world, self.generation = order.rank, order.world, order.generation
         self._take_seat(Layout(world=self.world, shards=order.shards))
         assert self.writer is not None
         self.writer.generation = order.generation
@@ -277,27 +277,24 @@ class SimRank:
             name = yield from self._restore(group)
             origin = "checkpoint" if name else "initial"
             self._valid = True
-        receives = self.rank in order.copies
+        receives = order.receives
         if receives:
             self._valid = False
             origin = "peer"
-        if order.copies:
+        if order.source >= 0:
             yield from self._copy_state(group, order)
         self.pending, self._valid = None, True
         self.write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
-            source=order.copies[self.rank] if receives else name,
+            source=order.source if receives else name,
             seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
         )  # fmt: skip
         return name
 
     def _copy_state(self, group: Group, order: Join) -> Sleeping:
         """A broadcast among the holders of a shard; a receiver holds nothing whole until it is over."""
-        copies, shard = order.copies, self.layout.shard_of(self.rank)
-        if self.layout.copy_among(shard, copies) is None:
-            return
-        receives = self.rank in copies
-        sent = self.behaviour.snapshot(self) if self.rank in copies.values() else None
+        receives, shard = order.receives, self.layout.shard_of(self.rank)
+        sent = self.behaviour.snapshot(self) if self.rank == order.source else None
         if receives:
             self.state, self.pending, self._fresh = self.state.torn(), None, False
             self.told = self.told if order.finish else None  # of a step that others may have done otherwise
@@ -307,7 +304,7 @@ class SimRank:
         received = yield None
         self.mark.touch()
         if receives:
-            self.state = received[copies[self.rank]]
+            self.state = received[order.source]
 
     def _restore(self, group: Group) -> Generator[float | None, Any, str | None]:
         """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in

@@ -24,9 +24,17 @@ _SIZE = struct.Struct("=Q")
 _BLOB = 128 + 8  # a sockaddr_storage and a number
 
 
-def by_rank(dial: Callable[[str, Address], Address] | None, members: Sequence[str]) -> Dial | None:
-    """The way to ranks, given the way to the processes that hold them."""
-    return None if dial is None else lambda rank, address: dial(members[rank], address)
+class Roll:
+    """The names of the processes that hold ranks, which each puts into the store before it is found there. ``rank``,
+    ``name``: of this one."""
+
+    def __init__(self, store: dist.Store, rank: int, name: str) -> None:
+        self._store = store
+        store.set(str(rank), name)
+
+    def by_rank(self, dial: Callable[[str, Address], Address], ranks: Sequence[int]) -> Dial:
+        """The way to those of ``ranks`` by their places, given the way to the processes that hold them."""
+        return lambda place, address: dial(self._store.get(str(ranks[place])).decode(), address)
 
 
 def address_of(rank: int) -> str:

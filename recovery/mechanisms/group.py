@@ -25,7 +25,7 @@ from torch import Tensor
 
 from recovery.jobconfig import Net
 from recovery.layout import Layout
-from recovery.mechanisms.dialing import Dial, RedirectingStore, address_of
+from recovery.mechanisms.dialing import Address, RedirectingStore, Roll, address_of
 from recovery.mechanisms.storelink import StoreLink, socket_to
 from recovery.nameless import nameless
 
@@ -94,7 +94,8 @@ class Group:
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
     ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and
-    the rendezvous; it is a last resort, since the supervisor aborts from outside long before.
+    the rendezvous; it is a last resort, since the supervisor aborts from outside long before. ``dial``: where to
+    connect to reach a process, by its name, that listens at an address; None: there. ``name``: of this process.
 
     Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a
     connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last the whole
@@ -103,8 +104,8 @@ class Group:
 
     def __init__(
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
-        check: Callable[[], None], shards: int = 1, dial: Dial | None = None, link: StoreLink | None = None,
-        net: Net = Net(),
+        check: Callable[[], None], shards: int = 1, name: str = "",
+        dial: Callable[[str, Address], Address] | None = None, link: StoreLink | None = None, net: Net = Net(),
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
@@ -121,6 +122,8 @@ class Group:
         self._timeout = timedelta(seconds=timeout_s)
         self._check = check
         self._dial = dial
+        self._name = name
+        self._roll: Roll | None = None
         self._link = link
         self._foreign = _socket_inodes() - self._linked()
         self._own: set[str] | None = None
@@ -166,6 +169,9 @@ class Group:
             f"/replica-{replica}": layout.replica(replica),
             f"/shard-{shard}": layout.holders(shard),
         }
+        if self._dial is not None:
+            names = dist.PrefixStore(f"generation-{self.generation}/names", client)
+            self._roll = Roll(names, self.rank, self._name)
         circles: dict[tuple[int, ...], Circle] = {}
         for name, ranks in wanted.items():
             if tuple(ranks) in circles:
@@ -192,8 +198,8 @@ class Group:
         options._threads = 2
         dial = self._dial
         options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
-        if dial is not None:
-            store = RedirectingStore(store, place, lambda peer, at: dial(ranks[peer], at))
+        if dial is not None and self._roll is not None:
+            store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
         return dist.ProcessGroupGloo(store, place, size, options)
 
     def _linked(self) -> set[str]:

@@ -40,25 +40,24 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
     if order.restore and (rank == 0 or layout.shards > 1):
         holding.valid, holding.pending = False, 0
         name = job.checkpoints.restore(group, layout)
-        if rank in order.copies:
+        if order.receives:
             name = None  # a copy of what another loads
         elif name is None and not holding.fresh:
             raise RuntimeError("no checkpoint verifies, and this process no longer holds the initial state")
         origin = "checkpoint" if name else "initial"
         holding.valid = True
-    if rank in order.copies:
+    if order.receives:
         holding.valid = holding.fresh = False
         holding.pending = 0
         origin = "peer"
-    copy = layout.copy_among(layout.shard_of(rank), order.copies)
-    if copy is not None:
-        source, receivers = copy
-        receive = rank in receivers
-        copy_state(job.state, group.holders, source=source, receive=receive, progress=job.marks.touch)
+    if order.source >= 0:
+        copy_state(
+            job.state, group.holders, source=order.source, receive=order.receives, progress=job.marks.touch
+        )
     holding.valid = True
     write(
         Kind.STATE_READY, step=job.state.step, rank=rank, origin=origin,
-        source=order.copies[rank] if origin == "peer" else name,
+        source=order.source if origin == "peer" else name,
         seconds=round(time.perf_counter() - started, 6),
     )  # fmt: skip
     return name

@@ -70,7 +70,7 @@ class Arms:
         with self.memory.reading(newest, ALONE, 0) as reading:
             reading.verify()
             reading.load()
-            self.state.load_scalars(reading.scalars)
+            self.state.load_scalars(reading.scalars, reading.slots)
 
 
 def _nothing() -> None:

@@ -226,7 +226,7 @@ class Job(JobFacts):
         lr = state.optimizer.param_groups[0]["lr"]
         if self._clip_norm:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
-        state.apply()
+        state.apply(reduced.loss)
         state.step, state.last = step.number, noted(step.number, reduced)
         if not late:
             step.end_phase()

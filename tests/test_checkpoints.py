@@ -214,7 +214,7 @@ def train(state: TrainState, count: int) -> TrainState:
         x = torch.randn(6, 3, generator=torch.Generator().manual_seed(step))
         state.model.zero_grad()
         state.model(x).square().mean().backward()
-        state.apply()
+        state.apply(0.0)
         state.step = step
     return state
 

@@ -115,7 +115,11 @@ def test_who_takes_over_deletes_nothing_for_lack_of_knowledge() -> None:
 def state() -> TrainState:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2).double())
-    return TrainState(model, torch.optim.AdamW(model.parameters()), None, seed=1)
+    made = TrainState(model, torch.optim.AdamW(model.parameters()), None, seed=1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.apply(0.0)
+    return made
 
 
 def test_any_bit_of_any_parameter_or_optimizer_state_shows() -> None:
@@ -131,6 +135,13 @@ def test_any_bit_of_any_parameter_or_optimizer_state_shows() -> None:
         assert fingerprint(one) != before, name
         bits[place] = kept
         assert fingerprint(one) == before
+
+
+def test_what_the_next_step_goes_by_shows_too() -> None:
+    one = state()
+    before = fingerprint(one)
+    one.optimizer.param_groups[0]["betas"] = (0.85, 0.999)
+    assert fingerprint(one) != before
 
 
 def test_running_statistics_may_differ() -> None:

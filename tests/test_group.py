@@ -296,7 +296,7 @@ def state(seed: int) -> TrainState:
     held = TrainState(model, optimizer, LambdaLR(optimizer, lambda step: 1 / (step + 3)), seed=9)
     for step in range(1, seed + 1):
         model(torch.randn(4, 5)).sum().backward()
-        held.apply()
+        held.apply(0.0)
         held.step = step
     return held
 

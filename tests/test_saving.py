@@ -386,6 +386,9 @@ def test_a_checkpoint_of_something_else_is_refused_by_name_and_nothing_changes(
     tmp_path: Path, other: str
 ) -> None:
     saved = job()
+    for parameter in saved.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    saved.apply(0.0)
     saved.step = 5
     checkpointing.save(saved, tmp_path, generation=1)
     make, words = OTHERS[other]

@@ -112,7 +112,7 @@ class Part:
 
     def apply(self, reduced: Reduced) -> None:
         self.reducer.clip(reduced.grad_norm, LIMIT)
-        self.state.apply()
+        self.state.apply(0.0)
         self.state.step += 1
         self.state.last = noted(self.state.step, reduced)
 
@@ -141,7 +141,7 @@ def plainly(steps: int) -> tuple[dict[str, Tensor], list[float], list[float]]:
         loss.backward()
         losses.append(float(loss.detach()))
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), LIMIT)))
-        state.apply()
+        state.apply(0.0)
         state.step = step
     return state.tensors(), losses, norms
 

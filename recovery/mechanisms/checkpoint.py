@@ -17,7 +17,7 @@ from recovery.checkpoints import Checkpoint, Disk
 from recovery.mechanisms.saving import delta, sharded
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, described, share
 from recovery.mechanisms.saving.part import write_part
-from recovery.mechanisms.saving.reading import Reading, refuse_other_scalars
+from recovery.mechanisms.saving.reading import Reading, planned, table_of
 from recovery.mechanisms.state import TrainState
 from recovery.pieces import CorruptCheckpoint
 
@@ -109,15 +109,17 @@ def prepared(
     """What this process holds of the state, about to be read from a checkpoint that fits it. Raises CorruptCheckpoint
     and CheckpointMismatch; see ``load``.
     """
-    reading = Reading(checkpoint, chunks_of(state.tensors()), progress=progress)
-    refuse_other_scalars(checkpoint.name, reading.scalars, state.scalars())
-    return reading
+    manifest = checkpoints.manifest_of(checkpoint)
+    slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
+    return Reading(
+        checkpoint, chunks_of(state.tensors(slots)), manifest=manifest, slots=slots, progress=progress
+    )
 
 
 def load(state: TrainState, reading: Reading) -> None:
     """Fill the state from a reading that verified. Raises HalfLoaded."""
     reading.load()
-    state.load_scalars(reading.scalars)
+    state.load_scalars(reading.scalars, reading.slots)
 
 
 def restore_newest(

@@ -1,4 +1,4 @@
-"""A digest of parameters and optimizer state that costs one look at each byte."""
+"""A digest of parameters, optimizer state and scheduler that costs one look at each byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def fingerprint(state: TrainState) -> str:
-    """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes them.
+    """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes them, and so does any
+    field of the optimizer's parameter groups and the scheduler.
 
     Of each tensor the sum of its bytes, read as integers of eight, modulo 2**64; buffers are left out, as running
     statistics differ from rank to rank by right.
@@ -26,7 +27,7 @@ def fingerprint(state: TrainState) -> str:
     sums = [_sum(tensor) for tensor in parts.values()]
     numbers = torch.stack([value.to(sums[0].device) for value in sums]).tolist() if sums else []
     text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), numbers, strict=True)])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
 
 
 def tell_digest(job: Job, step: int, *, saving: bool) -> None:

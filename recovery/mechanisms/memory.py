@@ -23,8 +23,9 @@ from torch import Tensor
 
 from recovery import pieces
 from recovery.layout import Layout
+from recovery.mechanisms.optimizer_state import Slots
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, not_finite
-from recovery.mechanisms.saving.reading import refuse_foreign, refuse_other_scalars
+from recovery.mechanisms.saving.reading import planned, refuse_foreign
 from recovery.mechanisms.state import TrainState
 from recovery.memory.client import KeeperClient
 from recovery.memory.files import MemoryFile, create, populate
@@ -265,6 +266,7 @@ class MemoryReading:
     def __init__(self, client: KeeperClient, candidate: Candidate, *, progress: Callable[[], None]) -> None:
         self.name = candidate.name
         self.scalars: dict[str, Any] = {}
+        self.slots: Slots | None = None
         self._client = client
         self._candidate = candidate
         self._progress = progress
@@ -273,8 +275,8 @@ class MemoryReading:
 
     def gather(self, state: TrainState, *, first: int) -> None:
         """Get what this rank needs, beginning with shard ``first``."""
-        wanted = chunks_of(state.tensors())
-        missing = {chunk.name: chunk.data.numel() for chunk in wanted}
+        wanted: list[Chunk] = []
+        missing: dict[str, int] = {}
         shards = self._candidate.shards
         for number in range(shards):
             generation, step = self._candidate.moment
@@ -283,8 +285,10 @@ class MemoryReading:
             self._shards.append((header, file))
             if not number:
                 self.scalars = header.scalars
-                refuse_other_scalars(self.name, header.scalars, state.scalars())
                 table = {part.name: {"dtype": part.dtype, "shape": list(part.shape)} for part in header.parts}
+                self.slots = planned(self.name, state, header.scalars, table)
+                wanted = chunks_of(state.tensors(self.slots))
+                missing = {chunk.name: chunk.data.numel() for chunk in wanted}
                 refuse_foreign(self.name, table, wanted)
             self._match(header, file, wanted, missing)
             if not any(missing.values()):

@@ -90,7 +90,7 @@ class Remembering:
                 raise mismatch
             if good and reading is not None:
                 reading.load()
-                self._state.load_scalars(reading.scalars)
+                self._state.load_scalars(reading.scalars, reading.slots)
             return good
 
     def _verified(

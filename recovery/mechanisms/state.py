@@ -8,7 +8,9 @@ derived.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -16,8 +18,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from recovery.mechanisms import typed
+from recovery.mechanisms.optimizer_state import OptimizerState, Slots
 from recovery.mechanisms.parts import local
 from recovery.mechanisms.registered import Registered
 
@@ -48,38 +52,46 @@ class TrainState:
         self.trained = dict(
             self.model.named_parameters()
         )  # in the midst of a pass, a sharded model shows others
-        self._made_up = not optimizer.state  # some optimizers make their state at once, as it has to be
-        _materialise(optimizer)
+        self._slots = OptimizerState(optimizer, self.trained)
+        self._scheduler_scalars()
 
     def parts(self) -> dict[str, Tensor]:
         """``tensors``, of each the part that this rank holds."""
         return {name: local(tensor) for name, tensor in self.tensors().items()}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, slots: Slots | None = None) -> dict[str, Tensor]:
         """Every tensor by name (``model.<parameter>``, ``optimizer.<parameter>.<slot>``), in fixed order; those of a
-        sharded model are DTensors."""
+        sharded model are DTensors. ``slots``: the optimizer's as they are planned, instead of as they are."""
         named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
-        for name, parameter in self.trained.items():
-            for slot, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                if isinstance(value, Tensor):
-                    named[f"optimizer.{name}.{slot}"] = value
-        return named | self.registered.tensors()
+        return named | self._slots.tensors(slots) | self.registered.tensors()
 
     def scalars(self) -> dict[str, Any]:
-        """The rest of the state, JSON-compatible: step, seed, scheduler, learning rates, samples left out, and what all
-        ranks knew of the last step."""
+        """The rest of the state, as JSON: step, seed, scheduler, all of the optimizer that is no tensor, which
+        parameters are frozen, samples left out, and what all ranks knew of the last step."""
         return {
             "step": self.step,
             "seed": self.seed,
             "scheduler": self._scheduler_scalars(),
-            "lr": [group["lr"] for group in self.optimizer.param_groups],
+            "optimizer": self._slots.scalars(),
+            "frozen": [name for name, parameter in self.trained.items() if not parameter.requires_grad],
             "skip": {str(sample): step for sample, step in self.skip.items()},
             "last": self.last,
             "registered": self.registered.scalars(),
         }
 
-    def load_scalars(self, scalars: dict[str, Any]) -> None:
-        """Put back what ``scalars`` returned.
+    def planned(self, scalars: Mapping[str, Any]) -> Slots:
+        """Slots of the optimizer for the state that ``scalars`` is the rest of, to be filled before ``load_scalars``.
+
+        Nothing live is changed. Raises ValueError for a state of another model.
+        """
+        return self._slots.planned(self._optimizer_of(scalars))
+
+    def expected(self) -> Slots:
+        """Slots of the optimizer as this process has made it; see ``planned``."""
+        return self._slots.planned(self._slots.scalars() | {"state": self._slots.expected()})
+
+    def load_scalars(self, scalars: Mapping[str, Any], slots: Slots | None = None) -> None:
+        """Put back what ``scalars`` returned, tensors being in place; ``slots``: as planned, and filled.
 
         Raises KeyError on a foreign dictionary, ValueError on another seed.
         """
@@ -90,17 +102,21 @@ class TrainState:
         self.last = [float(value) for value in scalars.get("last", [])]
         self.registered.load(scalars.get("registered", {}))
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(dict(scalars["scheduler"]))
-        for group, lr in zip(self.optimizer.param_groups, scalars["lr"], strict=True):
-            group["lr"] = lr
+            live = self.scheduler.state_dict()
+            self.scheduler.load_state_dict(typed.decode(dict(scalars["scheduler"]), live))
+        saved = self._optimizer_of(scalars)
+        self._slots.load(saved, slots or self._slots.planned(saved))
+        for name in self.trained if "frozen" in scalars else ():
+            self.trained[name].requires_grad_(name not in scalars["frozen"])
 
-    def apply(self) -> None:
-        """Apply the gradients: one step of optimizer and scheduler. The caller counts it."""
-        if self.step == 0 and self._made_up:
-            # Its first step makes its own state, which may differ from what _materialise left.
-            self.optimizer.state.clear()
+    def apply(self, loss: float) -> None:
+        """Apply the gradients: one step of optimizer and scheduler. The caller counts it. ``loss``: of the step, the
+        same on all ranks, for a scheduler that goes by it."""
+        self._slots.begin()
         self.optimizer.step()
-        if self.scheduler is not None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss)
+        elif self.scheduler is not None:
             self.scheduler.step()
         self.registered.update()
 
@@ -114,10 +130,7 @@ class TrainState:
 
     def optimizer_step(self) -> int | None:
         """Steps the optimizer itself has counted; None if it does not count."""
-        for slots in self.optimizer.state.values():
-            if "step" in slots:
-                return int(slots["step"])
-        return None
+        return self._slots.steps()
 
     def scheduler_step(self) -> int | None:
         """Steps the scheduler itself has counted; None without one."""
@@ -131,8 +144,7 @@ class TrainState:
             part = parameters if name.startswith("model.") else optimizer
             part.update(name.encode())
             part.update(bytes_of(tensor))
-        scalars = self.scalars()
-        scheduler = xxhash.xxh3_64(repr((scalars["scheduler"], scalars["lr"])).encode())
+        scheduler = xxhash.xxh3_64(self.rules().encode())
         rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
         parts = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler, "rng": rng}
         return {name: part.hexdigest() for name, part in parts.items()}
@@ -146,44 +158,28 @@ class TrainState:
                 return name
         return None
 
+    def rules(self) -> str:
+        """What the next step goes by besides tensors: scheduler, and all of the optimizer that is no tensor; equal text
+        for equal state."""
+        return json.dumps([self._scheduler_scalars(), self._slots.scalars()], sort_keys=True)
+
     def _scheduler_scalars(self) -> dict[str, Any]:
         if self.scheduler is None:
             return {}
-        # A LambdaLR's functions are code, not state; torch stores None for them.
-        return {k: v for k, v in self.scheduler.state_dict().items() if k != "lr_lambdas"} | _lambdas(
-            self.scheduler
-        )
+        return {k: typed.encode(v, f"scheduler.{k}") for k, v in self.scheduler.state_dict().items()}
+
+    def _optimizer_of(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
+        """The optimizer's part; of a checkpoint of before it was saved, this optimizer's with the learning rates that
+        are there."""
+        if "optimizer" in scalars:
+            return dict(scalars["optimizer"])
+        mine = self._slots.scalars() | {"state": self._slots.expected()}
+        for group, lr in zip(mine["groups"], scalars["lr"], strict=True):
+            group["fields"]["lr"] = lr
+        return mine
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's raw bytes (copied to the CPU when it lives elsewhere); of a sharded one this rank's part."""
     flat = local(tensor).detach().cpu().contiguous().flatten()
     return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
-
-
-def _lambdas(scheduler: LRScheduler) -> dict[str, Any]:
-    functions = getattr(scheduler, "lr_lambdas", None)
-    return {} if functions is None else {"lr_lambdas": [None] * len(functions)}
-
-
-def _materialise(optimizer: Optimizer) -> None:
-    """Make the optimizer create its state tensors now, without changing a parameter.
-
-    A state that does not exist cannot be received. One step with zero gradients at learning rate 0 creates
-    it (AdamW's decay is scaled by the learning rate); the step counters are then set back.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    saved = [[p.grad for p in group["params"]] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * 0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    # The undecorated step: a scheduler counts calls of the decorated one and would warn about their order.
-    type(optimizer).step(optimizer)
-    for group, lr, gradients in zip(optimizer.param_groups, rates, saved, strict=True):
-        group["lr"] = lr
-        for parameter, gradient in zip(group["params"], gradients, strict=True):
-            parameter.grad = gradient
-    for slots in optimizer.state.values():
-        if isinstance(slots.get("step"), Tensor):
-            slots["step"].zero_()

@@ -52,8 +52,9 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
         origin = "peer"
     if order.source >= 0:
         copy_state(
-            job.state, group.holders, source=order.source, receive=order.receives, progress=job.marks.touch
-        )
+            job.state, group.holders, source=order.source, receive=order.receives, progress=job.marks.touch,
+            device=job.config.device,
+        )  # fmt: skip
     holding.valid = True
     write(
         Kind.STATE_READY, step=job.state.step, rank=rank, origin=origin,

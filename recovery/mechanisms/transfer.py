@@ -2,67 +2,93 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recovery.mechanisms.group import Circle, GenerationLost, Group
+from recovery.mechanisms.parts import local
 from recovery.mechanisms.state import TrainState
 
 CHUNK_BYTES = 32 * 1024 * 1024
-MAX_SCALAR_BYTES = 1 << 20
+MAX_SCALAR_BYTES = 64 << 20
 
 
 def copy_state(
-    state: TrainState, group: Group | Circle, *, source: int, receive: bool, progress: Callable[[], None]
-) -> None:
+    state: TrainState, group: Group | Circle, *, source: int, receive: bool, progress: Callable[[], None],
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group, or of the circle
-    of those that hold the same part, takes part.
+    of those that hold the same part, takes part. ``device``: where the job trains.
 
     It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
     receiver's state is undefined until this returns. ``progress`` is called between chunks. Raises
-    GenerationLost when a peer is lost in the middle.
+    GenerationLost when a peer is lost in the middle, RuntimeError when the peer's state is of another form.
     """
     sending = group.rank == source
-    scalars = _share_scalars(state, group, source, sending)
+    wire = torch.device(device) if group.backend == "nccl" else None
+    form, scalars = _share_scalars(state, group, source, sending, wire)
+    try:
+        slots = None if sending else state.planned(scalars)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
+    tensors = [local(tensor) for tensor in state.tensors(slots).values()]
+    if form != _form_of(tensors):
+        raise RuntimeError(
+            f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+        )
     with torch.no_grad():
-        for chunk in _chunks(state):
+        for chunk in _chunks(tensors):
             sizes = [t.numel() * t.element_size() for t in chunk]
+            on = wire or chunk[0].device
             if sending:
-                buffer = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk])
+                buffer = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk]).to(on)
             else:
-                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=chunk[0].device)
+                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=on)
             group.broadcast(buffer, source)
             if receive and not sending:
+                buffer = buffer.to(chunk[0].device)
                 for tensor, part in zip(chunk, buffer.split(sizes), strict=True):
                     tensor.copy_(part.view(tensor.dtype).view_as(tensor))
             progress()
     if receive and not sending:
-        state.load_scalars(json.loads(scalars))
+        state.load_scalars(scalars, slots)
 
 
-def _share_scalars(state: TrainState, group: Group | Circle, source: int, sending: bool) -> bytes:
-    device = next(iter(state.parts().values())).device
-    data = json.dumps(state.scalars()).encode() if sending else b""
-    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    group.broadcast(size, source)
-    if not 0 < int(size) <= MAX_SCALAR_BYTES:
-        raise GenerationLost(f"a peer announced {int(size)} bytes of scalars")
-    values = list(data) if sending else [0] * int(size)
-    scalars = torch.tensor(values, dtype=torch.uint8, device=device)
-    group.broadcast(scalars, source)
-    return scalars.cpu().numpy().tobytes()
+def _share_scalars(
+    state: TrainState, group: Group | Circle, source: int, sending: bool, wire: torch.device | None
+) -> tuple[str, dict[str, Any]]:
+    """What ``source`` has of the state besides tensors, as one message of bytes, and the form of its tensors."""
+    data = json.dumps([_form_of(list(state.parts().values())), state.scalars()]).encode() if sending else b""
+    announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
+    group.broadcast(announced, source)
+    size = len(data) if sending else int(announced)
+    if not 0 < size <= MAX_SCALAR_BYTES:
+        raise GenerationLost(f"a peer announced {size} bytes of scalars")
+    message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
+    group.broadcast(message, source)
+    form, scalars = json.loads(data or message.cpu().numpy().tobytes())
+    return str(form), dict(scalars)
 
 
-def _chunks(state: TrainState) -> list[list[Tensor]]:
-    """The state's tensors grouped into messages of about CHUNK_BYTES, one device each; the same on every
-    rank.
+def _form_of(tensors: Sequence[Tensor]) -> str:
+    """Tells whether tensors are the same by type and shape: chunks of other sizes would be filled with garbage."""
+    text = repr([(str(t.dtype), tuple(t.shape)) for t in tensors])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype.
+
+def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors grouped into messages of about CHUNK_BYTES, one device each; the same on every rank.
+
+    Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype. Those that lie in
+    the host's memory (an optimizer's step counters) share a message, which goes over the device as any other where the
+    group takes nothing else.
     """
-    tensors = sorted(state.parts().values(), key=lambda t: (str(t.device), -t.element_size()))
+    tensors = sorted(tensors, key=lambda t: (t.device.type, -t.element_size()))
     chunks: list[list[Tensor]] = []
     size = CHUNK_BYTES
     for tensor in tensors:

@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from chaos.errors import ChaosError
 from recovery import checkpoints, pieces
 from recovery.checkpoints import Checkpoint
-from recovery.mechanisms.saving.chunks import Chunk, flat
+from recovery.mechanisms.optimizer_state import Slots
+from recovery.mechanisms.saving.chunks import Chunk, chunks_of, flat
+from recovery.mechanisms.state import TrainState
 from recovery.pieces import CorruptCheckpoint, Piece
 
 NAMED = 3  # differences that an error names
@@ -55,14 +57,16 @@ class Reading:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, wanted: Sequence[Chunk], *, progress: Callable[[], None] | None = None
-    ) -> None:
+        self, checkpoint: Checkpoint, wanted: Sequence[Chunk], *, manifest: Mapping[str, Any] | None = None,
+        slots: Slots | None = None, progress: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.checkpoint = checkpoint
-        self.manifest = checkpoints.manifest_of(checkpoint)
+        self.manifest = checkpoints.manifest_of(checkpoint) if manifest is None else manifest
+        self.slots = slots
         self._progress = progress
         self._streams: dict[str, _Stream] = {}
         self._boxes: list[tuple[Tensor, Tensor]] = []  # (a box of a copy, the live box it goes to)
-        tensors = _table(self.manifest)
+        tensors = table_of(self.manifest)
         refuse_foreign(checkpoint.name, tensors, wanted)
         for name in self.manifest["files"]:
             stream = checkpoints.stream_of(self.manifest, name)
@@ -177,23 +181,59 @@ def refuse_other_scalars(name: str, saved: Mapping[str, Any], here: Mapping[str,
             f"{name} is of a job of seed {saved['seed']}, this one has seed {here['seed']}",
             hint="use that seed, or another checkpoint directory",
         )
-    pairs = {
-        "parameter groups": (len(saved["lr"]), len(here["lr"])),
-        "scheduler": (sorted(saved["scheduler"]), sorted(here["scheduler"])),
-    }
-    for what, (there, ours) in pairs.items():
-        if there != ours:
+    there, ours = _rules(saved), _rules(here)
+    for what in there:
+        if there[what] != ours[what]:
             raise CheckpointMismatch(
-                f"{name} does not fit this job: {what}: {there} there, {ours} here",
+                f"{name} does not fit this job: {what}: {there[what]} there, {ours[what]} here",
                 hint="use the optimizer and scheduler that wrote it, or another checkpoint directory",
             )
+
+
+def planned(
+    name: str, state: TrainState, scalars: Mapping[str, Any], table: Mapping[str, Mapping[str, Any]]
+) -> Slots:
+    """Slots of the optimizer as a checkpoint has them. ``table``: type and shape of its tensors. Raises
+    CheckpointMismatch."""
+    here = state.scalars()
+    refuse_other_scalars(name, scalars, here)
+    ours, theirs = here["optimizer"]["made"], scalars.get("optimizer", here["optimizer"])["made"]
+    wanted = {c.name: c for c in chunks_of(state.tensors()) if c.name.startswith("model.")}
+    model = {
+        key: (entry["dtype"], list(entry["shape"])) for key, entry in table.items() if key[:6] == "model."
+    }
+    if theirs != ours or model != {key: (c.dtype, list(c.shape)) for key, c in wanted.items()}:
+        refuse_foreign(name, table, chunks_of(state.tensors(state.expected())))
+    problem = (
+        f"the optimizer keeps {', '.join(theirs)} there, {', '.join(ours)} here" if theirs != ours else ""
+    )
+    try:
+        slots = state.planned(scalars)
+    except ValueError as error:
+        problem = problem or str(error)
+    if problem:
+        raise CheckpointMismatch(
+            f"{name} does not fit this job: {problem}",
+            hint="use the model and optimizer that wrote it, or another checkpoint directory",
+        )
+    return slots
+
+
+def _rules(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same there and here. The type of the optimizer is not known of older checkpoints, whose slots
+    tell it instead."""
+    optimizer = scalars.get("optimizer")
+    groups = scalars["lr"] if optimizer is None else optimizer["groups"]
+    rules = {"parameter groups": len(groups), "scheduler": sorted(scalars["scheduler"])}
+    return rules if optimizer is None else {"optimizer": optimizer["type"], **rules}
 
 
 def _words(kind: tuple[str, list[int]]) -> str:
     return f"{kind[0]} {kind[1]}"
 
 
-def _table(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def table_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Type and shape of each tensor. Raises CorruptCheckpoint."""
     try:
         return dict(manifest["tensors"])
     except (KeyError, TypeError, ValueError):

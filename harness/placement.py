@@ -3,7 +3,8 @@
 Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks first, then on the last
 node (``chaos.topology``). A replacement goes to the first node that lacks a process it began with, since a lost machine
 is replaced by another one of the same number where the platform has one. As long as it is not there, spare nodes are
-filled as others are, and then whoever is least over its number takes more.
+filled as others are, and then whoever is least over its number takes more. A node on which processes keep failing is
+the last to be chosen: it would be the first to lack some.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ class Placement:
         usable: Collection[int],
         *,
         again: bool = False,
+        avoid: Collection[int] = (),
     ) -> int:
         """The node of a process about to start. ``living``: those that are not gone and not about to go; ``usable``:
         nodes that take processes now, at least one; ``again``: another try for one that could not be
-        started."""
+        started; ``avoid``: nodes on which processes keep failing, used when there are no others."""
         first = self._first.get(role, []) if not again else []
         node = first.pop(0) if first else None
         if node is None or node not in usable:
-            node = self._best(Counter(self._node_of[n] for n in living if n in self._node_of), sorted(usable))
+            there = Counter(self._node_of[n] for n in living if n in self._node_of)
+            node = self._best(there, sorted(set(usable).difference(avoid) or usable))
         self._node_of[process] = node
         return node
 

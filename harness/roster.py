@@ -10,6 +10,7 @@ from harness.devices import Board
 from harness.launcher import Cluster, Exited, Leftovers
 from harness.placement import Placement
 from harness.scene import Scene
+from recovery.patience import Reputation
 
 PATIENCE_S = 10.0  # with nodes that are there and do not answer: a busy machine takes seconds
 
@@ -26,6 +27,7 @@ class Roster:
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
         self._board = Board(cluster.places_on, range(topology.nodes))
         self._placement = Placement(topology, spares=spares)
+        self._reputation = Reputation()
         self._count = 0
         self.asked_ns: dict[str, int] = {}
         self.device_of = self._board.device_of
@@ -63,7 +65,8 @@ class Roster:
             if not usable:
                 break
             self._count += 1
-            node = self._placement.place(name, role, self.living(), usable, again=not first)
+            avoid = [each for each in usable if self._reputation.avoids(each, self._scene.now_ns() / 1e9)]
+            node = self._placement.place(name, role, self.living(), usable, again=not first, avoid=avoid)
             device = self._board.assign(name, self.living(), node)
             try:
                 return name, self._cluster.spawn(name, role, mode, device, node), node, device
@@ -77,6 +80,8 @@ class Roster:
     def note_exit(self, report: Exited) -> int:
         """Its exit is known; returns the pid it had."""
         self._exited.add(report.process)
+        if report.process not in self.asked_ns and report.exit_code != 0:
+            self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
         return self._pids[report.process]
 
     def gone(self, name: str) -> bool:

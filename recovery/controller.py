@@ -6,6 +6,7 @@ itself. The same code supervises real processes and simulated ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from chaos.events import Kind
@@ -77,6 +78,7 @@ class Controller(Corruptions, Lookout):
         self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
         self._abort_due = False
+        self._again_s = math.inf
         self._digests = DigestBook()
         self._settling = Settling(self.timing.settle_timeout_s)
 
@@ -229,7 +231,9 @@ class Controller(Corruptions, Lookout):
             self._act(self.strategy.on_spare_lost(self._view()))
 
     def _declare(self, entry: Process | None, cause: Cause, step: int, detail: str) -> Failure:
-        return self._failures.declare(entry, cause, step=step, detail=detail, generation=self.generation)
+        return self._failures.declare(
+            entry, cause, step=step, detail=detail, generation=self.generation, size=len(self.members)
+        )
 
     def _stop_generation(self) -> None:
         """Have every survivor leave the generation at once, or replace all where the strategy keeps none."""
@@ -296,15 +300,16 @@ class Controller(Corruptions, Lookout):
         if loop:
             self.stop("gave-up", loop)
             return
-        if self._failures.may_try(self._progress.high_water):
+        if self._failures.may_try(self._progress.high_water, world=self.world):
             self._act(self.strategy.on_failure(self._view()))
             return
-        tries, step = self.timing.max_attempts, self._progress.high_water
+        tries, step = self._failures.attempts - 1, self._progress.high_water
         self.stop("gave-up", f"{tries} recoveries in a row brought no new step after {step}")
 
     # ---- decisions
 
     def _act(self, decision: Decision) -> None:
+        self._again_s = decision.again_s if decision.again_s is not None else self._again_s
         carry_out(decision, self, self._crew, self.hands)
 
     def take(self, form: Form, new: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 
+from recovery.patience import Row
 from recovery.seating import common_step, missing_shards, seat
 from recovery.strategy import (
     Cause,
@@ -22,7 +23,8 @@ from recovery.strategy import (
 )
 
 MAX_NONFINITE_ROLLBACKS = 2
-MAX_LOST_OUTSIDERS = 10
+LOST_OUTSIDERS = Row(free=10, first_s=5.0, most_s=600.0)
+MISFITS = Row(free=0, first_s=60.0, most_s=3600.0)
 MAX_SKIPPED_SAMPLES = 16
 MAX_SKIPPED_SHARES = 16
 SKIP_WINDOW_STEPS = 1_000
@@ -241,18 +243,25 @@ def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decis
 def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
     """Start what the world and its spares lack, beyond those ready or on their way.
 
-    Not for ever: when too many died without ever holding a rank, another one would too.
+    Where many died in a row without ever holding a rank, or one did not fit the others, another one probably would too:
+    it is started later, the later the longer the row.
     """
     missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
     if missing <= 0:
         return Decision(actions=(), reason="nobody is missing")
-    if any(failure.cause is Cause.UNFIT for failure in view.history):
-        return Decision(actions=(), reason="another one would not fit the others either: none is started")
-    lost = sum(1 for failure in view.history if failure.process and failure.rank is None)
-    if lost > MAX_LOST_OUTSIDERS:
-        return Decision(
-            actions=(), reason=f"{lost} processes died before they held a rank: no more are started"
+    outside = [failure for failure in view.history if failure.process and failure.rank is None]
+    unfit = MISFITS.again_s(failure.time_s for failure in outside if failure.cause is Cause.UNFIT)
+    # May be lost with one node: those of a broken replica wait outside as well.
+    together = view.spares + view.shards
+    again_s = max(unfit, LOST_OUTSIDERS.again_s((failure.time_s for failure in outside), together=together))
+    if again_s > view.now_s:
+        why = (
+            "did not fit the others"
+            if again_s == unfit
+            else "died before they held a rank, one after the other"
         )
+        wait = f"the next one is started in {again_s - view.now_s:.0f} s"
+        return Decision(actions=(), reason=f"processes {why}: {wait}", again_s=again_s)
     spawns = tuple(Spawn(role=role) for _ in range(missing))
     return Decision(actions=spawns, reason=f"{missing} missing: started anew")
 

@@ -71,11 +71,22 @@ class Home(Protocol):
         """End everything; what could not be removed: pid -> name."""
 
 
-def least_taken(spots: Sequence[Spot], taken: Iterable[tuple[int, str]]) -> list[Spot]:
+def least_taken(
+    spots: Sequence[Spot],
+    taken: Iterable[tuple[int, str]],
+    avoids: Callable[[tuple[int, str]], bool] = lambda _: False,
+) -> list[Spot]:
     """Spots in the order in which a process is to be tried at them; ``taken``: node and device of each that lives. A
-    spot may be there several times, for as many processes."""
+    spot may be there several times, for as many processes. ``avoids``: whether processes kept failing at a node and
+    device; one that is left empty by that is the last to be taken, unless a GPU would have to be shared instead."""
     held, there = Counter(taken), Counter((spot.node, spot.device) for spot in spots)
-    return sorted(spots, key=lambda spot: held[spot.node, spot.device] // there[spot.node, spot.device])
+
+    def rating(spot: Spot) -> tuple[int, bool, int]:
+        at = spot.node, spot.device
+        crowd = held[at] // there[at]
+        return crowd if spot.device.startswith("cuda") else 0, avoids(at), crowd
+
+    return sorted(spots, key=rating)
 
 
 class ThisMachine:

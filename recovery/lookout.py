@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 
 from recovery.adoption import Adopter
@@ -18,6 +19,7 @@ class Lookout(Adopter):
     _progress: ProgressWatch
     _settling: Settling
     _abort_due: bool
+    _again_s: float
 
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
@@ -63,10 +65,14 @@ class Lookout(Adopter):
             self._decide_if_parked()
 
     def _replace_lost(self, now: float) -> None:
-        if self.stage is Stage.TRAINING and self._settling.just_settled(self.committed, now):
+        if self.stage is not Stage.TRAINING:
+            return
+        settled = self._settling.just_settled(self.committed, now)
+        if settled or now >= self._again_s:
+            self._again_s = math.inf
             self._act(self.strategy.on_spare_lost(self._view()))
-            if self.ready_spares and len(self.members) < self.world:
-                self._act(self.strategy.on_ready(self._view()))
+        if settled and self.ready_spares and len(self.members) < self.world:
+            self._act(self.strategy.on_ready(self._view()))
 
     def _look_at_marks(self) -> None:
         at_work = (member.name for member in self._crew.training() if not member.finished)

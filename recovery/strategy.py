@@ -230,10 +230,12 @@ def describe(action: Action) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Actions in order, and the reason a person reads. No action means: wait."""
+    """Actions in order, and the reason a person reads. No action means: wait. ``again_s``: when ``on_spare_lost`` is to
+    be asked again even if nothing happens until then, on the clock of ``ClusterView.now_s``."""
 
     actions: tuple[Action, ...]
     reason: str
+    again_s: float | None = None
 
 
 class Strategy(BaseModel):

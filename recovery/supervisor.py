@@ -26,11 +26,13 @@ from recovery.memory.housing import Here
 from recovery.memory.keepers import Keepers, Started
 from recovery.nodes.clock import boot_id
 from recovery.nodes.news import event_of
+from recovery.patience import Reputation
 from recovery.script import ScriptConfig
 from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
 LOST = "unknown: it was killed"
+_NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Supervisor:
         left = estate.processes if estate is not None else {}
         self._pids = {name: entry.pid for name, entry in left.items()}
         self._spots = {name: (entry.node, entry.device) for name, entry in left.items()}
+        self._reputation = Reputation()
         self._unnamed = 0 if estate is None else 1  # one may have been started and not written down
         self._alive = {name for name, entry in left.items() if not entry.gone}
         self._errors: dict[str, str] = {}
@@ -257,7 +260,7 @@ class Supervisor:
         name = f"{'s' if role == 'spare' else 'w'}{len(self._pids) + self._unnamed}"
         taken = [self._spots[other] for other in self._alive]
         why = "no node is left"
-        for spot in least_taken(self._home.spots(), taken):
+        for spot in least_taken(self._home.spots(), taken, self._avoids):
             try:
                 pid = self._home.start(name, spot, self._config(name, spot), mode)
                 break
@@ -271,6 +274,9 @@ class Supervisor:
             Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=spot.node, device=spot.device
         )  # fmt: skip
         return name
+
+    def _avoids(self, spot: tuple[int, str]) -> bool:
+        return self._reputation.avoids(spot, self.now_s())
 
     def _config(self, name: str, spot: Spot) -> ScriptConfig:
         spec = self._spec
@@ -318,6 +324,12 @@ class Supervisor:
     ) -> Event:
         """Write an event; notes when a failure that stops training began."""
         stops = kind is Kind.FAILURE_DETECTED and data["rank"] is not None and data["cause"] != Cause.NOTICE
+        if (
+            kind is Kind.FAILURE_DETECTED
+            and data["process"] in self._spots
+            and data["cause"] not in _NOT_OF_A_PLACE
+        ):
+            self._reputation.failed(self._spots[data["process"]], self.now_s())
         if stops and self._failed_s is None:
             self._failed_s, self._failed_step = self.now_s(), self.controller.committed
         return self._write(kind, step=step, generation=generation, **data)

@@ -199,7 +199,10 @@ def training_views(draw: st.DrawFn, strategy: Strategy, health: Health) -> Clust
         for number in range(draw(st.integers(0, 5)))
     ]
     lost = draw(st.integers(0, 20))
-    history = [Failure(process=f"x{n}", rank=None, cause=Cause.EXIT, step=1, time_s=0.0) for n in range(lost)]
+    history = [  # one after the other, up to this moment
+        Failure(process=f"x{n}", rank=None, cause=Cause.EXIT, step=1, time_s=2.0 - 4.0 * (lost - 1 - n))
+        for n in range(lost)
+    ]
     return ClusterView(
         now_s=2.0, generation=3, world=world, spares=strategy.spares_wanted,
         members=tuple(m.name for m in members), processes=(*members, *others), failures=(), history=tuple(history),

@@ -261,13 +261,15 @@ class Job(JobFacts):
 
     def due(self, number: int) -> list[int]:
         """The global batch of a step, without the samples that the job leaves out."""
+        return list(self._batch(number))
+
+    def _batch(self, number: int) -> order.Batch:
         config = self.config
-        ids = order.batch(number, config.global_batch, config.samples, config.seed)
-        return order.without(ids, number, self.state.skip)
+        return order.Batch(number, config.global_batch, config.samples, config.seed, self.state.skip)
 
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
         """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing of it is left."""
-        config, ids = self.config, self.due(number)
+        config, ids = self.config, self._batch(number)
         if not ids:
             raise RuntimeError(f"every sample of step {number} is left out")
         return order.micro_batches(

@@ -1,38 +1,23 @@
 """The global sample order: a pure function of (seed, epoch, position), the same on every machine and for
 any world size.
 
-Each epoch is a permutation of all samples by a four-round Feistel network with cycle walking (Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so any position is found in constant time, with no
-state to save and no list to keep.
+Each epoch is a permutation of all samples (``recovery.permutation``), so there is no state to save, and a rank looks up
+its own share of a batch alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import overload
 
-ROUNDS = 4
+from recovery.permutation import permutation, positions_of, samples_at
 
 
 def permute(index: int, size: int, seed: int, epoch: int) -> int:
     """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError when out of range."""
-    if not 0 <= index < size:
-        raise ValueError(f"index {index} is not in [0, {size})")
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    key = seed.to_bytes(8, "big") + epoch.to_bytes(8, "big")
-    while True:
-        left, right = index >> half, index & mask
-        for number in range(ROUNDS):
-            digest = hashlib.blake2b(
-                bytes((number,)) + right.to_bytes(8, "big"), key=key, digest_size=8
-            ).digest()
-            left, right = right, left ^ (int.from_bytes(digest, "big") & mask)
-        index = (left << half) | right
-        if index < size:
-            return index
+    return permutation(size, seed, epoch).at(index)
 
 
 def sample_at(position: int, samples: int, seed: int) -> int:
@@ -51,11 +36,53 @@ def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
     return [sample for sample in ids if skip.get(sample, step + 1) > step]
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=16)
 def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
     """A pure function that a judge asks of every arm, and a simulation of every rank."""
     first = (step - 1) * global_batch
-    return tuple(sample_at(position, samples, seed) for position in range(first, first + global_batch))
+    return tuple(samples_at(range(first, first + global_batch), samples, seed))
+
+
+class Batch(Sequence[int]):
+    """``without(batch(...), ...)``, of which only what is asked for is looked up, in time and memory."""
+
+    def __init__(
+        self, step: int, global_batch: int, samples: int, seed: int, skip: Mapping[int, int] | None = None
+    ) -> None:
+        self._samples, self._seed = samples, seed
+        first = (step - 1) * global_batch
+        self._positions = range(first, first + global_batch)
+        left_out = [sample for sample, since in (skip or {}).items() if since <= step]
+        self._gone = positions_of(left_out, self._positions, samples, seed) if left_out else []
+
+    def __len__(self) -> int:
+        return len(self._positions) - len(self._gone)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        if isinstance(place, int):
+            return self[range(len(self))[place] : range(len(self))[place] + 1][0]
+        start, stop, stride = place.indices(len(self))
+        if start >= stop:
+            return []
+        positions = range(self._position(start), self._position(stop - 1) + 1)
+        found = samples_at(positions, self._samples, self._seed)
+        gone = {position - positions.start for position in self._gone if position in positions}
+        return [sample for number, sample in enumerate(found) if number not in gone][::stride]
+
+    def _position(self, place: int) -> int:
+        """Of the sample in that place among those that are left."""
+        position = self._positions.start + place
+        for gone in self._gone:
+            if gone > position:
+                break
+            position += 1
+        return position
 
 
 def share(rank: int, world: int, global_batch: int) -> range:
@@ -76,7 +103,7 @@ class MicroBatch:
 
 
 def micro_batches(
-    ids: list[int], *, rank: int, world: int, full: int, shrink: bool = False, elastic: bool = False
+    ids: Sequence[int], *, rank: int, world: int, full: int, shrink: bool = False, elastic: bool = False
 ) -> list[MicroBatch]:
     """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the shares of ranks that are
     missing go; ``elastic``: the batch is cut as for the full job, and whoever is there shares the parts."""
@@ -84,6 +111,6 @@ def micro_batches(
     found = []
     for number in share(rank, world, parts) if elastic else (rank,):
         part = share(number, parts, len(ids))
-        samples = ids[part.start : part.stop]
-        found.append(MicroBatch(number=number, samples=samples or ids[:1], count=len(samples)))
+        samples = list(ids[part.start : part.stop])
+        found.append(MicroBatch(number=number, samples=samples or list(ids[:1]), count=len(samples)))
     return found

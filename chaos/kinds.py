@@ -39,6 +39,7 @@ class Kind(StrEnum):
     # orchestrator: detection and recovery
     FAILURE_DETECTED = "failure_detected"
     COORDINATOR_ADOPTED = "coordinator_adopted"
+    REPLICAS_AGREED = "replicas_agreed"
     ABORT_SENT = "abort_sent"
     SURVIVORS_PARKED = "survivors_parked"
     DECISION = "decision"
@@ -59,6 +60,7 @@ class Kind(StrEnum):
     CHECKPOINT_REFUSED = "checkpoint_refused"
     CHECKPOINT_DELETED = "checkpoint_deleted"
     CHECKPOINT_KEPT = "checkpoint_kept"
+    CHECKPOINT_SET_ASIDE = "checkpoint_set_aside"
     FAULT_EFFECT = "fault_effect"
     ERROR_RAISED = "error_raised"
 
@@ -115,6 +117,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # a supervisor took the job over from one that was lost. down_s: nobody supervised for so long; events: lines
         # of the log it knows the job by; stage: the lost one's, for people
         Kind.COORDINATOR_ADOPTED: frozenset({"down_s", "events", "members", "stage"}),
+        # event step = the last of which all replicas' digests were the same; saved: step of the newest checkpoint known
+        # to be committed that this vouches for, or None
+        Kind.REPLICAS_AGREED: frozenset({"saved"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
@@ -159,6 +164,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.CHECKPOINT_DELETED: frozenset({"checkpoint"}),
         # retention wanted it gone, and the disk refused; checkpoint: "" when not even the directory could be read
         Kind.CHECKPOINT_KEPT: frozenset({"checkpoint", "error"}),
+        # it may hold a corrupted state: it has another name now, and is never restored
+        Kind.CHECKPOINT_SET_ASIDE: frozenset({"checkpoint", "reason"}),
         # what a rank measured while a fault acts on it (bandwidth, digests, durations)
         Kind.FAULT_EFFECT: frozenset({"fault", "occurrence", "evidence"}),
         Kind.ERROR_RAISED: frozenset({"type", "message"}),

@@ -31,7 +31,8 @@ class Past:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``ready_generation``: the last
     that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
     ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
-    ever a member holds."""
+    ever a member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint
+    that vouches for."""
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
@@ -46,6 +47,8 @@ class Past:
     skipped: dict[int, int] = field(default_factory=dict)
     unnoticed: dict[str, str] = field(default_factory=dict)
     shard: dict[str, int] = field(default_factory=dict)
+    agreed: int | None = None
+    saved: int | None = None
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
@@ -53,7 +56,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
 
     Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
     """
-    found, answer = Past(dead=set(asked)), ""
+    found, answer, afresh = Past(dead=set(asked)), "", False
     for event in events:
         data = event.data
         match event.kind:
@@ -81,11 +84,17 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 found.members, found.generation = tuple(data["members"]), event.generation
                 answer = answer_of(StateFrom(data["state"]), data["cause"])
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
+                afresh = data["state"] != StateFrom.PEER.value
                 found.shard |= {name: rank % data["shards"] for rank, name in enumerate(data["members"])}
             case Kind.GENERATION_READY:
                 found.ready_generation, found.resume_step = event.generation, data["resume_step"]
                 found.answered += (replace(failure, answer=answer) for failure in found.failures)
                 found.failures = []
+                if afresh:
+                    found.agreed = data["resume_step"]
+                    found.saved = found.agreed if data["checkpoint"] else None
+            case Kind.REPLICAS_AGREED:
+                found.agreed, found.saved = event.step, data["saved"]
             case Kind.SAMPLES_SKIPPED:
                 found.skipped |= dict.fromkeys(data["samples"], data["since"])
     return found
@@ -101,11 +110,13 @@ class Adopter(Standing):
     _skips: Skips
     _deadline_s: float
     _past: Past
+    _first_state: StateFrom
     _unheard: set[str]
 
-    def adopt(self, known: Past) -> None:
-        """Take over, instead of ``start``: ask every process where it is, and go on once all have answered."""
-        self._past = known
+    def adopt(self, known: Past, state: StateFrom = StateFrom.INITIAL) -> None:
+        """Take over, instead of ``start``: ask every process where it is, and go on once all have answered. ``state``:
+        what ``start`` was, or would have been, told."""
+        self._past, self._first_state = known, state
         self.stage = Stage.ADOPTING
         for name, role in known.roles.items():
             entry = self._crew.know(name, role)
@@ -117,7 +128,10 @@ class Adopter(Standing):
                 entry.health = Health.TRAINING if name in known.members else Health.READY
         self._crew.members = known.members
         self._formation.restore(known.generation, known.rollbacks)
-        self._digests.adopted(known.generation, known.members, shards=self.shards)
+        self._digests.adopted(
+            known.generation, known.members, shards=self.shards, agreed=known.agreed, saved=known.saved,
+            doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
+        )  # fmt: skip
         self._failures.restore(known.answered, known.failures)
         self._skips.samples = dict(known.skipped)
         self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
@@ -194,7 +208,7 @@ class Adopter(Standing):
         for _ in range(self.strategy.spares_wanted - roles.count("spare")):
             self._crew.spawn("spare", "warm")
         first = tuple(p.name for p in self._crew if p.role == "worker")
-        self._formation.want(Form(members=first, state=StateFrom.INITIAL, cause="start"), ())
+        self._formation.want(Form(members=first, state=self._first_state, cause="start"), ())
         self._form_if_ready()
 
     def _break_up(self) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Status, Stop, WireError
+from recovery.wire import Abort, Agreed, Channel, Extra, Inquiry, Join, PauseRequest, Status, Stop, WireError
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005
@@ -45,6 +45,7 @@ class Agent:
         self.orders: queue.SimpleQueue[Join | Abort | Stop] = queue.SimpleQueue()
         self.pause_wanted = self.save_wanted = False
         self.aborted_generation = 0
+        self.agreed = -1  # the last step at which the replicas were the same, as far as is known
         self.status: Callable[[], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
@@ -84,7 +85,11 @@ class Agent:
             self.orders.put(message)
             self._break_group(message.generation)
         elif isinstance(message, Join | Stop):
+            if isinstance(message, Join) and message.agreed >= 0:
+                self.agreed = message.agreed
             self.orders.put(message)
+        elif isinstance(message, Agreed):
+            self.agreed = message.step
         elif isinstance(message, PauseRequest):
             self.pause_wanted, self.save_wanted = True, message.save
         elif isinstance(message, Inquiry) and self.status is not None:

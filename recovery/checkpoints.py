@@ -8,6 +8,9 @@ exchanged in one operation, so that at each moment one of them is there.
 
 A delta checkpoint holds only the pieces that changed; the others lie in the files of older checkpoints, which are kept
 as long as one that is kept refers to them. What is said of a checkpoint holds for all its pieces, wherever they lie.
+
+Which checkpoint is newer is a matter of lineage: what a later generation saved comes first, whatever its step, and
+what an earlier one saved beyond the step from which the later one went on was abandoned.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +33,10 @@ from recovery.renaming import fsync_directory, put_in_place
 __all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
 
 MANIFEST = "manifest.json"
+REFUSED = "refused.json"
 FORMAT = 2
 _NAME = re.compile(r"^step-(\d{8})$")
-_STAGING, _TRASH = ".staging-", ".deleted-"
+_STAGING, TRASH = ".staging-", ".deleted-"
 
 Disk = Callable[[str, Path], None]
 """Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done, and may raise
@@ -56,13 +61,74 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def newest_first(directory: Path) -> list[Checkpoint]:
-    """Committed checkpoints of a directory, newest first; anything else in it is ignored."""
+@dataclass(frozen=True, kw_only=True, order=True)
+class Origin:
+    """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of the job; ``since``:
+    the step from which that generation went on, -1: not recorded."""
+
+    epoch: int = 0
+    generation: int = 0
+    since: int = -1
+
+
+def origin_of(checkpoint: Checkpoint) -> Origin | None:
+    """By its manifest, which is not verified; None: it cannot be read."""
+    try:
+        manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
+        if "self" not in manifest:
+            return None
+        numbers = [int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))]
+        return Origin(epoch=numbers[0], generation=numbers[1], since=int(manifest.get("since", -1)))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Committed checkpoints of a directory, newest first: those that the newest generation goes back to, and those that
+    were abandoned. Anything else in it is ignored."""
     if not directory.is_dir():
-        return []
+        return [], []
     found = ((path, _NAME.match(path.name)) for path in directory.iterdir())
-    checkpoints = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
-    return sorted(checkpoints, key=lambda c: c.step, reverse=True)
+    known = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
+    origins = {checkpoint: origin_of(checkpoint) for checkpoint in known}
+    newest = max((origin for origin in origins.values() if origin is not None), default=Origin())
+    # One that cannot be read is looked at where its step says, to be refused there.
+    sure = {checkpoint: origin or newest for checkpoint, origin in origins.items()}
+    known.sort(key=lambda c: (sure[c].epoch, sure[c].generation, c.step), reverse=True)
+    kept, abandoned = list[Checkpoint](), list[Checkpoint]()
+    writer, since, limit = None, -1, -1
+    for checkpoint in known:
+        origin = sure[checkpoint]
+        if (origin.epoch, origin.generation) != writer:
+            limit = min((step for step in (since, limit) if step >= 0), default=-1)
+            writer = origin.epoch, origin.generation
+        since = origin.since
+        (abandoned if 0 <= limit < checkpoint.step else kept).append(checkpoint)
+    return kept, abandoned
+
+
+def newest_first(directory: Path) -> list[Checkpoint]:
+    """Committed checkpoints of a directory, newest first, those that were abandoned last."""
+    kept, abandoned = by_lineage(directory)
+    return [*kept, *abandoned]
+
+
+def note_refused(checkpoint: Checkpoint, reason: str) -> None:
+    """Leave a note in a checkpoint that did not verify: nothing is built on it, and it counts for nothing. It may
+    verify after all, when reading failed for the moment. A disk that takes no note is no reason to fail."""
+    with suppress(OSError):
+        (checkpoint.path / REFUSED).write_text(json.dumps({"reason": reason[:500]}))
+
+
+def is_refused(checkpoint: Checkpoint) -> bool:
+    """Whether it was found not to verify."""
+    return (checkpoint.path / REFUSED).exists()
+
+
+def note_verified(checkpoint: Checkpoint) -> None:
+    """It verified: take back what ``note_refused`` said."""
+    with suppress(OSError):
+        (checkpoint.path / REFUSED).unlink(missing_ok=True)
 
 
 def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -83,7 +149,7 @@ def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
         raise CorruptCheckpoint("the manifest does not match its own checksum")
     if step != checkpoint.step:
         raise CorruptCheckpoint(f"the manifest is of step {step}")
-    _refuse_extra_files(checkpoint.path, {MANIFEST, *files})
+    _refuse_extra_files(checkpoint.path, {MANIFEST, REFUSED, *files})
     for name in files:
         _verify_size(checkpoint.path / name, files[name]["bytes"], stream_of(manifest, name))
     return dict(manifest)
@@ -103,11 +169,12 @@ def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
     return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
 
 
-def verify(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Check every piece of every file against the manifest and return the manifest. Raises CorruptCheckpoint."""
+def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Check every piece of every file against the manifest and return the manifest. ``progress``: called meanwhile.
+    Raises CorruptCheckpoint."""
     manifest = manifest_of(checkpoint)
     for name in manifest["files"]:
-        pieces.check(stream_of(manifest, name), path_of(checkpoint, name))
+        pieces.check(stream_of(manifest, name), path_of(checkpoint, name), progress=progress)
     return manifest
 
 
@@ -134,7 +201,7 @@ def staging_of(directory: Path, step: int, generation: int) -> Path:
 def sweep(directory: Path, *, but: Path | None = None) -> None:
     """Remove what saves that never came to their end left behind, except ``but``; only one job saves at a time."""
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name.startswith((_STAGING, _TRASH)) and path != but:
+        if path.name.startswith((_STAGING, TRASH)) and path != but:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -166,7 +233,7 @@ def commit(
     write_durably(staging / MANIFEST, json.dumps(manifest, sort_keys=True).encode(), tell)
     tell("fsync", staging)
     fsync_directory(staging)
-    final, trash = directory / name_of(step), directory / f"{_TRASH}{name_of(step)}"
+    final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
     tell("rename", final)
     take_back = put_in_place(staging, final, trash)
     try:
@@ -190,53 +257,6 @@ def write_durably(path: Path, data: bytes, disk: Disk) -> None:
         os.fsync(stream.fileno())
 
 
-def prune(
-    directory: Path, keep: int, *, refused: Callable[[Checkpoint, str], None] | None = None,
-    disk: Disk | None = None,
-) -> list[Checkpoint]:  # fmt: skip
-    """Delete all but the newest ``keep`` and what those refer to, unless none of those verifies; returns what is gone.
-
-    The last good one is never deleted. ``refused`` hears of those that the disk would not give up; they stay
-    whole, and are tried again next time.
-    """
-    checkpoints = newest_first(directory)
-    kept = checkpoints[:keep]
-    needed = set().union(*(_needed_by(checkpoint) for checkpoint in kept))
-    old = [checkpoint for checkpoint in checkpoints[keep:] if checkpoint.name not in needed]
-    if not old or not any(_is_good(checkpoint) for checkpoint in kept):
-        return []
-    return _delete(directory, old, refused=refused, disk=disk)
-
-
-def drop_after(
-    directory: Path, step: int, *, refused: Callable[[Checkpoint, str], None] | None = None,
-    disk: Disk | None = None,
-) -> list[Checkpoint]:  # fmt: skip
-    """Delete the checkpoints of later steps, which may hold a corrupted state; returns what is gone."""
-    later = [checkpoint for checkpoint in newest_first(directory) if checkpoint.step > step]
-    return _delete(directory, later, refused=refused, disk=disk)
-
-
-def _delete(
-    directory: Path, old: Sequence[Checkpoint], *, refused: Callable[[Checkpoint, str], None] | None,
-    disk: Disk | None,
-) -> list[Checkpoint]:  # fmt: skip
-    gone = []
-    for checkpoint in old:
-        trash = directory / f"{_TRASH}{checkpoint.name}"
-        try:
-            (disk or _silent)("delete", checkpoint.path)
-            shutil.rmtree(trash, ignore_errors=True)
-            checkpoint.path.rename(trash)  # so that it is there whole or not at all
-        except OSError as error:
-            if refused is not None:
-                refused(checkpoint, first_line(error))
-            continue
-        gone.append(checkpoint)
-        shutil.rmtree(trash, ignore_errors=True)
-    return gone
-
-
 def first_line(error: BaseException) -> str:
     """What an error says, in one line that is never empty."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__
@@ -244,14 +264,6 @@ def first_line(error: BaseException) -> str:
 
 def _silent(what: str, path: Path) -> None:
     """A disk of which nobody wants to hear."""
-
-
-def _is_good(checkpoint: Checkpoint) -> bool:
-    try:
-        verify(checkpoint)
-    except CorruptCheckpoint:
-        return False
-    return True
 
 
 def _refuse_extra_files(path: Path, known: set[str]) -> None:
@@ -283,7 +295,7 @@ def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
         raise CorruptCheckpoint(f"{path.name} has {actual} bytes, not {size}")
 
 
-def _needed_by(checkpoint: Checkpoint) -> set[str]:
+def needed_by(checkpoint: Checkpoint) -> set[str]:
     """Names of the checkpoints that hold pieces of it."""
     try:
         manifest = manifest_of(checkpoint)

@@ -44,6 +44,7 @@ from recovery.wire import (
     PauseRequest,
     Ready,
     Status,
+    Unrecoverable,
 )  # fmt: skip
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
@@ -80,6 +81,7 @@ class Controller(Corruptions, Lookout):
         self._abort_due = False
         self._again_s = math.inf
         self._digests = DigestBook()
+        self._agreement = (0, None)
         self._settling = Settling(self.timing.settle_timeout_s)
 
     # ---- inputs
@@ -123,6 +125,9 @@ class Controller(Corruptions, Lookout):
                 self._on_notice(entry)
             case CheckpointNote() if message.state == "committed":
                 self._digests.saved(message.step)
+                self._note_agreed()
+            case Unrecoverable():
+                self.stop("gave-up", message.error)
             case Digest():
                 self._on_digest(entry, message)
 
@@ -177,15 +182,15 @@ class Controller(Corruptions, Lookout):
                 self._crew.fence(entry)
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
-        trust = self._digests.trust
-        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine, trust=trust)
+        word = self._digests.word
+        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine, word=word)
         self._digests.began(self.generation, self.members, shards=self.shards)
 
     def _on_joined(self, entry: Process, message: Joined) -> None:
         if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
             return
         self._failures.answered(self._formation.answer)
-        self._digests.formed(restored=message.step if self._formation.afresh else None)
+        self._note_formed(message.step if self._formation.afresh else None)
         self.stage = Stage.TRAINING
         self._progress.resumed(self.generation, self.members)
         self._settling.began(message.step, self.hands.now_s())

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from chaos.events import Kind
 from recovery.adoption import Adopter
 from recovery.crew import Process
 from recovery.strategy import Cause, Failure
 from recovery.supervision import Stage
-from recovery.wire import Digest, Parked
+from recovery.wire import Agreed, Digest, Parked
 
 
 class Corruptions(Adopter):
     """Part of the controller."""
 
     _abort_due: bool
+    _agreement: tuple[int | None, int | None]
 
     def _on_nonfinite(self, message: Parked) -> None:
         ranks = [rank for rank in message.blamed if rank < len(self.members)]
@@ -36,6 +38,7 @@ class Corruptions(Adopter):
     def _on_digest(self, entry: Process, message: Digest) -> None:
         """Whoever holds another state than most is named, and the generation stopped."""
         found = self._digests.note(entry.name, message.generation, message.step, message.digest)
+        self._note_agreed()
         if found is None or self.stage not in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             return
         odd: list[Process | None] = [self._crew[name] for name in found.odd]
@@ -43,6 +46,22 @@ class Corruptions(Adopter):
             self._failures.current.append(self._declare(process, Cause.DIVERGED, found.step, found.detail))
         if self.stage is not Stage.STOPPING:
             self._stop_generation()
+
+    def _note_agreed(self) -> None:
+        """Write down at which step the replicas agreed and what checkpoint that vouches for, for whoever takes over,
+        and tell the rank that saves, which must not delete it."""
+        agreed, saved = self._digests.agreed, self._digests.agreed_checkpoint
+        if agreed is None or (agreed, saved) == self._agreement:
+            return
+        self._agreement = agreed, saved
+        self.hands.record(Kind.REPLICAS_AGREED, step=agreed, saved=saved)
+        self.hands.send(self.members[0], Agreed(step=agreed))
+
+    def _note_formed(self, restored: int | None) -> None:
+        """A generation trains; its members were told what is known of checkpoints as they joined. ``restored``: see
+        ``DigestBook.formed``."""
+        self._digests.formed(restored=restored, checkpoint=self._formation.restored)
+        self._agreement = self._digests.agreed, self._digests.agreed_checkpoint
 
     @abstractmethod
     def _declare(self, entry: Process | None, cause: Cause, step: int, detail: str) -> Failure: ...

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from recovery.layout import Layout
 
 MAX_OPEN_STEPS = 16  # ranks are at most a step apart; older ones were cut off and will never be complete
+MAX_SAVED_STEPS = 64  # checkpoints saved since the last agreement that are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +27,20 @@ class Disagreement:
     detail: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What the members of a new generation are told of checkpoints. ``trust``: those of later steps may hold a
+    corrupted state (-1: none); ``agreed``: the last step at which all replicas were the same (-1: not known); ``anew``:
+    none was ever saved, so that there is nothing to lose by beginning with initial values."""
+
+    trust: int = -1
+    agreed: int = -1
+    anew: bool = True
+
+
 class DigestBook:
     """``agreed``: the last step of which all digests were the same, or that all took from one checkpoint; None: not
-    known to a supervisor that has just taken over."""
+    known to a supervisor that has just taken over from a log that does not say."""
 
     def __init__(self) -> None:
         self.agreed: int | None = 0
@@ -37,6 +49,7 @@ class DigestBook:
         self._layout = Layout(world=1)
         self._open: dict[int, dict[str, str]] = {}
         self._saved: set[int] = set()
+        self._ever_saved = False
         self._doubtful = False
 
     @property
@@ -45,26 +58,45 @@ class DigestBook:
         return self.agreed if self._doubtful and self.agreed is not None else -1
 
     @property
+    def word(self) -> Word:
+        """For the members of a new generation."""
+        agreed = -1 if self.agreed is None else self.agreed
+        return Word(trust=self.trust, agreed=agreed, anew=not self._ever_saved)
+
+    @property
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint that can be trusted was acknowledged."""
         return bool(self._trusted())
 
+    @property
+    def agreed_checkpoint(self) -> int | None:
+        """Step of the newest checkpoint acknowledged that the replicas have agreed on since."""
+        return max(
+            (step for step in self._saved if self.agreed is not None and step <= self.agreed), default=None
+        )
+
     def saved(self, step: int) -> None:
-        """A checkpoint of that step is committed."""
+        """A checkpoint of that step is committed, or was restored."""
         self._saved.add(step)
+        self._ever_saved = True
+        newest = self.agreed_checkpoint
+        later = sorted(step for step in self._saved if self.agreed is None or step > self.agreed)
+        self._saved = {*later[-MAX_SAVED_STEPS:], *(() if newest is None else (newest,))}
 
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
         """A generation is told to form."""
         self._generation, self._members, self._open = generation, tuple(members), {}
         self._layout = Layout(world=len(members), shards=shards)
 
-    def formed(self, *, restored: int | None) -> None:
-        """It trains. ``restored``: the step that all took from one checkpoint, or began with."""
+    def formed(self, *, restored: int | None, checkpoint: bool = False) -> None:
+        """It trains. ``restored``: the step that all took from one ``checkpoint``, or began with."""
         if self._doubtful:
             self._saved = self._trusted()
         self._doubtful = False
         if restored is not None:
             self.agreed = restored
+            if checkpoint:
+                self.saved(restored)
 
     def note(self, process: str, generation: int, step: int, digest: str) -> Disagreement | None:
         """A member's digest of a step; what is wrong with it, once all have come."""
@@ -84,9 +116,16 @@ class DigestBook:
             self._doubtful = True
         return found
 
-    def adopted(self, generation: int, members: Sequence[str], *, shards: int) -> None:
-        """Another supervisor has formed this generation."""
-        self.agreed = None
+    def adopted(
+        self, generation: int, members: Sequence[str], *, shards: int, agreed: int | None = None,
+        saved: int | None = None, doubtful: bool = False,
+    ) -> None:  # fmt: skip
+        """Another supervisor has formed this generation. By its log the replicas were the same at step ``agreed``, it
+        knew of a checkpoint of step ``saved`` from before that (None: of none), and was to answer a disagreement
+        (``doubtful``)."""
+        self.agreed, self._doubtful = agreed, doubtful
+        if saved is not None:
+            self.saved(saved)
         self.began(generation, members, shards=shards)
 
     def _trusted(self) -> set[int]:

@@ -316,7 +316,7 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
 
     Unless a checkpoint is known to be there, the first replica is made of processes that have never trained: if
-    none verifies, the job begins anew with their state.
+    there is none, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
     back = {
@@ -338,7 +338,14 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     members = tuple(column[replica] for replica in range(view.replicas) for column in columns)
     spawns = tuple(Spawn(role="worker") for name in members if name.startswith("new-"))
     form = Form(members=members, state=StateFrom.CHECKPOINT)
-    return Decision(actions=(*spawns, form), reason=f"{why}; restored from the newest good checkpoint")
+    return Decision(actions=(*spawns, form), reason=f"{why}; {origin(view)}")
+
+
+def origin(view: ClusterView) -> str:
+    """What a restart begins with, as far as is known before it is tried."""
+    if view.saved:
+        return "back to the newest good checkpoint"
+    return "no checkpoint of this job is known: begun anew, unless an earlier job left one"
 
 
 def lost(view: ClusterView) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from chaos.events import Kind
 from recovery.crew import Crew, Process
+from recovery.divergence import Word
 from recovery.failures import answer_of
 from recovery.strategy import Form, Health, StateFrom
 from recovery.supervision import Hands
@@ -27,6 +28,7 @@ class Formation:
         self.rollbacks = 0
         self.answer = ""  # see recovery.strategy.Failure
         self.afresh = True  # the last one did not take its state from its members
+        self.restored = False  # it took it from a checkpoint
         self._hands = hands
         self._crew = crew
         self.store_port = store_port
@@ -57,9 +59,9 @@ class Formation:
         wanted = self._crew if with_spares else [self._crew[name] for name in self.pending.members]
         return all(process.health in _ABLE for process in wanted)
 
-    def begin(self, *, skip: Mapping[int, int], examine: int, trust: int = -1) -> None:
+    def begin(self, *, skip: Mapping[int, int], examine: int, word: Word | None = None) -> None:
         """Tell every member of the pending form to join a new generation; see ``recovery.wire.Join``."""
-        form = self.pending
+        form, word = self.pending, word or Word()
         assert form is not None
         copies, finish = self._crew.plan_transfer(form, self._shards)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
@@ -99,7 +101,9 @@ class Formation:
                 finish=finish,
                 skip=dict(skip),
                 examine=examine,
-                trust=trust,
+                trust=word.trust,
+                agreed=word.agreed,
+                anew=word.anew,
             )
             self._hands.send(name, join)
 
@@ -114,6 +118,7 @@ class Formation:
         for waiting in self._crew.where(Health.READY):
             waiting.valid = False  # from now on the job goes where its state does not follow
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
+        self.restored = bool(names)
         self._hands.record(
             Kind.GENERATION_READY,
             step=message.step,

@@ -108,7 +108,7 @@ class Job(JobFacts):
         self.state = TrainState(model, *made, seed=self.config.seed)
         self.checkpoints = Checkpointer(
             self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
-            progress=self.marks.touch, entered=self._in_checkpoint,
+            progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.agreed,
         )  # fmt: skip
         self.reducer = self._make_reducer(model)
         self.reducer.check = self.check
@@ -338,6 +338,7 @@ class Job(JobFacts):
             self._park("aborted" if aborted else "failed", error=str(error))
             return
         self.holding.pending = 0
+        self.checkpoints.began(self.state.step)
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
         self.agent.channel.send(

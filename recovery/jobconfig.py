@@ -52,7 +52,8 @@ class JobConfig(BaseModel):
     bit-identical results whatever the world size.
 
     ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.interval``), 0 for never; ``memory``: checkpoints in
-    memory besides, None: none; ``collective_timeout_s``: a last resort, the supervisor is faster.
+    memory besides, None: none; ``fresh``: initial values will do where nothing can be restored, and checkpoints of
+    earlier jobs are left alone; ``collective_timeout_s``: a last resort, the supervisor is faster.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,4 +77,5 @@ class JobConfig(BaseModel):
     memory: InMemory | None = None
     net: Net = Net()
     device: str = "cpu"
+    fresh: bool = False
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S

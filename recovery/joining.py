@@ -55,7 +55,7 @@ class Seat(BaseModel):
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks that hold one copy
     of the model; ``batch``: see Strategy; ``restores``: the strategy needs checkpoints; ``memory``: there are some in
-    memory.
+    memory; ``fresh``: see JobConfig.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,6 +81,7 @@ class Seat(BaseModel):
     net: Net = Net()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    fresh: bool = False
 
 
 @dataclass(kw_only=True)
@@ -186,7 +187,7 @@ def settle(
         checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
         saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory, net=seat.net,
-        verify_every=seat.verify_every, nonfinite=seat.nonfinite,
+        verify_every=seat.verify_every, nonfinite=seat.nonfinite, fresh=seat.fresh,
     )  # fmt: skip
     for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
         if getattr(config, name) < 1:

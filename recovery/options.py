@@ -101,6 +101,11 @@ def _add_state_options(add: Callable[..., object]) -> None:
     )
     add("--memory-limit", type=float, default=4000.0, metavar="MB", help="memory for them (default 4000)")
     add("--keep", type=_positive, metavar="N", help="checkpoints kept, instead of what the script says")
+    add(
+        "--fresh",
+        action="store_true",
+        help="begin with initial values although there are checkpoints, and again if there is nothing to restore",
+    )
 
 
 def _add_node_options(add: Callable[..., object]) -> None:

@@ -77,7 +77,7 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
         script=given.script.resolve(), args=tuple(given.args), ranks=given.ranks, shards=given.shards, events=events,
         backend=backend, checkpoint_dir=given.checkpoint_dir, checkpoint_every=given.every,
         checkpoint_keep=given.keep, saves=saves_of(given.saves), verify_every=given.verify_every,
-        memory_every=given.memory_checkpoints or 0, memory_bytes=int(given.memory_limit * 1e6),
+        memory_every=given.memory_checkpoints or 0, memory_bytes=int(given.memory_limit * 1e6), fresh=given.fresh,
     )  # fmt: skip
 
 

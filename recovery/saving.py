@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.events import Kind
-from recovery.checkpoints import Checkpoint, Disk, first_line, name_of, prune
+from recovery.checkpoints import Checkpoint, Disk, first_line, name_of
+from recovery.retention import prune, set_aside
 from recovery.wire import CheckpointNote
 
 
@@ -104,9 +105,23 @@ class Saving:
         if outcome.pruned is not None:
             self._report_pruned(outcome.pruned)
 
-    def prune(self, directory: Path, keep: int, *, disk: Disk | None = None) -> None:
-        """Delete what retention says; what the disk does not give up stays, and is reported."""
-        self._report_pruned(pruned(directory, keep, disk=disk))
+    def prune(self, directory: Path, keep: int, **more: Any) -> None:
+        """Delete what retention says; what the disk does not give up stays, and is reported. ``more``: of
+        ``recovery.retention.prune``."""
+        self._report_pruned(pruned(directory, keep, **more))
+
+    def set_aside(self, directory: Path, step: int, *, disk: Disk | None = None) -> None:
+        """Put checkpoints of later steps out of the way, which may hold a corrupted state, and say so."""
+
+        def refused(old: Checkpoint, why: str) -> None:
+            self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
+
+        moved, gone = set_aside(directory, step, refused=refused, disk=disk)
+        why = f"saved after step {step}, at which the replicas last agreed"
+        for old in moved:
+            self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
+        for name in gone:
+            self._write(Kind.CHECKPOINT_DELETED, checkpoint=name)
 
     def _report_pruned(self, done: Pruned) -> None:
         for old, why in done.kept:
@@ -118,11 +133,11 @@ class Saving:
             self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
 
 
-def pruned(directory: Path, keep: int, *, disk: Disk | None = None) -> Pruned:
+def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
     """Delete what retention says, with nothing said yet."""
     kept: list[tuple[Checkpoint | None, str]] = []
     try:
-        gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), disk=disk)
+        gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), **more)
     except OSError as error:
         return Pruned(kept=((None, first_line(error)),))
     return Pruned(gone=tuple(gone), kept=tuple(kept))

@@ -38,7 +38,8 @@ _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
-    ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them."""
+    ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with
+    initial values, whatever checkpoints there are."""
 
     script: Path
     args: tuple[str, ...]
@@ -53,6 +54,7 @@ class JobSpec:
     verify_every: int | None = None
     memory_every: int = 0
     memory_bytes: int = 4_000_000_000
+    fresh: bool = False
 
 
 @dataclass(kw_only=True)
@@ -148,7 +150,11 @@ class Supervisor:
                 Here(self._home.fork, log=self._home.logs), job=self._job, nodes=1,
                 limit_bytes=self._spec.memory_bytes, replicate=False,
             )  # fmt: skip
-        self.controller.start(StateFrom.CHECKPOINT)
+        self.controller.start(self._first_state)
+
+    @property
+    def _first_state(self) -> StateFrom:
+        return StateFrom.INITIAL if self._spec.fresh else StateFrom.CHECKPOINT
 
     def _take_over(self, estate: Estate) -> None:
         known = past(estate.log.events)
@@ -158,7 +164,7 @@ class Supervisor:
             Kind.COORDINATOR_ADOPTED, generation=known.generation, members=list(known.members), stage=LOST,
             down_s=round(self.now_s() - estate.since_ns / 1e9, 6), events=len(estate.log.events),
         )  # fmt: skip
-        self.controller.adopt(known)
+        self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
         for report in self._home.wait(self.controller.timing.tick_s):
@@ -287,7 +293,7 @@ class Supervisor:
             restores=not self.strategy.keeps_survivors,
             checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
             checkpoint_keep=spec.checkpoint_keep, saves=spec.saves, memory=self._memory(),
-            verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy,
+            verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy, fresh=spec.fresh,
         )  # fmt: skip
         return ScriptConfig(
             name=name, parent=0, events=spot.events, log=spot.logs / f"{name}.log" if spot.logs else None,

@@ -28,7 +28,7 @@ class Join(Message):
     before; ``finish``: a step whose gradients some ranks have reduced and not applied: whoever has applied it tells
     them the rest (0: none); ``skip``: samples left out, each with the first step without it; ``examine``: the step at
     which a non-finite value is to be traced to samples (0: none); ``trust``: checkpoints of later steps may hold a
-    corrupted state and are to be deleted (-1: none)."""
+    corrupted state and are to be set aside (-1: none); ``agreed``, ``anew``: see ``recovery.divergence.Word``."""
 
     type: Literal["join"] = "join"
     generation: int
@@ -44,6 +44,8 @@ class Join(Message):
     skip: dict[int, int] = {}
     examine: int = 0
     trust: int = -1
+    agreed: int = -1
+    anew: bool = True
 
 
 class Abort(Message):
@@ -58,6 +60,14 @@ class PauseRequest(Message):
 
     type: Literal["pause"] = "pause"
     save: bool = False
+
+
+class Agreed(Message):
+    """To the rank that saves: at ``step`` the replicas were the same, so that its checkpoint, or the newest before it,
+    is to be kept until they agree on a newer one."""
+
+    type: Literal["agreed"] = "agreed"
+    step: int
 
 
 class Stop(Message):
@@ -154,6 +164,13 @@ class Failed(Message):
     error: str
 
 
+class Unrecoverable(Message):
+    """From a rank that is about to end because of ``error``: no other process in its place could do better."""
+
+    type: Literal["unrecoverable"] = "unrecoverable"
+    error: str
+
+
 class Notice(Message):
     """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told otherwise."""
 
@@ -167,8 +184,20 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | Abort | PauseRequest | Stop | Inquiry | Extra
-FromRank = Status | Ready | Parked | Joined | CheckpointNote | Digest | Failed | Finished | Notice | Extra
+ToRank = Join | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
+FromRank = (
+    Status
+    | Ready
+    | Parked
+    | Joined
+    | CheckpointNote
+    | Digest
+    | Failed
+    | Unrecoverable
+    | Finished
+    | Notice
+    | Extra
+)
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
 _ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 

@@ -70,6 +70,28 @@ def test_an_undisturbed_job_is_left_undisturbed(memory: Path) -> None:
     assert not [p for p in played.log.problems], "the log has no gap"
 
 
+def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(memory: Path) -> None:
+    """Two replicas, so that no majority says who is right: only the log of the lost one knows of an agreement."""
+    faults: list[dict[str, Any]] = [
+        {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.05}, "at": {"step": 35}},
+        {"id": "bad", "kind": "replica-desync", "target": {"rank": 1}, "at": {"step": 37}},
+    ]
+    played = play(cell_of("hot-spare", faults, ranks=2), memory, seed=3)
+    assert (len(adoptions(played)), played.outcome) == (1, "completed")
+    ready = [e for e in played.log.of(Kind.GENERATION_READY) if e.data["checkpoint"]]
+    assert [e.step for e in ready] == [30]
+
+
+def test_the_past_says_when_the_replicas_agreed(memory: Path) -> None:
+    played = play(cell_of("checkpoint-restart", [KILL]), memory, seed=2)
+    events = played.log.actors["orchestrator"].events
+    known = past([e for e in events if e.time_ns < next(played.log.of(Kind.FAILURE_DETECTED)).time_ns])
+    assert (known.agreed, known.saved) == (30, 30)
+    ready = [e for e in events if e.kind is Kind.GENERATION_READY]
+    assert past([e for e in events if e.seq <= ready[0].seq]).agreed == 0
+    assert past([e for e in events if e.seq <= ready[1].seq]).agreed == 30
+
+
 class Fragile(Orchestrator):
     """Loses its coordinator just before, or in the middle of, its ``at``-th act."""
 

@@ -45,6 +45,7 @@ class Rank:
         self.events: list[tuple[Kind, dict[str, Any]]] = []
         self.notes: list[CheckpointNote] = []
         self.touched = 0
+        self.agreed = -1
         self.aborted = False
         torch.manual_seed(3)
         model = nn.Linear(200, 100)
@@ -57,7 +58,8 @@ class Rank:
         }  # fmt: skip
         self.saver = Checkpointer(
             JobConfig(**(values | config)), self.state, write=self._write, send=self.notes.append, check=self._check,
-            progress=self._touch, entered=lambda step, saves: None, clock_s=lambda: self.now_s,
+            progress=self._touch, entered=lambda step, saves: None, agreed=lambda: self.agreed,
+            clock_s=lambda: self.now_s,
         )  # fmt: skip
 
     def _write(self, kind: Kind, /, **data: Any) -> None:

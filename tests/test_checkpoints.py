@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from recovery import checkpoints
+from recovery import checkpoints, retention
 from recovery.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.saving.reading import CheckpointMismatch
@@ -167,9 +167,9 @@ def steps(directory: Path) -> list[int]:
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         put(tmp_path, step)
-    assert [c.step for c in checkpoints.prune(tmp_path, 2)] == [20, 10]
+    assert [c.step for c in retention.prune(tmp_path, 2)] == [20, 10]
     assert steps(tmp_path) == [40, 30]
-    assert checkpoints.prune(tmp_path, 2) == []
+    assert retention.prune(tmp_path, 2) == []
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -179,12 +179,12 @@ def test_the_last_good_checkpoint_is_never_deleted(tmp_path: Path, keep: int, go
         checkpoint = put(tmp_path, step)
         if step != good:
             flip(checkpoint.path / "a.bin", 0)
-    checkpoints.prune(tmp_path, keep)
+    retention.prune(tmp_path, keep)
     assert refusals(tmp_path)[0] == checkpoints.name_of(good)
 
 
 def test_pruning_an_empty_directory_is_nothing(tmp_path: Path) -> None:
-    assert checkpoints.prune(tmp_path, 3) == []
+    assert retention.prune(tmp_path, 3) == []
 
 
 # ---- with torch: save and restore

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recovery.divergence import MAX_OPEN_STEPS, DigestBook, Disagreement
+from recovery.divergence import MAX_OPEN_STEPS, MAX_SAVED_STEPS, DigestBook, Disagreement
 from recovery.mechanisms.fingerprint import fingerprint
 from recovery.mechanisms.state import TrainState
 
@@ -110,6 +110,29 @@ def test_who_takes_over_deletes_nothing_for_lack_of_knowledge() -> None:
     assert (made.trust, made.has_checkpoint) == (-1, False)
     assert tell(made, 30, w0="a", w1="a", w2="a", w3="a") == []
     assert made.agreed == 30
+
+
+def test_who_takes_over_goes_back_to_what_the_log_says_was_agreed_on() -> None:
+    made = DigestBook()
+    made.adopted(1, FOUR[:2], shards=1, agreed=50, saved=40)
+    assert (made.word.agreed, made.word.anew, made.trust) == (50, False, -1)
+    for step in (60, 70):
+        made.saved(step)
+    assert len(tell(made, 100, w0="a", w1="b")) == 1
+    assert (made.trust, made.has_checkpoint, made.agreed_checkpoint) == (50, True, 40)
+    again = DigestBook()
+    again.adopted(1, FOUR[:2], shards=1, agreed=50, saved=40, doubtful=True)
+    assert (again.trust, again.has_checkpoint) == (50, True), "a disagreement that nobody had answered yet"
+
+
+def test_what_is_remembered_of_checkpoints_does_not_grow() -> None:
+    made = book()
+    for step in range(10, 100_000, 10):
+        made.saved(step)
+        if step == 5000:
+            tell(made, step, w0="a", w1="a", w2="a", w3="a")
+    assert made.agreed_checkpoint == 5000
+    assert len(made._saved) <= MAX_SAVED_STEPS + 1
 
 
 def state() -> TrainState:

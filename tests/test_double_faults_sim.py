@@ -215,7 +215,7 @@ def test_more_faults_than_spares(dice: list[Dice], memory: Path, controls: Contr
         some = {"select": {"count": each.ranks - len(keep)}, "exclude": {"ranks": keep}}
         faulted = recovered(each.cell(each.kill(some)), memory, each, controls(each))
         left = {rank % each.shards for rank in keep} == set(range(each.shards))
-        how = "what they cannot fill is dropped" if left else "restored from the newest good checkpoint"
+        how = "what they cannot fill is dropped" if left else "back to the newest good checkpoint"
         assert how in reasons(faulted), f"seed {each.seed}"
         if not left and each.shards > 1:
             assert "only a checkpoint or a memory copy can help" in reasons(faulted)

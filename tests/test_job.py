@@ -20,7 +20,20 @@ from recovery.checkpoints import CorruptCheckpoint, newest_first, verify
 from recovery.job import Job, JobConfig
 from recovery.local import start_store
 from recovery.marks import MarkPage
-from recovery.wire import Abort, Channel, CheckpointNote, Finished, Join, Joined, Message, Parked, Ready, Stop
+from recovery.mechanisms.checkpointer import NothingToRestore
+from recovery.wire import (
+    Abort,
+    Channel,
+    CheckpointNote,
+    Finished,
+    Join,
+    Joined,
+    Message,
+    Parked,
+    Ready,
+    Stop,
+    Unrecoverable,
+)  # fmt: skip
 from recovery.wire import PauseRequest as Pause
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -300,8 +313,9 @@ def test_without_a_checkpoint_only_the_initial_state_will_do(rank: Rank) -> None
     abort_while_held(rank, 2, "forward")
     rank.join(2, restore=True)
     rank.end()
-    assert isinstance(rank.error, RuntimeError)
+    assert isinstance(rank.error, NothingToRestore)
     assert "initial state" in str(rank.error)
+    assert rank.hear(Unrecoverable).error == rank.error.message
 
 
 def test_without_a_checkpoint_a_fresh_rank_begins_anew(rank: Rank) -> None:

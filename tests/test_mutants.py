@@ -86,6 +86,30 @@ def _delete_all_but_newest(script: Script) -> None:
         script.lines.append(gone)
 
 
+def _delete_the_agreed_one(script: Script) -> None:
+    """Replicas compare seldom, and retention only looks at the newest."""
+    line = script.find(Kind.CHECKPOINT_COMMITTED, step=20, generation=1)[0]
+    agreed = replace(
+        line,
+        actor="orchestrator",
+        kind=Kind.REPLICAS_AGREED,
+        step=10,
+        time_ns=line.time_ns - 1,
+        data={"saved": 10},
+    )
+    gone = replace(
+        line, kind=Kind.CHECKPOINT_DELETED, step=10, time_ns=line.time_ns + 1, data={"checkpoint": "step-10"}
+    )
+    script.lines += [agreed, gone]
+
+
+def _set_aside(script: Script) -> None:
+    """What was restored had been said to be doubtful."""
+    line = script.find(Kind.CHECKPOINT_COMMITTED, step=20, generation=1)[0]
+    data = {"checkpoint": "step-20", "reason": "doubtful"}
+    script.lines.append(replace(line, kind=Kind.CHECKPOINT_SET_ASIDE, time_ns=line.time_ns + 1, data=data))
+
+
 def _slow_after_recovery(script: Script) -> None:
     ready = script.find(Kind.GENERATION_READY)[-1].time_ns
     for line in script.lines:
@@ -167,6 +191,16 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "the last good checkpoints are deleted": (
         "hot-spare",
         _delete_all_but_newest,
+        {"checkpoint-integrity": FAIL},
+    ),
+    "the newest checkpoint that was agreed on is deleted": (
+        "hot-spare",
+        _delete_the_agreed_one,
+        {"checkpoint-integrity": FAIL},
+    ),
+    "a doubtful checkpoint is restored": (
+        "checkpoint-restart",
+        _set_aside,
         {"checkpoint-integrity": FAIL},
     ),
     "a checkpoint out of nowhere is restored": (

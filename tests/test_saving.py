@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from recovery import checkpoints, pieces
+from recovery import checkpoints, pieces, retention
 from recovery.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.checkpoint import Order, write
@@ -317,9 +317,9 @@ def test_a_delta_holds_what_changed_and_restores_exactly(tmp_path: Path) -> None
 
 def test_nothing_that_a_kept_delta_refers_to_is_deleted(tmp_path: Path) -> None:
     made = series(tmp_path, (1, 2, 3, 4, 5), every=4)
-    assert [c.step for c in checkpoints.prune(tmp_path, 1)] == [4, 3, 2, 1], "5 is full"
+    assert [c.step for c in retention.prune(tmp_path, 1)] == [4, 3, 2, 1], "5 is full"
     made = series(tmp_path, (6, 7), every=4)
-    assert [c.step for c in checkpoints.prune(tmp_path, 1)] == [6], "7 leads straight to 5"
+    assert [c.step for c in retention.prune(tmp_path, 1)] == [6], "7 leads straight to 5"
     assert {c.step for c in checkpoints.newest_first(tmp_path)} == {7, 5}
     checkpoints.verify(made[7][0])
 
@@ -341,6 +341,26 @@ def test_a_damaged_checkpoint_is_no_base(tmp_path: Path) -> None:
     made = series(tmp_path, (1, 2), every=9)
     (made[2][0].path / "manifest.json").write_text("{}")
     assert on_disk(series(tmp_path, (3,), every=9)[3][0]) == 40 * 65536
+
+
+def test_nothing_is_built_on_a_checkpoint_that_was_refused(tmp_path: Path) -> None:
+    tensors, made = state_of(), {}
+    for step, damaged in ((1, False), (2, True), (3, False)):
+        if step < 3:
+            train(tensors, step)
+        chunks = chunks_of(tensors)
+        result = write(order(tmp_path, step, chunks, delta=9), chunks)
+        assert result is not None
+        made[step] = result[0]
+        if damaged:
+            data = bytearray((made[2].path / "rank-0000.bin").read_bytes())
+            data[100] ^= 1
+            (made[2].path / "rank-0000.bin").write_bytes(data)
+            with pytest.raises(CorruptCheckpoint) as error:
+                checkpoints.verify(made[2])
+            checkpoints.note_refused(made[2], str(error.value))
+    checkpoints.verify(made[3])
+    assert on_disk(made[3]) == on_disk(made[2]), "still a delta: on the one before"
 
 
 def test_a_reference_out_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def test_a_checkpoint_deleted_by_retention_is_not_missed(memory: Path) -> None:
     at = {"event": "checkpoint_committed", "nth": 3}
     corrupt = {"id": "c", "kind": "checkpoint-corrupt", "target": {"checkpoint": "latest"}, "at": at}
     faulted, problems = found(cell_of(RESTART_ALL, [corrupt, KILL], keep=1), memory, 3)
-    assert (problems, of(faulted, Kind.GENERATION_READY)[-1].data["resume_step"]) == ({}, 0)
+    assert (list(problems), len(of(faulted, Kind.GENERATION_READY))) == (["liveness"], 1)
+    reason = of(faulted, Kind.RUN_FINISHED)[0].data["reason"]
+    assert reason == "nothing is left to restore: step-00000030 may not be used"
 
 
 def test_a_world_may_shrink_when_its_spare_died_before(memory: Path) -> None:

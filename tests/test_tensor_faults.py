@@ -68,7 +68,7 @@ def test_a_state_that_differs_is_named_and_replaced(
     # The checkpoint of that step may hold the same corruption; nobody trusts it.
     saved, gone = (
         [e.step for e in of(faulted, kind) if e.generation == 1 + deletes and (e.step or 0) >= 40]
-        for deletes, kind in enumerate((Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_DELETED))
+        for deletes, kind in enumerate((Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_SET_ASIDE))
     )
     assert gone == saved
     assert bool(saved) == (recovery != RESTART_ALL)  # it kills the rank that saves at once

@@ -45,6 +45,8 @@ MESSAGES = [
     wire.Digest(generation=2, step=20, digest="00ff"),
     wire.Failed(error="ValueError: no"),
     wire.Notice(),
+    wire.Agreed(step=20),
+    wire.Unrecoverable(error="nothing is left to restore"),
     wire.Finished(step=100),
 ]  # fmt: skip
 

@@ -52,7 +52,9 @@ def _acknowledged(history: History, generation: Generation) -> int:
     """
     until = generation.ready_ns or generation.started_ns
     known: dict[str, int] = {}
-    for event in history.log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
+    for event in history.log.of(
+        Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED, Kind.CHECKPOINT_SET_ASIDE
+    ):
         if event.time_ns > until:
             break
         if event.data.get("place") == PLACE:
@@ -109,14 +111,15 @@ def _after_parking(history: History) -> list[str]:
 
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
-    """A corrupt checkpoint is never restored, what is restored was committed before, the last good one is
-    not deleted, and a save that fails ends no rank.
+    """A corrupt or doubtful checkpoint is never restored, what is restored was committed before, the last good one and
+    the newest that the replicas agreed on are not deleted, and a save that fails ends no rank.
     """
     problems: list[str] = []
     good: dict[str, int] = {}
     saving: dict[str, int] = {}  # not acknowledged (yet): whoever saves may die between doing and saying it
     bad: set[str] = set()
-    counts = {"restored": 0, "refused": 0, "deleted": 0}
+    counts = {"restored": 0, "refused": 0, "deleted": 0, "set aside": 0}
+    agreements = _agreements(evidence)
     for event in evidence.log.events:
         name = str(event.data.get("checkpoint") or "")
         if event.kind is Kind.CHECKPOINT_SAVING:
@@ -133,14 +136,19 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             good.pop(name, None)
             saving.pop(name, None)
             bad.add(name)
+        elif event.kind is Kind.CHECKPOINT_SET_ASIDE:
+            counts["set aside"] += 1
+            good.pop(name, None)
+            bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
-            if good.pop(name, None) is not None and all(is_memory(other) for other in good):
-                problems.append(f"{name} was deleted though no other good checkpoint was left")
+            problems += _deleted(name, good, _agreed_by(event, agreements, evidence))
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1
             if name in bad:
-                problems.append(f"generation {event.generation} restored {name}, which is corrupt")
+                problems.append(
+                    f"generation {event.generation} restored {name}, which is corrupt or doubtful"
+                )
             elif name not in good and name not in saving:
                 problems.append(f"generation {event.generation} restored {name}, which was never committed")
             elif good.setdefault(name, saving.pop(name, 0)) != event.data["resume_step"]:
@@ -149,6 +157,36 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     if not any(counts.values()) and not problems:
         return passed("nothing to check: no checkpoint was restored, refused or deleted")
     return verdict_of(problems, ", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def _agreements(evidence: Evidence) -> list[tuple[int, int]]:
+    """Time and step of each agreement of the replicas. Where all went back behind it, it is as far back as that."""
+    found: list[tuple[int, int]] = []
+    for event in evidence.log.of(Kind.REPLICAS_AGREED, Kind.GENERATION_READY):
+        if event.kind is Kind.REPLICAS_AGREED:
+            found.append((event.time_ns, event.step or 0))
+        elif event.data["checkpoint"] and found:
+            found.append((event.time_ns, min(found[-1][1], event.data["resume_step"])))
+    return found
+
+
+def _agreed_by(event: Event, agreements: list[tuple[int, int]], evidence: Evidence) -> int:
+    """The step of the last agreement that whoever wrote the event may have known of; -1: there was none."""
+    until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
+    return next((step for time_ns, step in reversed(agreements) if time_ns <= until_ns), -1)
+
+
+def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:
+    """What is wrong with deleting a checkpoint; it is taken from ``good``."""
+    step = good.pop(name, None)
+    left = [other for other in good if not is_memory(other)]
+    if step is None:
+        return []
+    if not left:
+        return [f"{name} was deleted though no other good checkpoint was left"]
+    if not is_memory(name) and step <= agreed and not any(good[other] <= agreed for other in left):
+        return [f"{name} was deleted though the replicas had agreed on no other that was left"]
+    return []
 
 
 def _ended_by_a_save(evidence: Evidence) -> list[str]:

@@ -12,15 +12,16 @@ from harness.sim.faults import SimFaultAgent, TrainingError
 from harness.sim.group import Group, Lost
 from harness.sim.keepers import SimRemembering
 from harness.sim.process import Body, Process
+from harness.sim.saves import SimSaves
 from harness.sim.settings import MS, RankConfig
 from harness.sim.state import Reduced, State, learning_rate
 from harness.sim.step import Attempt, NonFinite
-from recovery import checkpoints, marks
-from recovery.checkpoints import Checkpoint
+from recovery import marks
 from recovery.interval import History
 from recovery.layout import Layout
 from recovery.wire import (
     Abort,
+    Agreed,
     Extra,
     Finished,
     Inquiry,
@@ -65,6 +66,7 @@ class SimRank:
         self.faults = SimFaultAgent(self)
         self.attempt: Attempt | None = None
         self.pause_wanted = self.save_wanted = False
+        self.checkpoints = SimSaves(self)
         self.pausing = False
         self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
         self.memory: SimRemembering | None = None
@@ -94,6 +96,8 @@ class SimRank:
                     self.group.abort(self.rank)
             case Join() | Stop():
                 self._order(message)
+            case Agreed():
+                self.checkpoints.told(message)
             case PauseRequest():
                 self.pause_wanted, self.save_wanted = True, message.save
             case Inquiry() if self._announced:
@@ -216,8 +220,7 @@ class SimRank:
         self.mark.enter(marks.JOINING)
         self.pausing = self.pause_wanted = self.save_wanted = False
         self.collectives = 0
-        if order.trust >= 0 and self.rank == 0:
-            self._distrust(order.trust)
+        self.checkpoints.joining(order)
         group = self.group = self._group_of(order.generation, self.world)
         clock = self.process.clock
         try:
@@ -234,15 +237,9 @@ class SimRank:
         except Lost as error:
             self._park_lost(error)
             return
+        self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
         self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name))
-
-    def _distrust(self, step: int) -> None:
-        """Delete checkpoints of later steps, which may hold a corrupted state."""
-        if self.memory is not None:
-            self.memory.distrust(step, self.generation)
-        for old in checkpoints.drop_after(self.config.checkpoint_dir, step):
-            self.write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
 
     def _take_seat(self, layout: Layout) -> None:
         """A process is told its shard once, and holds it for life."""
@@ -274,7 +271,7 @@ class SimRank:
         origin = "kept" if self.state.step else "initial"
         if order.restore and self.layout.replica_of(self.rank) == 0:
             self._valid = False
-            name = yield from self._restore(group)
+            name = yield from self._restore(group, anew=order.anew)
             origin = "checkpoint" if name else "initial"
             self._valid = True
         receives = order.receives
@@ -306,14 +303,14 @@ class SimRank:
         if receives:
             self.state = received[order.source]
 
-    def _restore(self, group: Group) -> Generator[float | None, Any, str | None]:
+    def _restore(self, group: Group, *, anew: bool) -> Generator[float | None, Any, str | None]:
         """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in
         fresh processes."""
         found = None
         self.pending = self.told = None
         if self.rank == 0:
             yield self.about(self.config.timings.checkpoint_ms * MS)
-            newest = self.behaviour.restore(self, self._refused)
+            newest = self.checkpoints.newest()
             if newest is not None:
                 data = (newest[0].path / "state.bin").read_bytes()
                 found = newest[0].name, data, newest[1]["scalars"]
@@ -324,16 +321,15 @@ class SimRank:
             group.meet(self.rank, found, dict, 0, among=self.replica)
             found = (yield None)[0]
             self.check()
-        if found is None and not self._fresh:
-            raise TrainingError(RuntimeError("no checkpoint verifies, and the initial state is gone"))
         if found is None:
+            try:
+                self.checkpoints.require(anew=anew and self._fresh)
+            except RuntimeError as error:
+                raise TrainingError(error) from error
             return None
         name, data, scalars = found
         self.state, self._fresh = State.restored(data, scalars, self.layout.shard_of(self.rank)), False
         return name
-
-    def _refused(self, bad: Checkpoint, reason: str) -> None:
-        self.write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
     def _park_lost(self, error: Lost) -> None:
         aborted = self._aborted_generation >= self.generation

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.events import Kind
@@ -14,17 +13,15 @@ from harness.sim.faults import TrainingError
 from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite
-from recovery import checkpoints, marks, order
+from recovery import marks, order
 from recovery.interval import parse, steps_of
 from recovery.order import MicroBatch
-from recovery.saving import Saving
 from recovery.wire import Digest
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
-DATA_FILE = "state.bin"
 COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
 OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")  # of a save
 
@@ -282,8 +279,7 @@ class Attempt:
             yield from self._meet(job.state, job.replica)
             return
         clock = job.process.clock
-        saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
-        since_s = saving.begin(number)
+        saving, since_s = job.checkpoints.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
         states = [job.state]
@@ -297,31 +293,6 @@ class Attempt:
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
             job.mark.touch()  # a slow disk is no hang
         job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
-        if saving.attempt(number, partial(self._commit, states), since_s=since_s):
-            saving.prune(job.config.checkpoint_dir, job.config.checkpoint_keep, disk=self._disk)
-        elif not job.behaviour.survives_failed_save(job):
+        done = job.checkpoints.commit(saving, number, states, since_s)
+        if not done and not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
-
-    def _commit(self, states: Sequence[State]) -> tuple[checkpoints.Checkpoint, int]:
-        job = self._job
-        if any(state.bad for state in states):
-            raise RuntimeError("the state is not finite, so it is not saved")
-        directory = job.config.checkpoint_dir
-        staging = directory / f".staging-{job.process.name}"
-        checkpoints.sweep(directory)
-        self._disk("mkdir", staging)
-        staging.mkdir(parents=True)
-        data, path = b"".join(state.data() for state in states), staging / DATA_FILE
-        with open(path, "wb") as stream:
-            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
-                self._disk("write", path)
-                stream.write(part)
-                stream.flush()
-        facts = {"generation": job.generation, "scalars": job.state.scalars()}
-        return checkpoints.commit(staging, directory, self.number, facts, disk=self._disk)
-
-    def _disk(self, what: str, path: Path) -> None:
-        """The simulated disk's voice, and then a fault's in this rank."""
-        for voice in (self._job.config.disk, self._job.faults.disk):
-            if voice is not None:
-                voice(what, path)

@@ -27,7 +27,8 @@ PARTS_TIMEOUT_S = 120.0
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
-    each is full; ``check``: raises when the save is to be given up.
+    each is full; ``check``: raises when the save is to be given up; ``since``: the step from which the generation went
+    on (-1: unknown); ``progress``: called while something is read for it, None: not by the training thread.
     """
 
     directory: Path
@@ -40,17 +41,21 @@ class Order:
     delta: int = 1
     disk: Disk
     check: Callable[[], None]
+    since: int = -1
+    progress: Callable[[], None] | None = None
 
 
 def order_of(
     state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
-    disk: Disk | None = None, check: Callable[[], None] | None = None,
+    disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[Order, list[Chunk]]:  # fmt: skip
     """A save of the state as it is now, and this writer's part of it: live references."""
     held = chunks_of(state.tensors())
     order = Order(
         directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
         writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
+        since=since, progress=progress,
     )  # fmt: skip
     return order, share(held, writer, writers)
 
@@ -79,7 +84,7 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
         gone = delta.missing(order.directory, streams)
         if gone is not None:
             raise RuntimeError(f"{gone} is gone, to which this delta refers: the next one is tried anew")
-        facts |= {"generation": order.generation, "scalars": order.scalars}
+        facts |= {"generation": order.generation, "since": order.since, "scalars": order.scalars}
         order.check()
         return checkpoints.commit(
             staging, order.directory, order.step, facts, streams=streams, disk=order.disk
@@ -141,6 +146,7 @@ def restore_newest(
             refused(checkpoint, str(error))
             continue
         load(state, reading)
+        checkpoints.note_verified(checkpoint)
         return checkpoint
     return None
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from chaos.errors import EXIT_FAIL, ChaosError
 from chaos.events import Kind
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk
@@ -23,10 +25,17 @@ from recovery.mechanisms.saving.background import Background, Snapshot
 from recovery.mechanisms.saving.chunks import Chunk
 from recovery.mechanisms.saving.together import restore_together
 from recovery.mechanisms.state import TrainState
+from recovery.retention import Agreement, aside_in
 from recovery.saving import Outcome, Saving, Write, pruned
-from recovery.wire import CheckpointNote
+from recovery.wire import Unrecoverable
 
 END_S = 60.0  # longest wait for a save that is under way, at the end and before a restore
+
+
+class NothingToRestore(ChaosError):
+    """There were checkpoints, and none is left that may be used."""
+
+    exit_code = EXIT_FAIL
 
 
 class Checkpointer:
@@ -34,16 +43,16 @@ class Checkpointer:
 
     ``check`` raises GenerationLost once the generation is aborted; ``progress``: called while a save or restore goes
     on, so that it is not taken for a hang; ``entered``: called with the step and whether this rank writes, when a
-    save begins.
+    save begins; ``agreed``: the last step at which the replicas are known to have been the same (-1: not known).
 
     A save that falls due while another is still being written is made as soon as that one is done. One at a pause is
     waited for, whatever the mode: the supervisor asks for it because a machine is about to go.
     """
 
     def __init__(
-        self, config: JobConfig, state: TrainState, *, write: Write, send: Callable[[CheckpointNote], object],
+        self, config: JobConfig, state: TrainState, *, write: Write, send: Callable[[Any], object],
         check: Callable[[], None], progress: Callable[[], None], entered: Callable[[int, bool], None],
-        clock_s: Callable[[], float] = time.perf_counter,
+        agreed: Callable[[], int] = lambda: -1, clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
         self._config = config
@@ -52,7 +61,9 @@ class Checkpointer:
         self._check = check
         self._progress = progress
         self._entered = entered
+        self._agreed = agreed
         self._clock_s = clock_s
+        self._send = send
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
         every = config.checkpoint_every
         self._interval = parse(every, config.saves.mtbf_s) if every else None
@@ -62,6 +73,10 @@ class Checkpointer:
         self._background = Background()
         self._given_up = threading.Event()  # of the save under way
         self._bad: set[str] = set()  # on disk, and said to be so in this restore
+        self._written: set[str] = (
+            set()
+        )  # by this rank in this generation, so that nobody has to read them to know
+        self._since = -1  # the step from which this generation went on
         self._doubted = (0, 0)  # generation and step, see distrust
         self._memory: Remembering | None = None
         if config.memory is not None:
@@ -120,12 +135,17 @@ class Checkpointer:
     def joined(self, rank: int, layout: Layout) -> None:
         """A new generation: what earlier ones have left of saves by several ranks is not to be mixed with its own."""
         directory = self._config.checkpoint_dir
+        self._written = set()
         if rank == 0 and directory is not None and self._writers(layout) > 1:
             checkpoints.sweep(directory)
 
+    def began(self, step: int) -> None:
+        """The generation trains on from this step."""
+        self._since = step
+
     def distrust(self, step: int, *, before: int, deletes: bool) -> None:
         """Restore none that a generation before ``before`` saved after ``step``, unless that is negative: the state may
-        have been corrupted before anybody noticed. ``deletes``: this rank removes those on the disk."""
+        have been corrupted before anybody noticed. ``deletes``: this rank puts those on the disk out of the way."""
         if step < 0:
             return
         self._settle()
@@ -133,10 +153,25 @@ class Checkpointer:
         if self._memory is not None and deletes:
             self._memory.distrust(step, before)
         directory = self._config.checkpoint_dir
-        if directory is None or not deletes:
+        if directory is not None and deletes:
+            self._saving.set_aside(directory, step, disk=self._on_disk)
+
+    def require(self, *, anew: bool, fresh: bool) -> None:
+        """Nothing was restored: see whether initial values will do. ``anew``: the supervisor knows of no checkpoint
+        that was ever saved; ``fresh``: this process still holds the initial values. Raises NothingToRestore."""
+        directory = self._config.checkpoint_dir
+        aside = aside_in(directory) if directory is not None else []
+        lost = [*sorted(self._bad), *aside]
+        if fresh and (self._config.fresh or (anew and not lost)):
             return
-        for old in checkpoints.drop_after(directory, step, refused=self._undeletable, disk=self._on_disk):
-            self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+        what = f": {', '.join(lost)} may not be used" if lost else ""
+        what += "" if fresh else "; this process no longer holds the initial state"
+        error = NothingToRestore(
+            f"nothing is left to restore{f' in {directory}' if directory is not None else ''}{what}",
+            hint="begin anew with --fresh, or put a checkpoint back that you trust",
+        )
+        self._send(Unrecoverable(error=error.message))
+        raise error
 
     def restore(self, group: Group, layout: Layout) -> str | None:
         """Load the newest good checkpoint; its name, or None when none verifies. All end with the same checkpoint.
@@ -196,7 +231,8 @@ class Checkpointer:
 
         return checkpointing.order_of(
             self._state, directory, generation=generation, writer=rank, writers=writers,
-            delta_every=self._config.saves.delta, disk=self._on_disk, check=check,
+            delta_every=self._config.saves.delta, disk=self._on_disk, check=check, since=self._since,
+            progress=self._progress,
         )  # fmt: skip
 
     def _save_now(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
@@ -216,7 +252,7 @@ class Checkpointer:
         copies = self._snapshot.take(chunks)
         blocked_s = self._clock_s() - began_s
         self._history = self._history.saved(began_s, blocked_s)
-        order = replace(order, disk=self._on_disk_later)
+        order = replace(order, disk=self._on_disk_later, progress=None)
         self._background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
 
     def _write_out(
@@ -228,7 +264,19 @@ class Checkpointer:
         outcome = self._saving.tried(order.step, save, since_s=began_s, passes=passes, blocked_s=blocked_s)
         if outcome.saved is None:
             return outcome
-        return replace(outcome, pruned=pruned(order.directory, self._config.checkpoint_keep, disk=self.disk))
+        self._written.add(outcome.saved[0].name)
+        done = pruned(
+            order.directory, self._config.checkpoint_keep, agreed=self._agreement(), recorded=self._written,
+            disk=order.disk, progress=order.progress,
+        )  # fmt: skip
+        return replace(outcome, pruned=done)
+
+    def _agreement(self) -> Agreement | None:
+        """What is known of the comparison of replicas; None: they are not compared."""
+        config = self._config
+        if config.verify_every == 0 or config.world == config.shards:
+            return None
+        return Agreement(step=self._agreed(), every=config.verify_every)
 
     def _settle(self) -> None:
         """Wait for the save under way, and give it up when that takes too long."""
@@ -250,11 +298,9 @@ class Checkpointer:
         if self.disk is not None:
             self.disk(what, path)
 
-    def _undeletable(self, bad: Checkpoint, reason: str) -> None:
-        self._write(Kind.CHECKPOINT_KEPT, step=bad.step, checkpoint=bad.name, error=reason)
-
     def _refused(self, bad: Checkpoint, reason: str) -> None:
         if bad.name in self._bad:
             return  # looked at twice, as it is newer than several in memory
         self._bad.add(bad.name)
+        checkpoints.note_refused(bad, reason)
         self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)

@@ -30,7 +30,7 @@ class Holding:
 
 def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
     """Get hold of the generation's state; returns the checkpoint's name if this rank restored one. ``write``: logs an
-    event. Raises GenerationLost, RuntimeError when nothing can bring the state back."""
+    event. Raises GenerationLost, NothingToRestore when nothing can bring the state back."""
     holding, layout, rank = job.holding, job.layout, job.rank
     if order.finish:
         _finish(job, order.finish, group)
@@ -42,8 +42,8 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
         name = job.checkpoints.restore(group, layout)
         if order.receives:
             name = None  # a copy of what another loads
-        elif name is None and not holding.fresh:
-            raise RuntimeError("no checkpoint verifies, and this process no longer holds the initial state")
+        elif name is None:
+            job.checkpoints.require(anew=order.anew, fresh=holding.fresh)
         origin = "checkpoint" if name else "initial"
         holding.valid = True
     if order.receives:

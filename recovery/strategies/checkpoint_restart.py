@@ -45,7 +45,7 @@ class CheckpointRestart(Strategy):
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT)
-        reason = f"{self.restart} restart from the newest good checkpoint"
+        reason = f"{self.restart} restart: {fallback.origin(view)}"
         traced = fallback.skip(view)
         if traced is not None:
             if not isinstance(traced.actions[0], Form):

@@ -16,11 +16,15 @@ from recovery.pieces import CorruptCheckpoint, Piece
 
 
 def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known | None, int]:
-    """What the newest checkpoint before ``step`` offers ``writer``, and how many deltas on from a full one the next
-    is: (None, 0) for a full one, which is every ``every``-th.
+    """What the newest checkpoint of the lineage before ``step`` offers ``writer``, and how many deltas on from a full
+    one the next is: (None, 0) for a full one, which is every ``every``-th.
     """
-    older = next((c for c in checkpoints.newest_first(directory) if c.step < step), None)
-    if older is None or every <= 1:
+    if every <= 1:
+        return None, 0
+    lineage, _ = checkpoints.by_lineage(directory)
+    # One that did not verify is no ground to build on: what is referred to may be just what is damaged.
+    older = next((c for c in lineage if c.step < step and not checkpoints.is_refused(c)), None)
+    if older is None:
         return None, 0
     try:
         manifest = checkpoints.manifest_of(older)

@@ -50,6 +50,8 @@ def restore_together(
                 refused(checkpoint, str(error))
             continue
         _load(state, reading, group, checkpoint.name, device)
+        if group.rank == 0:
+            checkpoints.note_verified(checkpoint)
         return checkpoint
 
 

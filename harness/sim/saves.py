@@ -1,0 +1,112 @@
+"""The checkpoints of one simulated rank, small but real, as of ``recovery.mechanisms.checkpointer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos.events import Kind
+from harness.sim.state import State
+from recovery import checkpoints
+from recovery.checkpoints import Checkpoint
+from recovery.retention import Agreement, aside_in
+from recovery.saving import Saving
+from recovery.wire import Agreed, Join, Unrecoverable
+
+if TYPE_CHECKING:
+    from harness.sim.rank import SimRank
+
+DATA_FILE = "state.bin"
+
+
+class SimSaves:
+    """``since``: the step from which this generation went on."""
+
+    def __init__(self, job: SimRank) -> None:
+        self.since = -1
+        self._job = job
+        self._agreed = -1
+        self._refused: list[str] = []
+
+    def told(self, message: Agreed) -> None:
+        """The replicas were the same at a step."""
+        self._agreed = message.step
+
+    def joining(self, order: Join) -> None:
+        """A new generation; what may hold a corrupted state is put out of the way by rank 0."""
+        job = self._job
+        self._agreed = order.agreed if order.agreed >= 0 else self._agreed
+        if order.trust < 0 or job.rank:
+            return
+        if job.memory is not None:
+            job.memory.distrust(order.trust, job.generation)
+        self._saving().set_aside(job.config.checkpoint_dir, order.trust)
+
+    def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
+        """The one to restore, with its manifest."""
+        self._refused = []
+        return self._job.behaviour.restore(self._job, self._refuse)
+
+    def require(self, *, anew: bool) -> None:
+        """Nothing was restored: see whether initial values will do. Raises RuntimeError."""
+        lost = [*self._refused, *aside_in(self._job.config.checkpoint_dir)]
+        if anew and not lost:
+            return
+        what = f": {', '.join(lost)} may not be used" if lost else ""
+        error = f"nothing is left to restore{what}"
+        self._job.send(Unrecoverable(error=error))
+        raise RuntimeError(error)
+
+    def begin(self, step: int) -> tuple[Saving, float]:
+        """A save begins, at this time in seconds."""
+        saving = self._saving()
+        return saving, saving.begin(step)
+
+    def commit(self, saving: Saving, step: int, states: Sequence[State], since_s: float) -> bool:
+        """Write it, and delete what retention says; False: it failed."""
+        config = self._job.config
+        if not saving.attempt(step, partial(self._write, step, states), since_s=since_s):
+            return False
+        compared = config.verify_every != 0 and config.world > config.shards
+        agreed = Agreement(step=self._agreed, every=config.verify_every) if compared else None
+        recorded = {checkpoints.name_of(step)}
+        saving.prune(
+            config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk
+        )
+        return True
+
+    def _saving(self) -> Saving:
+        job = self._job
+        clock = job.process.clock
+        return Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
+
+    def _write(self, step: int, states: Sequence[State]) -> tuple[Checkpoint, int]:
+        job = self._job
+        if any(state.bad for state in states):
+            raise RuntimeError("the state is not finite, so it is not saved")
+        directory = job.config.checkpoint_dir
+        staging = directory / f".staging-{job.process.name}"
+        checkpoints.sweep(directory)
+        self._disk("mkdir", staging)
+        staging.mkdir(parents=True)
+        data, path = b"".join(state.data() for state in states), staging / DATA_FILE
+        with open(path, "wb") as stream:
+            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+                self._disk("write", path)
+                stream.write(part)
+                stream.flush()
+        facts = {"generation": job.generation, "since": self.since, "scalars": job.state.scalars()}
+        return checkpoints.commit(staging, directory, step, facts, disk=self._disk)
+
+    def _refuse(self, bad: Checkpoint, reason: str) -> None:
+        self._refused.append(bad.name)
+        checkpoints.note_refused(bad, reason)
+        self._job.write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
+
+    def _disk(self, what: str, path: Path) -> None:
+        """The simulated disk's voice, and then a fault's in this rank."""
+        for voice in (self._job.config.disk, self._job.faults.disk):
+            if voice is not None:
+                voice(what, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -109,14 +110,12 @@ def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
 
 
 def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
-    import socket
-
     one, other = socket.socketpair()
     agent = Agent(Channel(one))
-    join = {"generation": 1, "rank": 0, "members": ["w0"], "store_port": 1, "copies": {}, "restore": False}
-    agent._handle(Join(**join, timeout_s=1.0, agreed=40))
+    first = Join(generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, agreed=40)
+    agent._handle(first)
     agent._handle(Agreed(step=50))
-    agent._handle(Join(**join, timeout_s=1.0))
+    agent._handle(first.model_copy(update={"agreed": -1}))
     assert agent.agreed == 50, "a supervisor that does not know takes nothing back"
     one.close()
     other.close()

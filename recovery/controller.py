@@ -80,6 +80,7 @@ class Controller(Corruptions, Lookout):
         self._deadline_s = 0.0
         self._abort_due = False
         self._again_s = math.inf
+        self._unheard_s: dict[str, float] = {}
         self._digests = DigestBook()
         self._agreement = (0, None)
         self._settling = Settling(self.timing.settle_timeout_s)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chaos.events import Kind
-from recovery.detect import STOPPED
+from recovery.detect import STOPPED, UNHEARD
 from recovery.layout import Layout
 from recovery.seating import brings, common_step
 from recovery.strategy import Form, Health, ProcessView, StateFrom
@@ -79,6 +79,10 @@ class Crew:
         silent = [p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s]
         return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
 
+    def unheard(self) -> list[Process]:
+        """Members at work whose node is not heard of."""
+        return [process for process in self.training() if self._hands.os_state(process.name) == UNHEARD]
+
     def kill(self, process: Process) -> None:
         """Kill it and count it dead from now on."""
         process.expected_exit = True
@@ -138,7 +142,9 @@ class Crew:
         return self.members.index(name) if name in self.members else None
 
     def views(self) -> tuple[ProcessView, ...]:
-        """All processes as a strategy sees them."""
+        """All processes as a strategy sees them, oldest first, but last whoever waits on a node not heard of."""
+        ready = [p.name for p in self.where(Health.READY)]
+        unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
         return tuple(
             ProcessView(
                 name=p.name,
@@ -151,7 +157,7 @@ class Crew:
                 shard=p.shard,
                 pending=p.pending,
             )
-            for p in self
+            for p in sorted(self, key=lambda process: process.name in unheard)
         )
 
     def bench(self, process: Process) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from types import MappingProxyType
 
@@ -22,6 +23,8 @@ STARVED = ("R", "D")  # would run, or waits for a disk
 STOPPED = ("T",)
 TRACED = ("t",)
 """Held by a debugger or a profiler, who mean to let go of it."""
+UNHEARD = "?"
+"""Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,32 +127,36 @@ class HangDetector:
     ) -> Hang | None:  # fmt: skip
         """The worst hang among the members of a training generation that are still at work.
 
-        ``kernel``: the kernel's letter for a process (R, S, D, T ...), asked only of those that did not move since
-        the last look; ``replicas``: which members hold one copy of the model together, where one is more than a rank:
-        they have collectives of their own, in which they wait for each other alone. A hang of the process ``""`` is
-        nobody's: all wait in one collective.
+        ``kernel``: the kernel's letter for a process (R, S, D, T ..., ? of one that is not heard of), asked only of
+        those that did not move since the last look; ``replicas``: which members hold one copy of the model together,
+        where one is more than a rank: they have collectives of their own, in which they wait for each other alone. A
+        hang of the process ``""`` is nobody's: all wait in one collective.
         """
+        kernel = cache(kernel)
         passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
         self._last_look_s = now_s
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
             group = replicas.get(name, 0)
             ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
-        hangs = []
+        hangs, heard = [], {}
         for name, mark in marks.items():
             furthest = ahead[replicas.get(name, 0)]
             silence = self._silences.get(name)
             if silence is None or silence.mark != mark:
                 silence = self._silences[name] = _Silence(mark=mark)
+            elif kernel(name) == UNHEARD:
+                continue
             elif _waits(mark, furthest) and len(marks) > 1:
                 silence.waited_s += passed
             else:
                 silence.behind_s += passed
+            heard[name] = mark
             hang = self._judge(name, silence, passed, kernel, None if len(marks) == 1 else furthest)
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
-        return worst or self._stuck(marks)
+        return worst or self._stuck(heard, alone=len(marks) == 1)
 
     def _judge(
         self, name: str, silence: _Silence, passed_s: float, kernel: Callable[[str], str],
@@ -191,9 +198,9 @@ class HangDetector:
             missed=missed if mark.phase == "collective" else 0,
         )
 
-    def _stuck(self, marks: Mapping[str, Mark]) -> Hang | None:
-        """All members have waited in one collective for twice its deadline: the network's fault."""
-        if len(marks) < 2 or any(mark.phase != "collective" for mark in marks.values()):
+    def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
+        """All members that are heard of have waited in one collective for twice its deadline: the network's fault."""
+        if alone or not marks or any(mark.phase != "collective" for mark in marks.values()):
             return None
         waited = min(self._silences[name].waited_s for name in marks)
         limit = 2 * self.deadline_s("collective")

@@ -49,6 +49,9 @@ class Home(Protocol):
     def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
         """Start one; returns its pid. Raises InfrastructureError, ConnectionError when its node has been lost."""
 
+    def may_return(self) -> bool:
+        """Whether a place where nothing could be started may take processes again: then ask ``spots`` once more."""
+
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
 
@@ -123,6 +126,10 @@ class ThisMachine:
         """Fork it, or start it cold."""
         told = config.model_copy(update={"parent": os.getpid()}).model_dump_json().encode()
         return self._node.start(name, told, mode=mode, log=config.events / f"{name}.jsonl")
+
+    def may_return(self) -> bool:
+        """There is no other place."""
+        return False
 
     def close(self) -> dict[int, str]:
         """End everything, the fork server too."""

@@ -20,6 +20,7 @@ class Lookout(Adopter):
     _settling: Settling
     _abort_due: bool
     _again_s: float
+    _unheard_s: dict[str, float]  # process -> when its node was last not heard of while it was to park
 
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
@@ -29,8 +30,11 @@ class Lookout(Adopter):
         elif self.stage in (Stage.TRAINING, Stage.PAUSING):
             self._look_at_marks()
             self._replace_lost(now)
-        elif self.stage is Stage.STOPPING and now > self._deadline_s:
-            self._declare_unparked()
+        elif self.stage is Stage.STOPPING:
+            for entry in self._crew.unheard():
+                self._unheard_s[entry.name] = now
+            if now > self._deadline_s:
+                self._declare_unparked()
         elif self.stage is Stage.FORMING:
             self._look_at_forming(now)
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
@@ -54,14 +58,16 @@ class Lookout(Adopter):
         if self._abort_due:
             self._abort()
             return
-        late = self._crew.training()
-        now = self.hands.now_s()
+        now, members = self.hands.now_s(), self._crew.training()
+        # Who is not heard of may have parked; its node comes back, and the word with it, or is given up.
+        since_s = now - self.timing.park_timeout_s
+        late = [entry for entry in members if self._unheard_s.get(entry.name, -math.inf) < since_s]
         starved = [entry for entry in late if self.hands.os_state(entry.name) in "RD"]
         if starved and now < self._deadline_s + self.timing.park_timeout_s * self.timing.hang.starved_factor:
             return
         for entry in late:
             self._fail(entry, Cause.HANG, "did not leave an aborted generation")
-        if not late and not self._failures.current:
+        if not members and not self._failures.current:
             self._decide_if_parked()
 
     def _replace_lost(self, now: float) -> None:

@@ -12,6 +12,7 @@ from chaos.errors import ScenarioError
 from recovery import strategies
 from recovery.interval import parse
 from recovery.jobconfig import Saves
+from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import address_of
 from recovery.strategy import Strategy
 
@@ -123,6 +124,13 @@ def _add_node_options(add: Callable[..., object]) -> None:
         help="the agents' token, hexadecimal, readable by you alone",
     )
     add(
+        "--node-timeout",
+        type=_seconds,
+        default=FleetLimits().node_s,
+        metavar="S",
+        help="seconds for which the job waits for a node that it needs and does not hear of (default 15)",
+    )
+    add(
         "--adopt",
         action="store_true",
         help="take over the job in --events from a supervisor that was killed; a new job if there is none",
@@ -160,6 +168,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return value
 
 

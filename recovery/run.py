@@ -30,6 +30,7 @@ from recovery.home import Home, ThisMachine
 from recovery.local import prepare_store
 from recovery.nodes.fleet import Fleet
 from recovery.nodes.home import Nodes
+from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import read_token
 from recovery.options import UsageError, check, parser, saves_of, strategy_of
 from recovery.shown import Shown, say
@@ -91,7 +92,8 @@ def _on_nodes(
 ) -> tuple[Home, Literal["gloo", "nccl"]]:
     prepare_store()  # agents that have dialled would hear nothing meanwhile
     host, port = given.listen
-    fleet = Fleet(token=read_token(given.token_file), host=host, port=port, epoch=epoch)
+    limits = FleetLimits(node_s=given.node_timeout)
+    fleet = Fleet(token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits)
     nodes = Nodes(fleet, nodes=given.nodes, size=wanted, device=given.device, events=events)
     return nodes, "nccl" if given.device == "cuda" else "gloo"
 

@@ -32,7 +32,7 @@ class Hands(Protocol):
         """The process's progress mark."""
 
     def os_state(self, process: str) -> str:
-        """The kernel's word on the process: R, S, D, T, Z, X."""
+        """The kernel's word on the process: R, S, D, T, Z, X; ? while its node is not heard of."""
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

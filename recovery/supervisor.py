@@ -263,17 +263,7 @@ class Supervisor:
 
     def spawn(self, role: str, mode: str) -> str:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
-        name = f"{'s' if role == 'spare' else 'w'}{len(self._pids) + self._unnamed}"
-        taken = [self._spots[other] for other in self._alive]
-        why = "no node is left"
-        for spot in least_taken(self._home.spots(), taken, self._avoids):
-            try:
-                pid = self._home.start(name, spot, self._config(name, spot), mode)
-                break
-            except ConnectionError as error:
-                why = str(error)
-        else:
-            raise InfrastructureError(f"cannot start {name}: {why}", hint="see what the nodes' agents say")
+        name, pid, spot = self._start("s" if role == "spare" else "w", mode)
         self._pids[name], self._spots[name] = pid, (spot.node, spot.device)
         self._alive.add(name)
         self.record(
@@ -283,6 +273,27 @@ class Supervisor:
 
     def _avoids(self, spot: tuple[int, str]) -> bool:
         return self._reputation.avoids(spot, self.now_s())
+
+    def _start(self, kind: str, mode: str) -> tuple[str, int, Spot]:
+        """Try node after node, and again while any may come back. Each try uses up a name: what could not be started
+        may be there yet, and begin late."""
+        taken = [self._spots[other] for other in self._alive]
+        while True:
+            why, failed = "no node is left", set[int]()
+            for spot in least_taken(self._home.spots(), taken, self._avoids):
+                if spot.node in failed:
+                    continue
+                name = f"{kind}{len(self._pids) + self._unnamed}"
+                try:
+                    return name, self._home.start(name, spot, self._config(name, spot), mode), spot
+                except ConnectionError as error:
+                    why = str(error)
+                    self._unnamed += 1
+                    failed.add(spot.node)
+            if self._stop.signum or not self._home.may_return():
+                raise InfrastructureError(
+                    f"cannot start a process: {why}", hint="see what the nodes' agents say"
+                )
 
     def _config(self, name: str, spot: Spot) -> ScriptConfig:
         spec = self._spec

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from recovery.nodes.fleet import Fleet, FleetLimits, FleetReport
 from recovery.wire import Extra
@@ -50,15 +50,41 @@ class AgentProcess:
         return self.log.read_text()
 
 
+class Place(Protocol):
+    """Where nodes are."""
+
+    host: str
+
+    def address(self, node: int) -> str:
+        """Of a node."""
+
+    def at(self, node: int, command: list[str]) -> list[str]:
+        """The command line that runs a command there."""
+
+
+class Here:
+    """All are this machine."""
+
+    host = "127.0.0.1"
+
+    def address(self, node: int) -> str:
+        return f"127.0.1.{node + 1}"
+
+    def at(self, node: int, command: list[str]) -> list[str]:
+        return command
+
+
 class Yard:
     """A fleet, its agents, and the run's directory; ``collected``: all that the fleet ever reported."""
 
     def __init__(
-        self, folder: Path, *, limits: FleetLimits = FleetLimits(), token: bytes | None = None
-    ) -> None:
+        self, folder: Path, *, limits: FleetLimits = FleetLimits(), token: bytes | None = None,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.token = token or secrets.token_bytes(32)
-        self.fleet = Fleet(token=self.token, host="127.0.0.1", limits=limits, refused=self._refused)
+        self.place: Place = place or Here()
+        self.fleet = Fleet(token=self.token, host=self.place.host, limits=limits, refused=self._refused)
         self.refused: list[str] = []
         self.agents: dict[int, AgentProcess] = {}
         self.collected: list[FleetReport] = []
@@ -83,11 +109,12 @@ class Yard:
         file.chmod(0o600)
         command = [
             sys.executable, "-m", "recovery.nodes.serve", "--coordinator",
-            f"127.0.0.1:{port or self.fleet.address[1]}", "--node", str(node), "--address", f"127.0.1.{node + 1}",
+            f"{self.place.host}:{port or self.fleet.address[1]}", "--node", str(node),
+            "--address", self.place.address(node),
             "--token-file", str(file), "--scratch", str(self.scratch(node)), "--lease", str(lease_s),
             "--entry", "tiny_rank:start", "--cold", "tiny_rank", "--module", "tiny_rank",
         ]  # fmt: skip
-        return AgentProcess(command, self.folder / f"agent{node}{tag}.log")
+        return AgentProcess(self.place.at(node, command), self.folder / f"agent{node}{tag}.log")
 
     def start(self, *nodes: int, **options: Any) -> None:
         """Start agents, and wait until they are there."""

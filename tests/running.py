@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chaos.events import Event, Kind, Tail
@@ -23,9 +23,11 @@ STEPS = 320
 class Running:
     """A ``recovery.run`` in a process of its own."""
 
+    command: Sequence[str] = (sys.executable, "-m", "recovery.run")
+
     def __init__(self, folder: Path, *arguments: str | Path) -> None:
         self.events = folder / "events"
-        command_line = [sys.executable, "-m", "recovery.run", "--events", self.events, *arguments]
+        command_line = [*self.command, "--events", self.events, *arguments]
         self.process = subprocess.Popen(
             list(map(str, command_line)), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,

@@ -16,12 +16,13 @@ from chaos.errors import InfrastructureError
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake
 from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost
-from recovery.nodes.fleet import Fleet, FleetReport
+from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.link import Link
 from recovery.nodes.protocol import (
     FROM_COORDINATOR,
     Beat,
     Ended,
+    Fence,
     Frame,
     Heard,
     Hello,
@@ -34,7 +35,7 @@ from recovery.nodes.protocol import (
     Tell,
     Welcome,
 )
-from recovery.wire import Ready, Stop
+from recovery.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0
@@ -60,7 +61,7 @@ class Puppet:
     ) -> None:
         self.fleet = fleet
         self.heard: list[Any] = []
-        self.number = 0
+        self.number = self.got = 0
         self.link = dialled(fleet)
         self.link.put(
             Hello(
@@ -72,12 +73,14 @@ class Puppet:
     def say(self, *frames: Frame, reliable: bool = True) -> None:
         for frame in frames:
             self.number += reliable
-            self.link.put(frame, number=self.number if reliable else 0)
+            self.link.put(frame, number=self.number if reliable else 0, got=self.got)
         self.link.flush()
 
     def listen(self) -> list[Any]:
         try:
-            self.heard += [parcel.frame for parcel in self.link.take()]
+            parcels = self.link.take()
+            self.got = max([self.got, *(parcel.number for parcel in parcels)])
+            self.heard += [parcel.frame for parcel in parcels]
         except OSError:
             pass
         return self.heard
@@ -194,7 +197,21 @@ def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None
     assert abs(end.time_ns - stage.clock.now_ns) <= info.bound_ns
 
 
-def test_silence_is_not_loss_until_it_lasts(stage: Stage) -> None:
+def beating(puppet: Puppet, **states: str) -> None:
+    puppet.say(Beat(time_ns=1, marks=dict.fromkeys(states, MARK), states=states), reliable=False)
+
+
+def heard_of(stage: Stage, puppet: Puppet, seconds: float, node: int = 1) -> list[FleetReport]:
+    """Time passes, in which one node is heard of."""
+    found = []
+    for _ in range(round(seconds / 0.5)):
+        beating(puppet)
+        stage.until(lambda _: not stage.fleet.nodes()[node].silent_s)
+        found += stage.passes(0.5)
+    return found
+
+
+def test_silence_is_not_loss_until_the_lease_is_over(stage: Stage) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     stage.passes(0.0)
@@ -202,12 +219,90 @@ def test_silence_is_not_loss_until_it_lasts(stage: Stage) -> None:
         assert stage.passes(0.7) == []
     assert stage.asked == 0
     assert stage.passes(0.2) == [] and stage.asked == 1, "now the platform is asked"
-    for _ in range(28):
+    for _ in range(129):
         assert stage.passes(0.99) == []
     assert stage.fleet.alive("w0")
-    reports = [*stage.passes(0.9), *stage.passes(0.9)]
+    reports = [report for _ in range(3) for report in stage.passes(0.9)]
     assert [type(r) for r in reports] == [NodeLost, Exited]
-    assert "it was silent for 30" in str(reports[0])
+    assert "longer than the lease of its agent" in str(reports[0])
+
+
+def test_a_silent_node_that_a_decision_waits_for_is_given_up_and_fenced(stage: Stage) -> None:
+    silent, other = stage.join(0), stage.join(1, "z")
+    stage.spawn(silent)
+    stage.until(lambda _: any(isinstance(f, Start) for f in silent.listen()))
+    beating(silent)
+    assert heard_of(stage, other, 40.0) == [], "nobody needs it"
+    assert stage.fleet.send("w0", Abort(generation=1))
+    assert heard_of(stage, other, 14.5) == []
+    reports = heard_of(stage, other, 1.0)
+    assert [type(r) for r in reports] == [NodeLost, Exited]
+    assert "the job needs it, and it was not heard of for 15 s" in str(reports[0])
+    stage.until(lambda _: any(isinstance(f, Fence) for f in silent.listen()))
+    again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
+    assert isinstance(stage.answer(again), Fence), "whatever it had not read"
+
+
+def test_a_coordinator_that_hears_nobody_gives_nobody_up(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    assert stage.fleet.send("w0", Abort(generation=1))
+    stage.passes(0.0)
+    assert [report for _ in range(100) for report in stage.passes(0.9)] == []
+
+
+def test_what_was_known_of_a_silent_node_says_nothing_about_now(stage: Stage) -> None:
+    puppet = stage.join()
+    stage.spawn(puppet)
+    beating(puppet, w0="S")
+    stage.until(lambda _: stage.fleet.os_state("w0") == "S")
+    stage.passes(0.2)
+    assert stage.fleet.os_state("w0") == "S"
+    stage.passes(0.1)
+    assert stage.fleet.os_state("w0") == "?"
+    beating(puppet)
+    stage.until(lambda _: stage.fleet.os_state("w0") == "S")
+    puppet.link.reset()
+    stage.until(lambda _: stage.fleet.os_state("w0") == "?")
+
+
+def test_nothing_is_asked_of_a_silent_node_and_another_can_be_at_once(stage: Stage) -> None:
+    stage.fleet.begin("arm", None)
+    puppet = stage.join()
+    stage.passes(0.0)
+    stage.passes(0.9)
+    stage.passes(0.9)
+    stage.clock.now_ns += SECOND
+    begun_s = time.monotonic()
+    with pytest.raises(NodeGone, match=r"has not answered for 2\.\d s: w0 is not asked for"):
+        stage.fleet.spawn("w0", 0, {}, mode="warm", log="")
+    assert time.monotonic() - begun_s < 3.0
+    assert not any(isinstance(f, Start) for f in puppet.listen())
+
+
+def test_a_node_that_was_started_anew_takes_the_place_of_its_silent_self(stage: Stage) -> None:
+    stage.spawn(stage.join())
+    stage.passes(0.0)
+    stage.passes(0.9)
+    stage.passes(0.9)
+    Puppet(stage.fleet, 0, "b")
+    reports = stage.until_kind(NodeJoined)
+    assert [type(r) for r in reports] == [NodeLost, Exited, NodeJoined]
+
+
+def test_a_connection_that_the_kernel_gives_up_is_only_missed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.spawn(stage.join())
+    link = stage.fleet._berths[0].link
+    assert link is not None
+
+    def take() -> list[Any]:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(link, "take", take)
+    stage.fleet._read(stage.fleet._berths[0])
+    assert not stage.fleet.nodes()[0].connected and stage.passes(1.0) == []
 
 
 def test_silence_is_loss_when_the_platform_says_so(stage: Stage) -> None:
@@ -253,16 +348,54 @@ def test_one_that_hung_up_and_stays_away_is_lost_all_the_same(stage: Stage) -> N
     assert "has not come back for 5 s" in str(reports[0])
 
 
-def test_a_connection_that_ends_is_a_hint_then_a_loss(stage: Stage) -> None:
+def test_an_agent_that_ended_is_a_lost_node(stage: Stage) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     puppet.link.close()
     stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    assert stage.passes(0.04) == stage.passes(0.10) == stage.passes(0.10) == []
+    reports = stage.passes(0.02)
+    assert [type(r) for r in reports] == [NodeLost, Exited]
+
+
+def failing(stage: Stage) -> Puppet:
+    """One of two nodes hangs up, and a rank of the other says that its connections broke."""
+    puppet, other = stage.join(), stage.join(1, "z")
+    stage.spawn(puppet)
+    stage.spawn(other, "w1", 1)
+    puppet.link.reset()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    other.say(Heard(process="w1", message=Parked(generation=1, step=7, valid=True, why="failed")))
+    stage.until_kind(Said)
+    return puppet
+
+
+def test_a_connection_that_ends_as_peers_fail_is_a_hint_then_a_loss(stage: Stage) -> None:
+    failing(stage)
     assert stage.passes(0.04) == []
     assert stage.passes(0.02) == [Dying(process="w0")]
     assert stage.passes(0.10) == []
     reports = stage.passes(0.10)
     assert [type(r) for r in reports] == [NodeLost, Exited]
+
+
+@pytest.mark.parametrize("close", ["reset", "close"])
+def test_a_node_whose_ranks_are_seen_to_train_is_not_lost_by_its_connection(stage: Stage, close: str) -> None:
+    puppet, other = stage.join(), stage.join(1, "z")
+    stage.spawn(puppet)
+    stage.spawn(other, "w1", 1)
+    for one, name in ((puppet, "w0"), (other, "w1")):
+        stage.until(lambda _, one=one: any(isinstance(f, Start) for f in one.listen()))  # type: ignore[misc]
+        beating(one, **{name: "S"})
+    stage.until(lambda _: stage.fleet.mark("w0").step == stage.fleet.mark("w1").step == MARK[1])
+    getattr(puppet.link, close)()
+    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    later = (*MARK[:5], MARK[5] + 2, MARK[6])
+    other.say(Beat(time_ns=1, marks={"w1": later}, states={}), reliable=False)
+    stage.until(lambda _: stage.fleet.mark("w1").committed == later[5])
+    assert heard_of(stage, other, 60.0) == [] and stage.fleet.alive("w0")
+    again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
+    assert isinstance(stage.answer(again), Welcome)
 
 
 def test_an_agent_that_comes_back_at_once_is_the_same(stage: Stage) -> None:
@@ -279,10 +412,7 @@ def test_an_agent_that_comes_back_at_once_is_the_same(stage: Stage) -> None:
 
 
 def test_one_that_comes_back_after_it_was_counted_dead_is_fenced(stage: Stage) -> None:
-    puppet = stage.join()
-    stage.spawn(puppet)
-    puppet.link.close()
-    stage.until(lambda _: not stage.fleet.nodes()[0].connected)
+    failing(stage)
     assert stage.passes(0.06) == [Dying(process="w0")]
     again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
     reports = stage.until_kind(Exited)

@@ -26,7 +26,6 @@ from recovery.jobconfig import Net
 from recovery.local import start_store
 from recovery.marks import Mark
 from recovery.nodes import news as words
-from recovery.nodes.agent import QUIET_BEAT_S
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
 from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import FleetReport, NodeGone
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from harness.nodes.session import NodesSession
 
 
-QUIET_S = 2 * QUIET_BEAT_S
+QUIET_S = 1.0
 
 
 class NodesCluster:

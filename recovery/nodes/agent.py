@@ -28,7 +28,8 @@ from recovery.nodes.ward import Ward
 from recovery.shown import say
 
 BEAT_S = 0.05
-QUIET_BEAT_S = 0.5
+QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old
+IDLE_BEAT_S = 0.5  # with no processes
 LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
@@ -92,7 +93,7 @@ class Agent:
         named = config.coordinator_boot == boot_id()
         self._ward = Ward(self._server, config.recipe, self._post, config.scratch, named=named)
         self._said_marks: Mapping[str, MarkWords] = {}
-        self._said_stopped: set[str] = set()
+        self._said_states: Mapping[str, str] = {}
         self._beat_s = self._looked_s = 0.0
 
     def run(self) -> str:
@@ -126,7 +127,7 @@ class Agent:
             poll.register(fd, select.POLLIN)
         if self._link is not None:
             poll.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0))
-        due_s = self._looked_s + (BEAT_S if self._ward.pids else QUIET_BEAT_S)
+        due_s = self._looked_s + (BEAT_S if self._ward.pids else IDLE_BEAT_S)
         poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
@@ -156,17 +157,20 @@ class Agent:
             self._ward.tell_of(report)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
-        """All marks, if they changed or nothing was said for long. Dropped when the coordinator does not keep up."""
+        """What changed; nothing, if nothing was said for long. Dropped when the coordinator does not keep up."""
         if not self._keeps_up or self._link is None:
             return
         marks, states = self._ward.marks(), self._ward.states()
-        stopped = {name for name, letter in states.items() if letter in "Tt"}
-        news = marks != self._said_marks or stopped != self._said_stopped
+        moved = {name: mark for name, mark in marks.items() if self._said_marks.get(name) != mark}
+        turned = {name: state for name, state in states.items() if self._said_states.get(name) != state}
+        news = moved or any(
+            "t" in (turned[name] + self._said_states.get(name, "")).lower() for name in turned
+        )
         due_s = self._beat_s + (BEAT_S if news else QUIET_BEAT_S)
         if now_s < due_s and not (news and at_once):
             return
-        self._said_marks, self._said_stopped, self._beat_s = marks, stopped, now_s
-        beat = protocol.Beat(time_ns=time.monotonic_ns(), marks=dict(marks), states=dict(states))
+        self._said_marks, self._said_states, self._beat_s = marks, states, now_s
+        beat = protocol.Beat(time_ns=time.monotonic_ns(), marks=moved, states=turned)
         self._link.put(beat, got=self._post.received)
 
     def _send(self) -> None:
@@ -221,7 +225,7 @@ class Agent:
         hello = protocol.Hello(
             node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
             boot=boot_id(), address=config.address or link.address, devices=config.devices, scratch=str(config.scratch),
-            processes=dict(self._ward.pids), versions=dict(config.versions),
+            processes=dict(self._ward.pids), versions=dict(config.versions), lease_s=config.lease_s,
         )  # fmt: skip
         link.put(hello, got=self._post.received)
 
@@ -256,7 +260,7 @@ class Agent:
                 self._post.add(ended)
         self._welcome = True
         self._post.reconnected()
-        self._beat_s = 0.0
+        self._said_marks, self._said_states, self._beat_s = {}, {}, 0.0  # it may have forgotten
 
     def _do(self, frame: Any) -> None:
         match frame:
@@ -293,10 +297,10 @@ class Agent:
         self._post.add(protocol.Cleared(left=left))
 
     def _lose(self, why: str, after_s: float = 0.0) -> None:
-        """The connection is of no use any more."""
+        """The connection is of no use any more. Only the end of this process closes one in order."""
         if self._link is None:
             return
-        self._link.close()
+        self._link.reset()
         self._link = None
         if self._welcome:
             self._away_s = time.monotonic()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chaos.errors import InfrastructureError
 from recovery.marks import PHASES, Mark
 from recovery.nodes.clock import ClockWatch, Offset
 from recovery.nodes.link import Link, Post
-from recovery.nodes.protocol import Hello, MarkWords
+from recovery.nodes.loss import How
+from recovery.nodes.protocol import Frame, Hello, MarkWords
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 
@@ -67,6 +69,16 @@ class ClockMeasured:
 
 NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured
 
+
+class NodeGone(InfrastructureError):
+    """The node is lost, or does not answer now."""
+
+    def __init__(self, node: int, why: str) -> None:
+        super().__init__(f"node {node}: {why}", hint="use another node")
+        self.node = node
+        self.why = why
+
+
 NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1)
 
 
@@ -87,8 +99,11 @@ class Remote:
 
 @dataclass(kw_only=True)
 class Berth:
-    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``left_ns``: since
-    when it is not connected (0: it is); ``traffic``: bytes sent and received over earlier connections."""
+    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``beat_ns``: when
+    its marks came last; ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
+    the other nodes then; ``asked``: something was to be started on it while it was silent; ``wants``: number of the
+    last message to it that the job waits for, and ``wanted_ns`` since when; ``traffic``: bytes sent and received over
+    earlier connections."""
 
     node: int
     hello: Hello
@@ -96,7 +111,13 @@ class Berth:
     post: Post = field(default_factory=lambda: Post(limit=MAX_KEPT))
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
+    beat_ns: int = 0
     left_ns: int = 0
+    how: How = ""
+    pace: int = 0
+    asked: bool = False
+    wants: int = 0
+    wanted_ns: int = 0
     told: bool = False
     lost: str = ""
     ping_due_ns: int = 0
@@ -127,6 +148,20 @@ class Berth:
             generation=generation, step=step, phase=PHASES[phase], collective=collective,
             time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq,
         )  # fmt: skip
+
+    def want(self, now_ns: int, frame: Frame | None = None) -> None:
+        """The job cannot go on without it, or before this has arrived."""
+        if not self.wanted:
+            self.wanted_ns = now_ns
+        if frame is None:
+            self.asked = True
+        else:
+            self.wants = self.post.add(frame)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the job waits for it."""
+        return self.asked or self.post.awaits(self.wants)
 
     def bytes_total(self) -> tuple[int, int]:
         """Sent to the agent and received from it, since it joined."""

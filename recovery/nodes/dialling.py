@@ -14,15 +14,16 @@ from recovery.nodes.handshake import Unproven
 from recovery.nodes.link import Link
 from recovery.nodes.protocol import FROM_COORDINATOR
 
-CONNECT_LIMIT_S = 3.0
+CONNECT_LIMIT_S = 1.5  # then anew: in a connection that waits the kernel tries less and less often
 SOONEST_S = 0.02
 LATEST_S = 1.0
 CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
 
 
 class Dialler:
-    """``address``: of the coordinator; ``source``: where to connect from, "" for any; ``say``: what went wrong, each
-    thing once in a row. ``dial`` begins; then the descriptor is readable once ``link`` has something."""
+    """``address``: of the coordinator; ``source``: of this node, to connect from if it is a loopback address; ``say``:
+    what went wrong, each thing once in a row. ``dial`` begins; then the descriptor is readable once ``link`` has
+    something."""
 
     def __init__(
         self, address: tuple[str, int], token: bytes, *, source: str, say: Callable[[str], None]
@@ -81,7 +82,8 @@ class Dialler:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> Link:
-        source = (self._source, 0) if self._source else None
+        # Elsewhere the way to the coordinator need not be that of the ranks, and answers are to come back by it.
+        source = (self._source, 0) if self._source.startswith("127.") else None
         sock = socket.create_connection(self._address, timeout=CONNECT_LIMIT_S, source_address=source)
         try:
             return Link(sock, handshake.enter(sock, self._token), FROM_COORDINATOR)

@@ -20,6 +20,7 @@ from recovery.nodes import protocol
 from recovery.nodes.berth import (
     Berth,
     ClockMeasured,
+    NodeGone,
     NodeInfo,
     NodeJoined,
     NodeLost,
@@ -27,10 +28,12 @@ from recovery.nodes.berth import (
     NodeWarned,
     Remote,
 )
+from recovery.nodes.datapath import DataPath
 from recovery.nodes.files import land
 from recovery.nodes.handshake import Refused
-from recovery.nodes.harbour import FIRST_PINGS, LOOK_S, FleetLimits, FleetReport, Harbour, NodeGone
-from recovery.wire import Message
+from recovery.nodes.harbour import FIRST_PINGS, LOOK_S, FleetReport, Harbour
+from recovery.nodes.loss import Data, FleetLimits
+from recovery.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
     "ClockMeasured", "Fleet", "FleetLimits", "FleetReport", "NodeGone", "NodeInfo", "NodeJoined", "NodeLost",
@@ -38,6 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 BYE_LIMIT_S = 10.0
+NEEDED = (Join, Abort, Stop, Inquiry)
+"""Messages that a decision waits for."""
 
 
 class Fleet(Harbour):
@@ -50,6 +55,7 @@ class Fleet(Harbour):
         self._directory: Path | None = None
         self._processes: dict[str, Remote] = {}
         self._inherited = False
+        self._paths = DataPath()
         super().__init__(
             token=token, host=host, port=port, clock_ns=clock_ns, limits=limits, refused=refused, epoch=epoch
         )
@@ -74,7 +80,7 @@ class Fleet(Harbour):
         there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
         for berth in there:
             berth.cleared = None
-            berth.post.add(protocol.Clear())
+            berth.want(self._clock_ns(), protocol.Clear())
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
             self._turn(LOOK_S)
@@ -103,16 +109,20 @@ class Fleet(Harbour):
     def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
         """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its event log, relative
         to the directory of ``begin``, "" for none. Raises NodeGone, InfrastructureError."""
+        berth = self._reachable(node)
+        patience_s = self._limits.answer_s
+        if self._silent_s(berth) > patience_s:
+            berth.want(self._clock_ns())
+            self._until(berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for")
         process = self._processes[name] = Remote(name=name, node=node)
         text = json.dumps(config, separators=(",", ":"))
-        berth = self._reachable(node)
-        berth.post.add(
-            protocol.Start(process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log)
-        )
+        start = protocol.Start(process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log)
+        berth.want(self._clock_ns(), start)
         try:
             self._until(
-                berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}"
-            )
+                berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}",
+                silence_s=patience_s,
+            )  # fmt: skip
         except InfrastructureError:
             process.gone = True
             berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
@@ -141,13 +151,14 @@ class Fleet(Harbour):
         return self._processes[name].mark
 
     def os_state(self, name: str) -> str:
-        """The kernel's word on the process as last heard of, X when gone; "?" once its node is silent: what was true
+        """The kernel's word on the process as last heard of, X when gone; "?" while its node is silent: what was true
         then says nothing about now."""
         process = self._processes[name]
         if process.gone:
             return "X"
-        silent_ns = self._turned_ns - self._berths[process.node].silent_ns
-        return process.state if silent_ns < self._limits.silence_s * 1e9 else "?"
+        berth = self._berths.get(process.node)
+        stale_ns = self._turned_ns - berth.beat_ns if berth is not None and berth.link is not None else None
+        return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
@@ -172,6 +183,7 @@ class Fleet(Harbour):
                     process.pid, process.error = frame.pid, frame.error
             case protocol.Heard():
                 if process is not None:
+                    self._paths.heard(berth.node, frame.message, self._clock_ns())
                     self._news.append(Said(process=process.name, message=frame.message))
             case protocol.Sinking():
                 if process is not None:
@@ -208,10 +220,12 @@ class Fleet(Harbour):
                 self._news.append(NodeWarned(node=berth.node))
 
     def _beat(self, berth: Berth, beat: protocol.Beat) -> None:
-        for name, words in beat.marks.items():
+        berth.beat_ns = self._clock_ns()
+        for name in beat.marks.keys() | beat.states.keys():
             process = self._processes.get(name)
             if process is not None and process.node == berth.node and not process.gone:
-                process.mark = self._mark(berth, words)
+                if name in beat.marks:
+                    process.mark = self._mark(berth, beat.marks[name])
                 process.state = beat.states.get(name, process.state)
 
     def _mark(self, berth: Berth, words: Any) -> Mark:
@@ -249,10 +263,22 @@ class Fleet(Harbour):
     def _living(self, node: int) -> Sequence[Remote]:
         return [p for p in self._processes.values() if p.node == node and p.pid and not p.gone]
 
+    def _pace(self, berth: Berth) -> int:
+        return self._paths.pace(berth.node, self._processes.values())
+
+    def _trains(self, berth: Berth) -> bool:
+        return self._paths.trains(berth.node, self._processes.values())
+
+    def _data(self, berth: Berth) -> Data:
+        return self._paths.since(berth.node, berth.left_ns, berth.pace, self._processes.values())
+
     def _post(self, name: str, frame: protocol.Frame) -> bool:
         process = self._processes[name]
         if process.gone or (berth := self._berths[process.node]).lost:
             return False
-        berth.post.add(frame)
+        if isinstance(frame, protocol.Tell) and isinstance(frame.message, NEEDED):
+            berth.want(self._clock_ns(), frame)
+        else:
+            berth.post.add(frame)
         self._flush(berth)
         return True

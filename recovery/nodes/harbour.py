@@ -1,12 +1,12 @@
 """A coordinator's connections to the agents of its nodes: who is there, who is missed, who is lost, who is turned away.
 
-Nothing blocks but the wait itself. A connection that ends is given ``redial_s`` to come back, unless the platform says
-that the node is gone; one that is silent is only unreachable, and what hangs is found by its marks; after
-``unreachable_s`` the node is given up. An agent that was given up is fenced when it comes back.
+Nothing blocks but the wait itself. A node that is not heard of is lost when the platform says so, or as
+``recovery.nodes.loss`` judges. An agent that was given up is fenced when it comes back.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import select
 import signal as signals
@@ -15,17 +15,17 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from chaos.errors import InfrastructureError
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import protocol
-from recovery.nodes.berth import Berth, NodeInfo, NodeJoined, NodeLost, NodeNews, Remote
+from recovery.nodes.berth import Berth, NodeGone, NodeInfo, NodeJoined, NodeLost, NodeNews, Remote
 from recovery.nodes.clock import boot_id
 from recovery.nodes.door import Door
 from recovery.nodes.handshake import Refused
-from recovery.nodes.link import Link, Parcel
+from recovery.nodes.link import Closed, Link, Parcel
+from recovery.nodes.loss import Absence, Data, FleetLimits, How, judge
 from recovery.shown import say
 
 PING_EVERY_S = 1.0
@@ -35,33 +35,6 @@ AWAY_S = 2.0  # between two turns: agents, which hear of us every second, may ha
 NOTICED_S = 0.25  # after it was away a coordinator knows whose connection had ended
 LOOK_S = 0.01  # while a connection is missed
 MAX_REFUSALS = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetLimits:
-    """Seconds. ``hint_s``: after which a connection that ended is taken for a sign that its processes died;
-    ``redial_s``: after which the node is lost; ``return_s``: the same, after the coordinator itself was away;
-    ``silence_s``: after which the platform is asked; ``answer_s``: of silence, after which a node that is to start
-    something is not waited for; ``unreachable_s``: after which a silent node is given up;
-    ``start_s``: for a process to be started; ``clear_s``: for all of a node's to be ended."""
-
-    hint_s: float = 0.05
-    redial_s: float = 0.25
-    return_s: float = 5.0
-    silence_s: float = 1.5
-    answer_s: float = 5.0
-    unreachable_s: float = 30.0
-    start_s: float = 30.0
-    clear_s: float = 30.0
-
-
-class NodeGone(InfrastructureError):
-    """The node is lost, or does not answer now."""
-
-    def __init__(self, node: int, why: str) -> None:
-        super().__init__(f"node {node}: {why}", hint="use another node")
-        self.node = node
-        self.why = why
 
 
 FleetReport = Said | Dying | Exited | NodeNews
@@ -145,6 +118,7 @@ class Harbour:
             self._door = None
         for berth in self._berths.values():
             berth.hang_up()
+            berth.how = "reset"
 
     def back(self) -> None:
         """Another coordinator is there, at the same address. Raises InfrastructureError."""
@@ -199,48 +173,56 @@ class Harbour:
         try:
             parcels = berth.link.take() if berth.link is not None else []
             for parcel in parcels:
-                berth.silent_ns = self._clock_ns()
+                berth.silent_ns, berth.asked = self._clock_ns(), False
                 if berth.post.accept(parcel):
                     self._handle(berth, parcel.frame)
         except Refused as error:
             self._refuse(f"node {berth.node} at {berth.hello.address}: {error}")
-            self._miss(berth)
-        except ConnectionError:
-            self._miss(berth)
+            self._miss(berth, "reset")
+        except OSError as error:
+            self._miss(berth, "closed" if isinstance(error, Closed) else "reset")
 
-    def _miss(self, berth: Berth) -> None:
+    def _miss(self, berth: Berth, how: How) -> None:
         """Its connection has ended."""
         berth.hang_up()
-        berth.left_ns = self._clock_ns()
+        berth.how, berth.left_ns, berth.pace = how, self._clock_ns(), self._pace(berth)
 
     def _look_after(self, berth: Berth, now_ns: int) -> None:
         if berth.lost or self._door is None:
             return
-        limits = self._limits
-        if berth.link is None:
-            away_s = (now_ns - berth.left_ns) / 1e9
-            since_ns, until_ns = self._away_ns
-            ours = since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9
-            patience_s = limits.return_s if ours else limits.redial_s
-            if why := self._gone(berth.node):
-                self.give_up(berth.node, why)
-            elif away_s > patience_s:
-                self.give_up(berth.node, f"its agent has not come back for {patience_s:g} s")
-            elif away_s > limits.hint_s and patience_s == limits.redial_s:
-                self._warn(berth)
-            return
-        if now_ns >= berth.ping_due_ns:
+        if berth.link is not None and now_ns >= berth.ping_due_ns:
             berth.pings += 1
             every_s = FIRST_PING_EVERY_S if berth.pings < FIRST_PINGS else PING_EVERY_S
             berth.ping_due_ns = now_ns + int(every_s * 1e9)
             berth.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=berth.post.received)
         silent_s = (now_ns - berth.silent_ns) / 1e9
-        if silent_s > limits.silence_s and (why := self._gone(berth.node)):
+        missed = berth.link is None or silent_s > self._limits.silence_s
+        if missed and (why := self._gone(berth.node)):
             self.give_up(berth.node, why)
-        elif silent_s > limits.unreachable_s:
-            self.give_up(berth.node, f"it was silent for {silent_s:.1f} s")
         elif berth.post.full:
             self.give_up(berth.node, "it takes no messages")
+        elif missed:
+            verdict, why = judge(self._absence(berth, now_ns), self._limits)
+            if verdict == "lost":
+                self.give_up(berth.node, why)
+            elif verdict == "dying":
+                self._warn(berth)
+
+    def _absence(self, berth: Berth, now_ns: int) -> Absence:
+        since_ns, until_ns = self._away_ns
+        ended = berth.link is None
+        wanted_ns = max(berth.wanted_ns, berth.silent_ns) if berth.wanted else now_ns
+        return Absence(
+            how=(berth.how or "reset") if ended else "", ended_s=(now_ns - berth.left_ns) / 1e9 if ended else 0.0,
+            silent_s=(now_ns - berth.silent_ns) / 1e9, data=self._data(berth) if ended else "unknown",
+            trains=ended and self._trains(berth), wanted_s=(now_ns - wanted_ns) / 1e9,
+            ours=since_ns < berth.left_ns <= until_ns + NOTICED_S * 1e9,
+            alone=not any(self._is_heard(other) for other in self._berths.values()),
+            lease_s=berth.hello.lease_s,
+        )  # fmt: skip
+
+    def _is_heard(self, berth: Berth) -> bool:
+        return berth.link is not None and not berth.lost and self._silent_s(berth) <= self._limits.silence_s
 
     def _warn(self, berth: Berth) -> None:
         """Most likely the agent was killed, and all its processes with it."""
@@ -268,7 +250,7 @@ class Harbour:
             self._turn_away(
                 link, hello, f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}"
             )
-        elif berth is not None and not known and not berth.lost and berth.link is not None:
+        elif berth is not None and not known and self._is_heard(berth):
             self._turn_away(link, hello, f"node {hello.node} has an agent already, at {berth.hello.address}")
         elif known and berth is not None:
             if not berth.lost and berth.told:
@@ -292,7 +274,7 @@ class Harbour:
             return
         berth.hang_up()
         berth.post.accept(parcel)
-        berth.link, berth.left_ns, berth.silent_ns = link, 0, self._clock_ns()
+        berth.link, berth.how, berth.left_ns, berth.silent_ns = link, "", 0, self._clock_ns()
         link.put(self._welcome(), got=berth.post.received)
         berth.post.reconnected()
 
@@ -336,16 +318,27 @@ class Harbour:
             raise NodeGone(node, berth.lost)
         return berth
 
-    def _until(self, berth: Berth, done: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Turn until something is done. Raises NodeGone when the node is lost or silent meanwhile."""
+    def _until(
+        self,
+        berth: Berth,
+        done: Callable[[], bool],
+        limit_s: float,
+        what: str,
+        *,
+        silence_s: float = math.inf,
+    ) -> None:
+        """Turn until something is done. Raises NodeGone when the node is lost meanwhile, or silent for too long."""
         until_s = time.monotonic() + limit_s
         while not done():
             self._turn(LOOK_S)  # before the judgement: nobody may have listened for long
-            silent_s = (self._clock_ns() - berth.silent_ns) / 1e9
+            silent_s = self._silent_s(berth)
             if berth.lost:
                 raise NodeGone(berth.node, berth.lost)
-            if silent_s > self._limits.answer_s or time.monotonic() > until_s:
+            if silent_s > silence_s or time.monotonic() > until_s:
                 raise NodeGone(berth.node, f"it has not answered for {silent_s:.1f} s: {what}")
+
+    def _silent_s(self, berth: Berth) -> float:
+        return (self._clock_ns() - berth.silent_ns) / 1e9
 
     def _flush_all(self) -> None:
         for berth in self._berths.values():
@@ -357,8 +350,20 @@ class Harbour:
         berth.post.pump(berth.link)
         try:
             berth.link.flush()
-        except OSError:
-            self._miss(berth)
+        except OSError as error:
+            self._miss(berth, "closed" if isinstance(error, BrokenPipeError) else "reset")
+
+    @abstractmethod
+    def _pace(self, berth: Berth) -> int:
+        """How far ranks of other nodes have come."""
+
+    @abstractmethod
+    def _trains(self, berth: Berth) -> bool:
+        """Whether it has ranks in the present generation."""
+
+    @abstractmethod
+    def _data(self, berth: Berth) -> Data:
+        """What the ranks of other nodes have shown of its own since its connection ended."""
 
     @abstractmethod
     def _handle(self, berth: Berth, frame: Any) -> None:

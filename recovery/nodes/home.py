@@ -17,6 +17,7 @@ from recovery.shown import say
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 RETURN_LIMIT_S = 10.0  # theirs, to a coordinator that is there again: they dial at least every second
+HEARD_S = 1.0  # a node that was silent for longer is asked after the others
 LOGS = "logs"
 
 
@@ -59,8 +60,10 @@ class Nodes:
                     )
 
     def spots(self) -> Sequence[Spot]:
-        """Devices of all nodes that are there, node by node; on the CPU as many for each as it has at first."""
-        there = [info for info in self._fleet.nodes().values() if info.connected and not info.lost]
+        """Devices of all nodes that are heard of, or else of those that may be again, node by node; on the CPU as many
+        for each as it has at first."""
+        left = [info for info in self._fleet.nodes().values() if not info.lost]
+        there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
         found = []
         for info in there:
             cuda = [name for name in info.devices if name.startswith("cuda") and self._device != "cpu"]
@@ -75,6 +78,10 @@ class Nodes:
             bare = sorted({spot.node for spot in found if spot.device == "cpu"})
             raise InfrastructureError(f"no NVIDIA GPU on node {', '.join(map(str, bare))}")
         return found
+
+    def may_return(self) -> bool:
+        """Whether a node is not given up. None is asked for longer than the bounds of the fleet."""
+        return any(not info.lost for info in self._fleet.nodes().values())
 
     def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
         """By the node's agent."""

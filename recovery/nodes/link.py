@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,10 @@ class Parcel:
     number: int
     got: int
     frame: Any
+
+
+class Closed(ConnectionResetError):
+    """The process at the other end closed the connection, or ended; it did not hang up by a reset."""
 
 
 class Link:
@@ -80,13 +85,15 @@ class Link:
             del self._out[:count]
 
     def take(self) -> list[Parcel]:
-        """What has come. Raises Refused, OSError (ConnectionResetError: the other side closed)."""
+        """What has come. Raises Refused, OSError (Closed: the other side closed)."""
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
             return []
+        except BrokenPipeError as error:  # it closed, and we wrote to it since
+            raise Closed("the other side closed the connection") from error
         if not data:
-            raise ConnectionResetError("the other side closed the connection")
+            raise Closed("the other side closed the connection")
         self.received_bytes += len(data)
         self._in += data
         parcels = []
@@ -99,6 +106,12 @@ class Link:
         if self._looked > LONGEST:
             raise Refused(f"a line over {MAX_LINE} bytes")
         return parcels
+
+    def reset(self) -> None:
+        """Give the connection up: not in order, as when a process ends, and the other side sees the difference."""
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
 
     def close(self) -> None:
         """Close the connection at once, for the other side too."""
@@ -146,10 +159,16 @@ class Post:
         """Whether more wait than may."""
         return len(self._kept) > self._limit
 
-    def add(self, frame: Frame | Lazy) -> None:
-        """Have a frame arrive; a function is asked for it when it is sent, and each time it is."""
-        self._kept.append((next(self._numbers), frame))
+    def add(self, frame: Frame | Lazy) -> int:
+        """Have a frame arrive; a function is asked for it when it is sent, and each time it is. Returns its number."""
+        number = next(self._numbers)
+        self._kept.append((number, frame))
         self._unsent += 1
+        return number
+
+    def awaits(self, number: int) -> bool:
+        """Whether the other side has not confirmed a frame."""
+        return bool(self._kept) and self._kept[0][0] <= number
 
     def pump(self, link: Link) -> None:
         """Give the link what it has room for."""

@@ -30,7 +30,8 @@ class Hello(Frame):
     """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of
     a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
     ``devices``: that torch can see there, such as ``cuda:0``; ``scratch``: where its processes write; ``processes``:
-    that are alive on it, by name; ``versions``: of the software that has to be the same."""
+    that are alive on it, by name; ``versions``: of the software that has to be the same; ``lease_s``: how long it goes
+    on without a coordinator before it ends everything."""
 
     type: Literal["hello"] = "hello"
     node: int
@@ -43,6 +44,7 @@ class Hello(Frame):
     scratch: str = ""
     processes: dict[str, int] = {}
     versions: dict[str, str] = {}
+    lease_s: float = 120.0
 
 
 class Started(Frame):
@@ -85,8 +87,8 @@ class Ended(Frame):
 
 
 class Beat(Frame):
-    """The node's heartbeat: all marks in one message. ``marks``: by process; ``states``: process -> the kernel's
-    letter."""
+    """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by process;
+    ``states``: process -> the kernel's letter."""
 
     type: Literal["beat"] = "beat"
     time_ns: int

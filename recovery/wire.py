@@ -199,7 +199,7 @@ FromRank = (
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
-_ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
+ANY_MESSAGE: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 
 class WireError(Exception):
@@ -247,7 +247,7 @@ class Channel:
         if max(len(line) for line in (*lines, self._buffer)) > MAX_LINE:
             raise WireError(f"a message is longer than {MAX_LINE} bytes")
         try:
-            return [_ANY.validate_json(line) for line in lines]
+            return [ANY_MESSAGE.validate_json(line) for line in lines]
         except ValidationError as error:
             raise WireError(f"not a message: {error.errors()[0]['msg']}") from error
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from recovery import processes
 from recovery.nodes import protocol
 from recovery.nodes.clock import boot_id
@@ -267,7 +269,7 @@ class Agent:
             case protocol.Start():
                 self._ward.start(frame)
             case protocol.Tell():
-                self._ward.tell(frame)
+                self._pass_on(frame)
             case protocol.Signal():
                 self._ward.signal(frame.process, frame.signum)
             case protocol.Ping():
@@ -281,6 +283,13 @@ class Agent:
                 self._begin()
             case protocol.Bye():
                 self.end("the run is over")
+
+    def _pass_on(self, tell: protocol.Tell) -> None:
+        try:
+            for process, message in tell.messages():
+                self._ward.tell(process, message)
+        except ValidationError as error:
+            raise Refused(f"not a message for a process: {error.errors()[0]['msg']}") from error
 
     def _answer(self, ping: protocol.Ping) -> None:
         received_ns = time.monotonic_ns()

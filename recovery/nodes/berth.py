@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from chaos.errors import InfrastructureError
 from recovery.marks import PHASES, Mark
 from recovery.nodes.clock import ClockWatch, Offset
-from recovery.nodes.link import Link, Post
+from recovery.nodes.link import Link
 from recovery.nodes.loss import How
-from recovery.nodes.protocol import Frame, Hello, MarkWords
+from recovery.nodes.outbox import Outbox
+from recovery.nodes.protocol import Hello, MarkWords
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 
@@ -101,14 +102,13 @@ class Remote:
 class Berth:
     """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``beat_ns``: when
     its marks came last; ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
-    the other nodes then; ``asked``: something was to be started on it while it was silent; ``wants``: number of the
-    last message to it that the job waits for, and ``wanted_ns`` since when; ``traffic``: bytes sent and received over
-    earlier connections."""
+    the other nodes then; ``asked``: something was to be started on it while it was silent; ``wanted_ns``: since when
+    the job waits for it; ``traffic``: bytes sent and received over earlier connections."""
 
     node: int
     hello: Hello
     link: Link | None = None
-    post: Post = field(default_factory=lambda: Post(limit=MAX_KEPT))
+    post: Outbox = field(default_factory=lambda: Outbox(limit=MAX_KEPT))
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
@@ -116,7 +116,6 @@ class Berth:
     how: How = ""
     pace: int = 0
     asked: bool = False
-    wants: int = 0
     wanted_ns: int = 0
     told: bool = False
     lost: str = ""
@@ -149,19 +148,15 @@ class Berth:
             time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq,
         )  # fmt: skip
 
-    def want(self, now_ns: int, frame: Frame | None = None) -> None:
-        """The job cannot go on without it, or before this has arrived."""
+    def want(self, now_ns: int) -> None:
+        """The job cannot go on without it."""
         if not self.wanted:
             self.wanted_ns = now_ns
-        if frame is None:
-            self.asked = True
-        else:
-            self.wants = self.post.add(frame)
 
     @property
     def wanted(self) -> bool:
         """Whether the job waits for it."""
-        return self.asked or self.post.awaits(self.wants)
+        return self.asked or self.post.waits
 
     def bytes_total(self) -> tuple[int, int]:
         """Sent to the agent and received from it, since it joined."""

@@ -80,7 +80,8 @@ class Fleet(Harbour):
         there = [berth for berth in self._berths.values() if self._is_there(berth.node)]
         for berth in there:
             berth.cleared = None
-            berth.want(self._clock_ns(), protocol.Clear())
+            berth.want(self._clock_ns())
+            berth.post.put(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
             self._turn(LOOK_S)
@@ -113,11 +114,13 @@ class Fleet(Harbour):
         patience_s = self._limits.answer_s
         if self._silent_s(berth) > patience_s:
             berth.want(self._clock_ns())
+            berth.asked = True
             self._until(berth, lambda: self._is_heard(berth), patience_s, f"{name} is not asked for")
         process = self._processes[name] = Remote(name=name, node=node)
         text = json.dumps(config, separators=(",", ":"))
         start = protocol.Start(process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log)
-        berth.want(self._clock_ns(), start)
+        berth.want(self._clock_ns())
+        berth.post.put(start, needed=True)
         try:
             self._until(
                 berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}",
@@ -139,12 +142,20 @@ class Fleet(Harbour):
         return not self._processes[name].gone
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message; False when the process is gone. It arrives once the node can be reached."""
-        return self._post(name, protocol.Tell(process=name, message=message))  # type: ignore[arg-type]
+        """Send a message, with the next look at the nodes; False when the process is gone. It arrives once the node can
+        be reached."""
+        if (berth := self._reached(name)) is None:
+            return False
+        if needed := isinstance(message, NEEDED):
+            berth.want(self._clock_ns())
+        berth.post.tell(name, message, needed=needed)
+        return True
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a process through its agent's pidfd; one already gone is no error."""
-        self._post(name, protocol.Signal(process=name, signum=signum))
+        if (berth := self._reached(name)) is not None:
+            berth.post.add(protocol.Signal(process=name, signum=signum))
+            self._flush(berth)
 
     def mark(self, name: str) -> Mark:
         """The progress mark as last heard of, on our clock; readable after the process's death too."""
@@ -272,13 +283,7 @@ class Fleet(Harbour):
     def _data(self, berth: Berth) -> Data:
         return self._paths.since(berth.node, berth.left_ns, berth.pace, self._processes.values())
 
-    def _post(self, name: str, frame: protocol.Frame) -> bool:
+    def _reached(self, name: str) -> Berth | None:
+        """The node of a process, None when either is gone."""
         process = self._processes[name]
-        if process.gone or (berth := self._berths[process.node]).lost:
-            return False
-        if isinstance(frame, protocol.Tell) and isinstance(frame.message, NEEDED):
-            berth.want(self._clock_ns(), frame)
-        else:
-            berth.post.add(frame)
-        self._flush(berth)
-        return True
+        return None if process.gone or (berth := self._berths[process.node]).lost else berth

@@ -116,6 +116,7 @@ class Harbour:
         if self._door is not None:
             self._door.close()
             self._door = None
+        self._flush_all()
         for berth in self._berths.values():
             berth.hang_up()
             berth.how = "reset"
@@ -195,8 +196,7 @@ class Harbour:
             every_s = FIRST_PING_EVERY_S if berth.pings < FIRST_PINGS else PING_EVERY_S
             berth.ping_due_ns = now_ns + int(every_s * 1e9)
             berth.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=berth.post.received)
-        silent_s = (now_ns - berth.silent_ns) / 1e9
-        missed = berth.link is None or silent_s > self._limits.silence_s
+        missed = berth.link is None or now_ns - berth.silent_ns > self._limits.silence_s * 1e9
         if missed and (why := self._gone(berth.node)):
             self.give_up(berth.node, why)
         elif berth.post.full:

@@ -7,13 +7,14 @@ refused. JSON, one message a line, nothing is unpickled. Times are nanoseconds o
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from recovery.wire import AnyMessage
+from recovery.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 1
+VERSION = 2
 MAX_LINE = 4 << 20
 
 
@@ -159,11 +160,17 @@ class Start(Frame):
 
 
 class Tell(Frame):
-    """Pass a message to a process."""
+    """Pass messages to processes, in this order. ``common``: fields that all of them have; ``each``: the process and
+    the fields that its message has besides."""
 
     type: Literal["tell"] = "tell"
-    process: str
-    message: AnyMessage
+    common: dict[str, Any]
+    each: tuple[tuple[str, dict[str, Any]], ...]
+
+    def messages(self) -> Iterator[tuple[str, Message]]:
+        """Process and message. Raises pydantic's ValidationError."""
+        for process, own in self.each:
+            yield process, ANY_MESSAGE.validate_python({**self.common, **own})
 
 
 class Signal(Frame):

@@ -17,6 +17,7 @@ from recovery.nodes.files import Tail
 from recovery.nodes.link import Post
 from recovery.nodes.node import Node, Recipe
 from recovery.nodes.protocol import MarkWords
+from recovery.wire import Message
 
 
 class Ward:
@@ -95,11 +96,11 @@ class Ward:
             self._ranks.add(start.process)
         self._post.add(protocol.Started(process=start.process, pid=pid))
 
-    def tell(self, tell: protocol.Tell) -> None:
+    def tell(self, process: str, message: Message) -> None:
         """Pass a message on. One that reads nothing would hold everybody up again with each message."""
-        hears = tell.process in self.pids and tell.process not in self._deaf
-        if hears and not self._node.send(tell.process, tell.message):
-            self._deaf.add(tell.process)
+        hears = process in self.pids and process not in self._deaf
+        if hears and not self._node.send(process, message):
+            self._deaf.add(process)
 
     def signal(self, process: str, signum: int) -> None:
         """Signal one; one already gone is no error."""

@@ -1,0 +1,85 @@
+"""What a coordinator sends to one agent: messages to several processes of a node, sent together, travel as one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from recovery.nodes.link import Lazy, Link, Post
+from recovery.nodes.protocol import Frame, Tell
+from recovery.wire import Message
+
+LONGEST = 1 << 20  # characters in one line, as far as it is one message's choice
+
+Letter = tuple[str, Message]
+"""A message, and the process that it is for."""
+
+
+class Outbox(Post):
+    """A post whose messages to processes wait for others of their kind until the next look at it, or until something
+    else is to go. ``needed``: the job cannot go on before it has arrived."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(limit=limit)
+        self._open: list[Letter] = []
+        self._open_needed = False
+        self._needed = 0  # number of the last frame that is
+
+    def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
+        """Have a message arrive at a process."""
+        self._open.append((process, message))
+        self._open_needed |= needed
+
+    def put(self, frame: Frame, *, needed: bool = False) -> None:
+        """Have a frame arrive, after all before it."""
+        number = self.add(frame)
+        self._needed = number if needed else self._needed
+
+    @property
+    def waits(self) -> bool:
+        """Whether something needed has not been confirmed."""
+        return self._open_needed or self.awaits(self._needed)
+
+    def add(self, frame: Frame | Lazy) -> int:
+        """See ``Post``."""
+        self._seal()
+        return super().add(frame)
+
+    def pump(self, link: Link) -> None:
+        """See ``Post``."""
+        self._seal()
+        super().pump(link)
+
+    def reconnected(self) -> None:
+        """See ``Post``."""
+        self._seal()
+        super().reconnected()
+
+    def _seal(self) -> None:
+        letters, self._open = self._open, []
+        for frame in together(letters):
+            number = super().add(frame)
+            if self._open_needed:
+                self._needed = number
+        self._open_needed = False
+
+
+def together(letters: Sequence[Letter]) -> Iterator[Tell]:
+    """Lines for some messages, in their order."""
+    for _, group in itertools.groupby(letters, key=lambda letter: type(letter[1])):
+        dumped = [(process, message.model_dump(mode="json")) for process, message in group]
+        first = dumped[0][1]
+        common = {key: value for key, value in first.items() if all(d[key] == value for _, d in dumped)}
+        each: list[tuple[str, dict[str, Any]]] = []
+        length = 0
+        for process, fields in dumped:
+            own = {key: value for key, value in fields.items() if key not in common}
+            size = len(json.dumps(own)) + len(process)
+            if each and length + size > LONGEST:
+                yield Tell(common=common, each=tuple(each))
+                each, length = [], 0
+            each.append((process, own))
+            length += size
+        yield Tell(common=common, each=tuple(each))

@@ -1,0 +1,127 @@
+"""Messages to several processes of one node: one line, in order, each once, whatever becomes of connections."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recovery.nodes.handshake import Keys
+from recovery.nodes.link import Link, Post
+from recovery.nodes.outbox import LONGEST, Outbox, together
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Ping, Signal, Tell
+from recovery.wire import Abort, Extra, Join, Message, Stop
+
+KEYS = Keys(sending=b"s", receiving=b"r")
+
+
+def linked() -> tuple[Link, Link]:
+    """Of a coordinator and of an agent."""
+    one, two = socket.socketpair()
+    agents = Keys(sending=KEYS.receiving, receiving=KEYS.sending)
+    return Link(one, KEYS, FROM_AGENT), Link(two, agents, FROM_COORDINATOR)
+
+
+def join(rank: int) -> Join:
+    return Join(
+        generation=7, rank=rank, world=1024, store_port=4711, restore=False, timeout_s=60.0, skip={3: 4}
+    )
+
+
+def passed(outbox: Outbox) -> list[Tell]:
+    """Lines that an agent gets."""
+    one, two = linked()
+    outbox.pump(one)
+    one.flush()
+    return [parcel.frame for parcel in two.take()]
+
+
+def test_one_decision_to_all_processes_of_a_node_is_one_line() -> None:
+    outbox = Outbox(limit=10)
+    for rank in range(64):
+        outbox.tell(f"w{rank}", Abort(generation=7), needed=True)
+    assert outbox.waits
+    (line,) = passed(outbox)
+    assert list(line.messages()) == [(f"w{rank}", Abort(generation=7)) for rank in range(64)]
+    assert len(line.model_dump_json()) < 64 * 12
+    outbox.confirmed(1)
+    assert not outbox.waits
+
+
+def test_what_messages_have_in_common_is_said_once() -> None:
+    (line,) = together([(f"w{rank}", join(rank)) for rank in range(64)])
+    assert list(line.messages()) == [(f"w{rank}", join(rank)) for rank in range(64)]
+    assert line.each[5] == ("w5", {"rank": 5})
+    alone = len(join(5).model_dump_json())
+    assert len(line.model_dump_json()) < 0.2 * 64 * alone
+
+
+def test_a_line_is_no_longer_than_it_may_be() -> None:
+    text = "x" * 100_000
+    letters = [("w0", Extra(topic=str(n), payload={"text": text + str(n)})) for n in range(40)]
+    lines = list(together(letters))
+    assert [letter for line in lines for letter in line.messages()] == letters
+    assert len(lines) == 4 and all(len(line.model_dump_json()) < 1.2 * LONGEST for line in lines)
+
+
+def test_the_order_is_kept_between_messages_and_all_else() -> None:
+    outbox = Outbox(limit=10)
+    outbox.tell("w0", Abort(generation=1))
+    outbox.put(Signal(process="w0", signum=9))
+    outbox.tell("w0", Stop())
+    outbox.tell("w1", Abort(generation=1))
+    kinds = [[m.type for _, m in f.messages()] if isinstance(f, Tell) else f.type for f in passed(outbox)]  # type: ignore[attr-defined]
+    assert kinds == [["abort"], "signal", ["stop"], ["abort"]]
+
+
+def test_only_what_is_needed_is_waited_for() -> None:
+    outbox = Outbox(limit=10)
+    outbox.tell("w0", Extra(topic="t", payload={}))
+    outbox.put(Ping(sent_ns=1))
+    assert not outbox.waits
+    outbox.tell("w0", Stop(), needed=True)
+    assert outbox.waits
+    outbox.put(Ping(sent_ns=2))
+    outbox.tell("w0", Extra(topic="t", payload={}))
+    passed(outbox)
+    outbox.confirmed(3)
+    assert not outbox.waits and len(outbox) == 2
+
+
+def test_nonsense_is_found_where_it_is_read() -> None:
+    tell = Tell(common={"type": "abort"}, each=(("w0", {"generation": "soon"}),))
+    with pytest.raises(ValidationError):
+        list(tell.messages())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_message_arrives_once_and_in_order_over_any_connections(seed: int) -> None:
+    dice = random.Random(seed)
+    sender, receiver = Outbox(limit=10_000), Post(limit=10_000)
+    said: list[tuple[str, Message]] = []
+    heard: list[tuple[str, Message]] = []
+    while len(said) < 150 or len(heard) < len(said):
+        one, two = linked()
+        sender.reconnected()
+        for _ in range(dice.randrange(1, 8)):
+            for _ in range(dice.randrange(12) if len(said) < 150 else 0):
+                said.append(
+                    (f"w{dice.randrange(4)}", dice.choice([Abort(generation=len(said)), join(len(said))]))
+                )
+                sender.tell(*said[-1], needed=dice.random() < 0.5)
+            sender.pump(one)
+            if dice.random() < 0.7:
+                one.flush()
+            for parcel in two.take():
+                if receiver.accept(parcel):
+                    heard += parcel.frame.messages()
+            if dice.random() < 0.5:
+                sender.confirmed(receiver.received)
+        for link in (one, two):
+            link.close()
+    assert heard == said

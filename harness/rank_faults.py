@@ -254,7 +254,11 @@ class FaultAgent:
         surface = getattr(fault, "surface", None)
         before = self._tensors.digest(surface)
         self._acting = fault
-        done = dict(fault.act(self))
+        try:
+            done = dict(fault.act(self))
+        except LookupError as error:  # as an optimizer's state before its first step: it does not land
+            self._effect(command, {"nothing": str(error)})
+            return
         if before is not None:
             done |= {"before": before, "after": self._tensors.digest(surface)}
         self._effect(command, done)

@@ -101,6 +101,22 @@ def test_two_replicas_that_differ_go_back_to_where_they_agreed(recovery: str, me
     assert (ready.step, ready.data["checkpoint"]) == (30, "step-00000030")
 
 
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_two_of_four_that_drift_explain_what_nobody_is_blamed_for(
+    recovery: str, every: int, memory: Path
+) -> None:
+    """There is no majority: the one failure is the detection of both, and each of them was recovered."""
+    target = {"role": "worker", "select": {"count": 2}}
+    fault = tensor("replica-desync", target=target, expect={"outcome": "recovered"})
+    result, problems = found(cell_of(recovery, [fault], verify_every=every), memory, 3)
+    assert (result.outcome, problems) == ("completed", {})
+    (failure,) = of(result, Kind.FAILURE_DETECTED)
+    assert (failure.data["process"], failure.data["cause"]) == (None, "diverged")
+    episodes = [episode for episode in evidence(result, None).measures.episodes if episode.injected]
+    assert [episode.failure for episode in episodes] == [failure, failure]
+
+
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_nobody_can_say_who_is_right_and_there_is_nothing_to_go_back_to(recovery: str, memory: Path) -> None:
     fault = {**tensor("replica-desync"), "at": {"step": 3}}

@@ -2,7 +2,9 @@
 
 A failure belongs to an injection when it blames one of the injection's targets and comes after it, before the
 next injection on the same target. An injection may explain several: all processes of a lost node, or a notice
-and the exit that follows when nobody heeds it; the first counts as its detection. What is left over is given to
+and the exit that follows when nobody heeds it; the first counts as its detection. States that differ without a
+majority blame no process: such a failure belongs to every injection that changed the state of a rank of its
+generation, and so may belong to several. What is left over is given to
 the newest injection still without a failure (the blame may be wrong; the ``detection`` checker says so), unless
 another injection lies between.
 """
@@ -18,6 +20,8 @@ from harness.judging.lineage import History
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
+_STATE_CHANGED = ("replica-desync", "tensor-corrupt")
+"""Kinds that can leave a rank with another state than the others, without a non-finite value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,14 @@ class Episode:
         spoilt = failure.data["cause"] == "nonfinite"
         hit = self.processes or (None,)
         return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
+
+    def may_have_split(self, failure: Event) -> bool:
+        """Whether a failure says that states differ, and cannot say whose is wrong, after this one changed one."""
+        if failure.data["cause"] != "diverged" or failure.data["process"] or self.injected is None:
+            return False
+        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
+        changed = self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
+        return changed and self.injected.generation == failure.generation
 
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
@@ -163,7 +175,8 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
                 paired[index] = found
-                left = [failure for failure in left if failure not in found]
+                left = [f for f in left if f not in found or (direct and episode.may_have_split(f))]
+        left = [f for f in left if not any(f in found for found in paired.values())]
     return [
         replace(episode, failure=paired[index][0], others=tuple(paired[index][1:]))
         if index in paired
@@ -184,7 +197,7 @@ def _explains(episode: Episode, failure: Event) -> bool:
     """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
     if episode.target.get("everywhere"):
         return bool(failure.data["cause"] == "nonfinite")
-    return episode.may_be_blamed(failure)
+    return episode.may_be_blamed(failure) or episode.may_have_split(failure)
 
 
 def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:

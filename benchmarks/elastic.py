@@ -70,6 +70,7 @@ def _step(trainable: Trainable, reducer: Reducer, group: Group, ids: list[int], 
     for micro in micros:
         loss = trainable.loss(trainable.load(micro.samples))
         value = float(loss.detach())
+        reducer.expect()
         loss.backward()  # type: ignore[no-untyped-call]
         if micro is not micros[-1]:
             reducer.keep(rank=group.rank, loss_sum=value, count=micro.count)

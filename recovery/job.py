@@ -39,6 +39,7 @@ from recovery.mechanisms.facts import JobFacts
 from recovery.mechanisms.fingerprint import tell_digest
 from recovery.mechanisms.finishing import noted
 from recovery.mechanisms.group import GenerationLost, Group
+from recovery.mechanisms.misuse import guard_scaling, in_step
 from recovery.mechanisms.recipe import MakeOptimizer, MakeScheduler, Recipe, rehearse
 from recovery.mechanisms.reduce import GradientReducer, Reduced, Reducer
 from recovery.mechanisms.state import TrainState
@@ -115,6 +116,7 @@ class Job(JobFacts):
         self.reducer.reached = self._in_backward
         self._clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
+        guard_scaling()
         self._attached = True
         self._forward_hook = model.register_forward_pre_hook(self._in_forward)
         if self.on_attach is not None:
@@ -202,7 +204,8 @@ class Job(JobFacts):
                 pass
             self.state.seed_step(self.rank, number)
             self.reducer.begin()
-            yield step
+            with in_step():
+                yield step
             step.require_commit()
             if self._pausing and self.state.step < self.config.steps:
                 self._park("pause")

@@ -11,7 +11,7 @@ from ranks import Self, results
 from torch import Tensor, nn
 
 from recovery import order
-from recovery.mechanisms import reduce
+from recovery.mechanisms import buckets
 from recovery.mechanisms.elastic import ElasticReducer
 from recovery.mechanisms.group import Group
 from recovery.mechanisms.reduce import Reduced
@@ -54,6 +54,7 @@ def one_step(
         value = float(loss.detach())
         if spoil is not None and spoil[::2] == (group.rank, place):
             loss = loss * spoil[1]
+        reducer.expect()
         loss.backward()
         if place + 1 < len(micros):
             reducer.keep(rank=group.rank, loss_sum=value, count=micro.count)
@@ -69,7 +70,7 @@ def in_worlds(
     spoil: Spoil | None = None,
 ) -> Any:
     """Two steps in each world in turn, by the ranks in it: what came of each, and the wire bytes of the last."""
-    reduce.BUCKET_BYTES = bucket_bytes
+    buckets.BUCKET_BYTES = bucket_bytes
     model = net()
     reducer = ElasticReducer(model, max_world=PARTS, entering=lambda _: None)
     found = []

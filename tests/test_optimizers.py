@@ -268,6 +268,25 @@ def test_whatever_an_optimizer_keeps_is_state(tmp_path: Path) -> None:
             assert peer.optimizer_step() == at + 4
 
 
+def test_what_is_planted_in_the_state_cannot_vanish() -> None:
+    """Before its first step an optimizer keeps nothing, and there is nothing to plant; afterwards all of it is used."""
+    state = make("SGD", "OneCycleLR")
+    assert not [name for name in state.tensors() if name.startswith("optimizer.")]
+    train(state, 1)
+    planted = state.tensors()["optimizer.0.weight.momentum_buffer"]
+    planted.view(-1)[0] = math.nan
+    assert state.not_finite() == "optimizer.0.weight.momentum_buffer"
+    train(state, 1)
+    assert torch.isnan(state.trained["0.weight"].detach().view(-1)[0])
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_what_a_commit_says_of_any_scheduler(scheduler: str) -> None:
+    state = train(make("SGD", scheduler), 2)
+    assert state.scheduler_step() in (2, None)
+    assert state.optimizer_step() is None
+
+
 def test_a_learning_rate_that_is_a_tensor_is_filled_in_place() -> None:
     """Compiled code and captured graphs refer to the tensor itself."""
 

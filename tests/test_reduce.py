@@ -11,7 +11,7 @@ from ranks import Self, results
 from torch import Tensor, nn
 
 from recovery import order
-from recovery.mechanisms import reduce
+from recovery.mechanisms import buckets
 from recovery.mechanisms.reduce import GradientReducer, Reduced
 
 BATCH = 7
@@ -41,7 +41,7 @@ def reduced(
     me: Self, *, steps: int = 1, bucket_bytes: int = SMALL, spoil: Any = None, pause: int = -1
 ) -> Any:
     """Train nothing: reduce the gradients of a batch split over the ranks, so many times."""
-    reduce.BUCKET_BYTES = bucket_bytes
+    buckets.BUCKET_BYTES = bucket_bytes
     model = net()
     entered: list[int] = []
     reducer = GradientReducer(model, max_world=8, entering=entered.append)
@@ -56,6 +56,7 @@ def reduced(
         value = float(loss.detach())
         if spoil:
             value = spoil(me.rank, model, value)
+        reducer.expect()
         loss.backward()
         found = reducer.finish(rank=me.rank, loss_sum=value, count=len(share), pause=me.rank == pause)
         seen.append((found, [gradient.numpy() for gradient in gradients(model)]))
@@ -74,9 +75,9 @@ def test_uneven_shares_give_the_mean_gradient_of_one_process(world: int, bucket_
     norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in alone])))
     got = results(partial(reduced, steps=2, bucket_bytes=bucket_bytes), world)
     first: list[tuple[Reduced, list[Any]]] = got[0][0]
-    for seen, entered, buckets, wire in got:
-        assert buckets == (1 if bucket_bytes > SMALL else 3)
-        assert entered == list(range(1, 2 * buckets + 1)), "collectives are numbered through a generation"
+    for seen, entered, number, wire in got:
+        assert number == (1 if bucket_bytes > SMALL else 3)
+        assert entered == list(range(1, 2 * number + 1)), "collectives are numbered through a generation"
         assert (wire > 0) == (world > 1)
         for (found, grads), (_, firsts) in zip(seen, first, strict=True):
             assert (found.samples, found.blamed, found.finite, found.pause) == (BATCH, (), True, False)
@@ -150,6 +151,7 @@ def finite_but_overflowing(me: Self) -> Reduced:
     group.form()
     reducer.new_generation(group)
     reducer.begin()
+    reducer.expect()
     (parameter.sum() * 3e38).backward()
     return reducer.finish(rank=me.rank, loss_sum=0.0, count=1, pause=False)
 
@@ -188,10 +190,11 @@ def alone(model: nn.Module) -> GradientReducer:
 def test_parameters_without_a_gradient_do_not_keep_the_others_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reduce, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     model = net()
     reducer = alone(model)
     reducer.begin()
+    reducer.expect()
     model[0](torch.ones(1, 4)).sum().backward()  # type: ignore[index]
     found = reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
     assert found.finite
@@ -203,6 +206,7 @@ def test_clipping_is_that_of_torch() -> None:
     ours, theirs = net(), net()
     reducer = alone(ours)
     reducer.begin()
+    reducer.expect()
     loss_of(ours, range(BATCH)).backward()
     found = reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
     reducer.clip(found.grad_norm, 0.5)
@@ -221,6 +225,7 @@ def test_gradients_do_not_add_up_over_attempts() -> None:
     reducer = alone(model)
     for _ in range(3):
         reducer.begin()
+        reducer.expect()
         loss_of(model, range(BATCH)).backward()
     reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
     fresh = net()
@@ -235,13 +240,14 @@ def test_a_seam_in_the_middle_of_backward_is_reached_once() -> None:
     reducer.reached = lambda: reached.append(1)
     for attempt in (1, 2):
         reducer.begin()
+        reducer.expect()
         loss_of(model, [1, 2]).backward()
         reducer.finish(rank=0, loss_sum=1.0, count=2, pause=False)
         assert len(reached) == attempt
 
 
 def test_pacing_hears_of_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     reducer = alone(net())
     group: Any = reducer._group
     group.ranks = range(4)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from harness.workloads._transformer import Transformer
 from recovery import order
 from recovery.layout import Layout
-from recovery.mechanisms import reduce, sharding
+from recovery.mechanisms import buckets, sharding
 from recovery.mechanisms.examine import spoilt_samples
 from recovery.mechanisms.finishing import noted, told
 from recovery.mechanisms.group import GenerationLost, Group
@@ -105,6 +105,7 @@ class Part:
         self.reducer.begin()
         loss = loss_of(self.state.model, step, share)
         value = float(loss.detach())
+        self.reducer.expect()
         (loss if spoil is None else spoil(loss)).backward()
         if self.poison:
             local(next(iter(self.state.trained.values())).grad).view(-1)[0] = float("nan")  # type: ignore[arg-type]
@@ -147,7 +148,7 @@ def plainly(steps: int) -> tuple[dict[str, Tensor], list[float], list[float]]:
 
 
 def train(shards: int, steps: int, bucket_bytes: int, me: Self) -> Any:
-    reduce.BUCKET_BYTES = bucket_bytes
+    buckets.BUCKET_BYTES = bucket_bytes
     part = Part(me, shards)
     part.join()
     seen = []
@@ -171,14 +172,14 @@ def test_sharded_training_is_that_of_one_process(world: int, shards: int, bucket
     state, losses, norms = plainly(steps)
     got = results(partial(train, shards, steps, bucket_bytes), world)
     first = got[0]
-    for rank, (parts, seen, entered, buckets, waits, circles) in enumerate(got):
+    for rank, (parts, seen, entered, number, waits, circles) in enumerate(got):
         assert [found.loss for found in seen] == pytest.approx(losses, rel=1e-5)
         assert [found.grad_norm for found in seen] == pytest.approx(norms, rel=1e-4)
         assert seen == first[1], "the same to the last bit, on every rank"
         assert all(found.finite and found.samples == BATCH and not found.blamed for found in seen)
-        per_step = COLLECTIVES + buckets
+        per_step = COLLECTIVES + number
         assert entered == list(range(1, steps * per_step + 1)), "numbered alike on all ranks"
-        assert (waits, buckets > 1) == (0, bucket_bytes == SMALL)
+        assert (waits, number > 1) == (0, bucket_bytes == SMALL)
         mates = list(range(rank - rank % shards, rank - rank % shards + shards))
         assert circles == [list(range(world)), mates, list(range(rank % shards, world, shards))]
         twin = got[rank % shards][0]

@@ -11,7 +11,7 @@ import torch
 from harness import training
 from harness.workload import BuildContext
 from harness.workloads.gpt import Gpt
-from recovery.mechanisms import reduce
+from recovery.mechanisms import buckets
 from recovery.mechanisms.reduce import GradientReducer
 
 
@@ -32,7 +32,7 @@ def build(tmp_path: Path, text: bytes) -> Any:
 def test_a_model_of_several_buckets_warms_up_without_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduce, "BUCKET_BYTES", 50_000)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 50_000)
     trainable, _ = build(tmp_path, b"to be or not to be " * 100)
     job: Any = Job(trainable.model)
     assert len(job.reducer._buckets) > 3

@@ -36,7 +36,8 @@ class TensorShim:
             parts = {name: local(parameter.data) for name, parameter in trained.items()}
             return {name: part for name, part in parts.items() if part.numel()}
         if surface == "gradient":
-            parts = {name: local(p.grad) for name, p in trained.items() if p.grad is not None}
+            # Not through torch's account of changes, as memory that fails does not keep it either.
+            parts = {name: local(p.grad).data for name, p in trained.items() if p.grad is not None}
             return {name: part for name, part in parts.items() if part.numel()}
         raise KeyError(surface)
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recovery import order
-from recovery.mechanisms import reduce
+from recovery.mechanisms.buckets import all_finite, check_types
 from recovery.mechanisms.group import Circle, Group
-from recovery.mechanisms.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets, Reduced, all_finite
+from recovery.mechanisms.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets, Reduced
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class ElasticReducer(Buckets):
 
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
         super().__init__(entering)
-        reduce.check_types(model)
+        check_types(dict(model.named_parameters()))
         self._parts = max_world
         self._tail = _FLAGS + max_world
         self._padding = (
@@ -59,17 +59,31 @@ class ElasticReducer(Buckets):
         if abandoned:
             self._rows = [self._make() for _ in self._rows]
         self._rows += [self._make() for _ in range(own - len(self._rows))]
+        self._make_exchanges(group.world)
+
+    def _make_exchanges(self, world: int) -> None:
         self._exchanges = [
-            _Exchange(parts=bucket.flat.new_empty(self._parts, -(-self._used(bucket.flat) // group.world)))
+            _Exchange(parts=bucket.flat.new_empty(self._parts, -(-self._used(bucket.flat) // world)))
             for bucket in self._rows[0]
         ]
+
+    def _refill(self) -> None:
+        super()._refill()
+        self._rows = [self._buckets, *(self._make() for _ in self._rows[1:])]
+        self._make_exchanges(self._joined().world)
 
     def begin(self) -> None:
         """See Reducer."""
         self._open(0)
 
+    def expect(self, *, last: bool = True) -> None:
+        """See Reducer."""
+        super().expect(last=last)
+        self._armed = last and self._row + 1 == len(self._rows)
+
     def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
         """See Reducer."""
+        self._take_all()
         if self._row + 1 >= len(self._rows):
             raise RuntimeError(f"this rank has {len(self._rows)} micro-batches, and all are computed")
         self._seal(rank, loss_sum, count, bad=not self.all_finite())
@@ -79,7 +93,7 @@ class ElasticReducer(Buckets):
         """See Reducer."""
         if self._row + 1 < len(self._rows):
             raise RuntimeError(f"micro-batch {self._row + 1} of {len(self._rows)} is not this rank's last")
-        self._armed = False
+        self._take_all()
         while self._next < len(self._buckets) - 1:
             self._launch()
         last = self._buckets[-1]
@@ -113,8 +127,9 @@ class ElasticReducer(Buckets):
         """Get ready for the backward pass of this rank's micro-batch of that place."""
         self._row = row
         self._buckets = self._rows[row]
+        passes = self._passes
         super().begin()
-        self._armed = row + 1 == len(self._rows)
+        self._passes = passes if row else 0
 
     def _launch(self) -> None:
         place = self._next
@@ -123,6 +138,8 @@ class ElasticReducer(Buckets):
         if self._next < len(self._buckets):
             self._bad = self._bad or not all_finite(bucket.gradients)
         circle = self._joined().everyone
+        for own in self._rows:
+            own[place].seal()
         world, size = len(circle.ranks), exchange.parts.shape[1]
         rows = [row[place].flat[: world * size] for row in self._rows]
         sent = rows[0]
@@ -142,6 +159,7 @@ class ElasticReducer(Buckets):
         gathers = []
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=True):
             circle.wait(exchange.work)
+            bucket.require_sealed()
             exchange.sent = None
             total, *others = exchange.parts.unbind()
             for part in others:

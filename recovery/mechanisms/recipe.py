@@ -48,11 +48,11 @@ class Recipe:
             raise TypeError("attach the model itself, not DistributedDataParallel: the job reduces gradients")
         if shards == 1:
             return
-        from recovery.mechanisms.reduce import check_types
+        from recovery.mechanisms.buckets import check_types
         from recovery.mechanisms.sharding import FSDPModule, require_torch
 
         require_torch()
-        check_types(self.model)
+        check_types(dict(self.model.named_parameters()))
         if any(isinstance(module, FSDPModule) for module in self.model.modules()):
             raise TypeError("attach the model before fully_shard: the job shards it once its rank is known")
         if isinstance(self.optimizer, Optimizer):

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from recovery.mechanisms.buckets import Bucket, all_finite, check_types, make_buckets
 from recovery.mechanisms.group import Circle, Group
-from recovery.mechanisms.parts import local, wrapped
 
-BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
 
 
@@ -69,6 +69,13 @@ class Reducer(Protocol):
     def begin(self) -> None:
         """Clear gradients and get ready for one backward pass."""
 
+    def expect(self, *, last: bool = True) -> None:
+        """A backward pass of the step comes now; ``last``: no other follows it before ``finish`` or ``keep``. Raises
+        RuntimeError when parameters were frozen or unfrozen between two passes of a step."""
+
+    def require(self) -> None:
+        """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
+
     def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
         """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where there is but one."""
 
@@ -89,25 +96,6 @@ class Reducer(Protocol):
         """Make means of gradients that are sums over so many samples, once."""
 
 
-class _Bucket:
-    def __init__(self, parameters: list[nn.Parameter], tail: int) -> None:
-        self.parameters = parameters
-        self.missing = 0
-        self.work: dist.Work | None = None
-        self._tail = tail
-        self.allocate()
-
-    def allocate(self) -> None:
-        """Make the flat buffer, and one view of it for each parameter's gradient."""
-        parts = [local(p) for p in self.parameters]
-        size = sum(part.numel() for part in parts)
-        self.flat = torch.zeros(size + self._tail, dtype=parts[0].dtype, device=parts[0].device)
-        self.gradients, self.tail = self.flat[:size], self.flat[size:]
-        pieces = self.gradients.split([part.numel() for part in parts])
-        views = [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
-        self.views = [wrapped(view, p) for view, p in zip(views, self.parameters, strict=True)]
-
-
 class Buckets:
     """The gradients of some parameters in flat buffers, each reduced as soon as its last gradient is there.
 
@@ -116,7 +104,7 @@ class Buckets:
     """
 
     def __init__(self, entering: Callable[[int], None]) -> None:
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._entering = entering
         self.pace: Callable[[int], None] | None = None
         self.reached: Callable[[], None] | None = None
@@ -127,17 +115,29 @@ class Buckets:
         self._next = 0
         self._group: Group | None = None
         self._armed = False
+        self._guarded = False  # gradients that come now belong to a step
+        self._expected = False  # and come from a pass that the step was told of
+        self._passes = 0
         self._bad = False
+        self._parameters: list[nn.Parameter] = []
+        self._trained: list[bool] = []  # which of them the buckets are made for
+        self._hooks: list[RemovableHandle] = []
 
     def fill(self, parameters: Sequence[nn.Parameter], tail: int = 0, padding: int = 0) -> None:
         """Make the buckets, in the order in which backward comes to them. ``padding``: zeros at the end of each."""
+        self._parameters = list(parameters)
+        self._trained = [parameter.requires_grad for parameter in parameters]
+        self._tail_size, self._padded = tail, padding
         trained = [p for p in reversed(parameters) if p.requires_grad]
-        self._make = partial(_make_buckets, trained, tail, padding)
+        self._make = partial(make_buckets, trained, tail, padding)
         self._buckets = self._make()
         middle = trained[len(trained) // 2]
+        while self._hooks:
+            self._hooks.pop().remove()
         for place, bucket in enumerate(self._buckets):
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._hook(place, parameter is middle))
+            for number, parameter in enumerate(bucket.parameters):
+                arrived = self._hook(place, number, parameter is middle)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
 
     def new_generation(self, group: Group) -> None:
         """See Reducer."""
@@ -152,20 +152,74 @@ class Buckets:
     def rehearse(self) -> None:
         """See Reducer."""
         self.begin()
-        self._armed = False
+        self._guarded = False
 
     def begin(self) -> None:
         """See Reducer."""
         self._next = 0
-        self._armed = True
+        self._passes = 0
+        self._armed = self._expected = False
+        self._guarded = True
         self._bad = False
         self.wire_bytes = 0
         for bucket in self._buckets:
-            bucket.flat.zero_()
+            bucket.clear()
+
+    def expect(self, *, last: bool = True) -> None:
+        """See Reducer."""
+        if [parameter.requires_grad for parameter in self._parameters] != self._trained:
+            if self._passes:
+                raise RuntimeError(
+                    "parameters were frozen or unfrozen between two backward passes of one step"
+                )
+            self._refill()
+        self._passes += 1
+        self._expected, self._armed = True, last
+        for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-            bucket.work = None
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
+            bucket.here = [False] * len(bucket.parameters)
+
+    def require(self) -> None:
+        """See Reducer."""
+        gone = total = 0
+        for bucket in self._buckets:
+            total += len(bucket.parameters)
+            for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+                if parameter.grad is view:
+                    continue
+                if parameter.grad is None:
+                    gone += 1  # this step leaves it as it is, on all ranks alike
+                else:
+                    bucket.take(place)
+        if gone and gone == total:
+            raise RuntimeError(
+                "zero_grad() between step.backward() and step.commit() has thrown the gradients away: leave it out, "
+                "each step begins with zeros"
+            )
+
+    def _refill(self) -> None:
+        """Parameters were frozen or unfrozen: make buckets for those that are trained now. What is frozen has no
+        gradient, so that the optimizer leaves it as it is."""
+        check_types(dict(enumerate(self._parameters)))
+        self.fill(self._parameters, self._tail_size, self._padded)
+        for parameter in self._parameters:
+            parameter.grad = None
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def _take_all(self) -> None:
+        """The backward passes are over: whatever gradient is not in its bucket belongs there. Raises RuntimeError."""
+        self._guarded = self._armed = False
+        for bucket in self._buckets:
+            for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+                if parameter.grad is view:
+                    continue
+                if bucket.here[place]:
+                    raise RuntimeError(
+                        "a hook has replaced a gradient after the job had put it into its bucket: register hooks that "
+                        "run after accumulation before job.attach, or use tensor.register_hook"
+                    )
+                bucket.take(place)
 
     def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
         """See Reducer."""
@@ -189,7 +243,7 @@ class Buckets:
 
     def broken_off(self) -> bool:
         """See Reducer."""
-        self._armed = False
+        self._armed = self._guarded = False
         return False
 
     def _norms(self) -> Tensor:
@@ -205,15 +259,30 @@ class Buckets:
             raise RuntimeError("gradients are reduced before any generation was joined")
         return self._group
 
-    def _hook(self, place: int, is_middle: bool) -> Callable[[Tensor], None]:
+    def _hook(self, place: int, number: int, is_middle: bool) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
+            if not self._guarded:
+                return
+            if not self._expected:
+                raise RuntimeError(
+                    "loss.backward() was called in a step: give the loss to step.backward(loss), and parts of it that "
+                    "are computed before the last one to step.accumulate(loss)"
+                )
+            bucket = self._buckets[place]
+            bucket.take(number)
             if not self._armed:
                 return
+            if bucket.here[number]:
+                raise RuntimeError(
+                    "a gradient came twice in one backward pass, and may have been sent after the first time: use "
+                    "torch.utils.checkpoint with use_reentrant=False"
+                )
             if self.check:
                 self.check()
             if is_middle and self.reached:
                 self.reached()
-            self._buckets[place].missing -= 1
+            bucket.here[number] = True
+            bucket.missing -= 1
             while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
                 self._launch()
 
@@ -225,6 +294,7 @@ class Buckets:
         if self._next < len(self._buckets):
             # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
             self._bad = self._bad or not all_finite(bucket.gradients)
+        bucket.seal()
         circle = self._circle()
         bucket.work = self._enter(
             2 * bucket.flat.nbytes, circle.ranks, lambda: circle.start_all_reduce(bucket.flat)
@@ -252,12 +322,12 @@ class GradientReducer(Buckets):
 
     def __init__(self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]) -> None:
         super().__init__(entering)
-        check_types(model)
+        check_types(dict(model.named_parameters()))
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
     def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
         """Reduce what is left and wait. Raises GenerationLost. Gradients are means over all samples afterwards."""
-        self._armed = False
+        self._take_all()
         last = self._buckets[-1]
         while self._next < len(self._buckets) - 1:
             self._launch()
@@ -272,6 +342,7 @@ class GradientReducer(Buckets):
         for bucket in self._buckets:
             assert bucket.work is not None
             group.wait(bucket.work)
+            bucket.require_sealed()
         tail = last.tail.tolist()
         if self.check:
             self.check()  # an aborted NCCL kernel returns with garbage and no error
@@ -283,39 +354,3 @@ class GradientReducer(Buckets):
             loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm,
             save=tail[_SAVE] > 0,
         )  # fmt: skip
-
-
-def check_types(model: nn.Module) -> None:
-    """One type for all gradients, wide enough for the counts in the tail. Raises TypeError."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not trained:
-        raise TypeError("the model has no parameter that requires a gradient: there is nothing to train")
-    first, device = trained[0][1].dtype, trained[0][1].device
-    for name, parameter in trained:
-        if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first:
-            raise TypeError(
-                f"parameter {name} is {parameter.dtype}: gradients are summed in float32 (or all in float64); "
-                "keep the parameters so, and use torch.autocast for the forward pass"
-            )
-        if parameter.device != device:
-            raise TypeError(f"parameter {name} is on {parameter.device}, others are on {device}")
-
-
-def all_finite(flat: Tensor) -> bool:
-    """Whether no value is a NaN or an infinity."""
-    # A finite sum proves that all terms are finite; only an infinite or NaN sum needs the full look.
-    return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
-
-
-def _make_buckets(parameters: list[nn.Parameter], tail: int, padding: int) -> list[_Bucket]:
-    groups: list[list[nn.Parameter]] = [[]]
-    size = 0
-    for parameter in parameters:
-        own = local(parameter).nbytes
-        room = size + own
-        if groups[-1] and room > BUCKET_BYTES:
-            groups.append([])
-            room = own
-        groups[-1].append(parameter)
-        size = room
-    return [_Bucket(g, padding + (tail if g is groups[-1] else 0)) for g in groups]

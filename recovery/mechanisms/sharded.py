@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recovery.mechanisms.buckets import all_finite
 from recovery.mechanisms.group import Circle, Group
-from recovery.mechanisms.reduce import Buckets, Reduced, all_finite
+from recovery.mechanisms.reduce import Buckets, Reduced
 from recovery.mechanisms.sharding import reset
 
 _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
@@ -58,6 +59,11 @@ class ShardedReducer(Buckets):
         if not self._buckets:  # not sharded yet
             self._model.zero_grad()
 
+    def _refill(self) -> None:
+        raise RuntimeError(
+            "parameters of a sharded model were frozen or unfrozen while it trains: do so before job.attach"
+        )
+
     def gather(self, output: Tensor, part: Tensor) -> None:
         """See Exchange."""
         self._exchange(output.nbytes, lambda made: made._allgather_base(output, part))
@@ -80,7 +86,8 @@ class ShardedReducer(Buckets):
 
     def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
         """See Reducer."""
-        self._armed = self._underway = False
+        self._underway = False
+        self._take_all()
         while self._next < len(self._buckets) - 1:
             self._launch()
         # What is not finite here and was when the replica was done with it, this rank has spoilt itself.
@@ -90,6 +97,7 @@ class ShardedReducer(Buckets):
         circle = self._circle()
         for bucket in self._buckets:
             circle.wait(bucket.work)
+            bucket.require_sealed()
         word = self._last_word(rank, [loss_sum, count, float(pause), float(save)], bad)
         samples = round(word[_COUNT])
         self.settle(samples)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recovery.mechanisms import typed
+from recovery.mechanisms import misuse, typed
 from recovery.mechanisms.optimizer_state import OptimizerState, Slots
 from recovery.mechanisms.parts import local
 from recovery.mechanisms.registered import Registered
@@ -53,7 +53,9 @@ class TrainState:
             self.model.named_parameters()
         )  # in the midst of a pass, a sharded model shows others
         self._slots = OptimizerState(optimizer, self.trained)
-        self._scheduler_scalars()
+        self._scheduler_scalars()  # raises TypeError for what cannot be saved
+        self._scheduled = self.scheduler_step()
+        misuse.guard_optimizer(optimizer)
 
     def parts(self) -> dict[str, Tensor]:
         """``tensors``, of each the part that this rank holds."""
@@ -104,6 +106,7 @@ class TrainState:
         if self.scheduler is not None:
             live = self.scheduler.state_dict()
             self.scheduler.load_state_dict(typed.decode(dict(scalars["scheduler"]), live))
+        self._scheduled = self.scheduler_step()
         saved = self._optimizer_of(scalars)
         self._slots.load(saved, slots or self._slots.planned(saved))
         for name in self.trained if "frozen" in scalars else ():
@@ -112,12 +115,18 @@ class TrainState:
     def apply(self, loss: float) -> None:
         """Apply the gradients: one step of optimizer and scheduler. The caller counts it. ``loss``: of the step, the
         same on all ranks, for a scheduler that goes by it."""
+        if self.scheduler_step() != self._scheduled:
+            raise RuntimeError(
+                "scheduler.step() was called by the script: step.commit() makes the scheduler's step"
+            )
         self._slots.begin()
-        self.optimizer.step()
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(loss)
-        elif self.scheduler is not None:
-            self.scheduler.step()
+        with misuse.applying():
+            self.optimizer.step()
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                self.scheduler.step(loss)
+            elif self.scheduler is not None:
+                self.scheduler.step()
+        self._scheduled = self.scheduler_step()
         self.registered.update()
 
     def seed_step(self, rank: int, step: int) -> None:
@@ -134,7 +143,8 @@ class TrainState:
 
     def scheduler_step(self) -> int | None:
         """Steps the scheduler itself has counted; None without one."""
-        return int(self.scheduler.last_epoch) if self.scheduler is not None else None
+        last = getattr(self.scheduler, "last_epoch", None)  # a ChainedScheduler counts nothing itself
+        return None if last is None else int(last)
 
     def digests(self) -> dict[str, str]:
         """XXH3-64 of each part of the state, 16 hexadecimal digits; of what this rank holds of it. It is taken on the

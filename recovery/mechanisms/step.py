@@ -54,6 +54,7 @@ class Step:
         self._micros = micros
         self._place: int | None = None  # which of them is computed, if they are taken one by one
         self._kept = 0
+        self._accumulated = 0.0
         self.change_loss: Callable[[Tensor], Tensor] | None = None
         self._job = job
         self._phase = "data"
@@ -118,6 +119,17 @@ class Step:
             if self._kept == place and self._reduced is None:
                 raise RuntimeError("a micro-batch of step.batches() ended without step.backward()")
 
+    def accumulate(self, loss: Tensor) -> None:
+        """Back-propagate a part of the summed loss, where all of it at once takes too much memory; the last part goes
+        to ``backward``. Gradients add up, and nothing is reduced yet."""
+        if self._reduced is not None:
+            raise RuntimeError("step.accumulate() comes before step.backward()")
+        self._accumulated += float(loss.detach())
+        self.phase("backward")
+        self._job.reducer.expect(last=False)
+        loss.backward()
+        self.phase("forward")
+
     def backward(self, loss: Tensor) -> None:
         """Back-propagate the summed loss of this rank's samples, or of a micro-batch of ``batches``; with the last one,
         reduce gradients over the ranks.
@@ -135,8 +147,9 @@ class Step:
             raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
         micro, last = self._micros[place], place + 1 == len(self._micros)
         loss = self._as_faults_have_it(loss, place)
-        value = float(loss.detach())
+        value, self._accumulated = float(loss.detach()) + self._accumulated, 0.0
         self.phase("backward")
+        job.reducer.expect()
         loss.backward()
         if not last:
             job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
@@ -181,4 +194,5 @@ class Step:
             raise RuntimeError("commit() before backward()")
         if not reduced.finite:
             raise NonFinite(reduced.blamed)
+        self._job.reducer.require()
         self._job.apply(self, reduced)

@@ -1,0 +1,77 @@
+"""Finds what a training loop must leave to its job, before each rank goes a way of its own."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+_HERE = threading.local()  # ``in_step``: the thread is in a step's block; ``applying``: and in its commit
+_GUARDS: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
+
+
+@contextmanager
+def in_step() -> Iterator[None]:
+    """The block of a step."""
+    _HERE.in_step = True
+    try:
+        yield
+    finally:
+        _HERE.in_step = False
+
+
+@contextmanager
+def applying() -> Iterator[None]:
+    """The part of it in which the job itself uses optimizer and scheduler."""
+    _HERE.applying = True
+    try:
+        yield
+    finally:
+        _HERE.applying = False
+
+
+def _by_the_loop() -> bool:
+    return getattr(_HERE, "in_step", False) and not getattr(_HERE, "applying", False)
+
+
+def guard_optimizer(optimizer: Optimizer) -> None:
+    """From now on a step of this optimizer that a loop makes by itself raises RuntimeError: the gradients may be this
+    rank's own, and a step that is done again would be made twice."""
+    if (old := _GUARDS.pop(optimizer, None)) is not None:
+        old.remove()
+
+    def before(*_: object) -> None:
+        if _by_the_loop():
+            raise RuntimeError(
+                "optimizer.step() was called in the loop: step.commit() makes the optimizer's step"
+            )
+
+    _GUARDS[optimizer] = optimizer.register_step_pre_hook(before)
+
+
+def guard_scaling() -> None:
+    """From now on a loss that a loop scales raises RuntimeError: nobody divides its gradients by the scale again, and
+    an overflow, which a scaler skips, is taken for a fault. Told by torch's own class, since a scaled loss looks as any
+    other."""
+    scale = torch.amp.GradScaler.scale
+    if hasattr(scale, "__wrapped__"):
+        return
+
+    @functools.wraps(scale)
+    def guarded(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if self.is_enabled() and _by_the_loop():
+            raise RuntimeError(
+                "GradScaler scales the loss in a step: the job takes non-finite gradients for a fault and does not "
+                "unscale; use torch.autocast with bfloat16, which needs no scaler, or GradScaler(enabled=False)"
+            )
+        return scale(self, outputs)
+
+    scaler: Any = torch.amp.GradScaler
+    scaler.scale = guarded

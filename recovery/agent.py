@@ -91,7 +91,7 @@ class Agent:
         elif isinstance(message, Agreed):
             self.agreed = message.step
         elif isinstance(message, PauseRequest):
-            self.pause_wanted, self.save_wanted = True, message.save
+            self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
         elif isinstance(message, Inquiry) and self.status is not None:
             self.channel.send(self.status())
         elif isinstance(message, Extra) and self.on_extra:

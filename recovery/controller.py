@@ -28,6 +28,7 @@ from recovery.strategy import (
     Failure,
     Form,
     Health,
+    Pause,
     StateFrom,
     Strategy,
 )  # fmt: skip
@@ -78,7 +79,7 @@ class Controller(Corruptions, Lookout):
         )
         self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
-        self._abort_due = False
+        self._abort_due = self._pause_saves = False
         self._again_s = math.inf
         self._unheard_s: dict[str, float] = {}
         self._digests = DigestBook()
@@ -215,6 +216,11 @@ class Controller(Corruptions, Lookout):
             answer = self.strategy.on_spare_lost
         if self.stage is Stage.TRAINING:
             self._act(answer(self._view()))
+        elif self.stage is Stage.PAUSING and entry.name in self.members:
+            # With this one gone too, what was to be left to others may have to be saved.
+            more = answer(self._view())
+            if Pause(save=True) in more.actions:
+                self._act(more)
 
     def _fail(self, entry: Process, cause: Cause, detail: str) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
@@ -328,8 +334,10 @@ class Controller(Corruptions, Lookout):
     def pause(self, *, save: bool) -> None:
         """See recovery.deeds.Stages."""
         if self.stage is Stage.TRAINING and not any(m.finished for m in self._crew.member_processes()):
-            self.stage = Stage.PAUSING
-            self.hands.send(self.members[0], PauseRequest(save=save))
+            self.stage, self._pause_saves = Stage.PAUSING, save
+        elif self.stage is not Stage.PAUSING:
+            return
+        self.hands.send(self.members[0], PauseRequest(save=save))
 
     # ---- the end
 
@@ -361,4 +369,5 @@ class Controller(Corruptions, Lookout):
             failures=self._skips.with_samples(self._failures.current), skipped=self._skips.lately,
             history=tuple(self._failures.history),
             rollbacks=self._formation.rollbacks, shards=self.shards, saved=self._digests.has_checkpoint,
+            saved_step=self._digests.newest, pause_saves=self._pause_saves,
         )  # fmt: skip

@@ -69,6 +69,11 @@ class DigestBook:
         return bool(self._trusted())
 
     @property
+    def newest(self) -> int:
+        """Step of the newest checkpoint that can be trusted; -1: there is none."""
+        return max(self._trusted(), default=-1)
+
+    @property
     def agreed_checkpoint(self) -> int | None:
         """Step of the newest checkpoint acknowledged that the replicas have agreed on since."""
         return max(

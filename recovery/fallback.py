@@ -296,7 +296,11 @@ def make_way(view: ClusterView) -> Decision:
 
 def relieve(view: ClusterView) -> Decision | None:
     """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their places as far
-    as they go. None when nobody was noticed."""
+    as they go. None when nobody was noticed.
+
+    When the last holder of some shard was noticed too late for that pause to save anything, the same members go on, to
+    be asked for a pause that does.
+    """
     leaving = view.leaving
     if not leaving:
         return None
@@ -304,7 +308,14 @@ def relieve(view: ClusterView) -> Decision | None:
     people = (*stay, *view.benched)
     members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
     if common_step([p for p in people if p.name in members], view.shards) is None:
-        return restart(view, why=f"{', '.join(leaving)} will be ended soon, and nobody else holds the state")
+        why = f"{', '.join(leaving)} will be ended soon, and nobody else holds the state"
+        held = common_step([view.process(name) for name in view.members], view.shards)
+        if held is None or held <= view.saved_step or view.pause_saves:
+            return restart(view, why=why)
+        again = Form(members=view.members, state=StateFrom.PEER, cause="notice")
+        return Decision(
+            actions=(again,), reason=f"{why}: step {held} is not saved, so they go on until one is"
+        )
     bench = waiting(people, members)
     form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
     new = [name for name in members if name not in view.members]

@@ -88,7 +88,8 @@ class ClusterView:
     those this decision answers, newest last; ``history``: every earlier failure of the job; ``rollbacks``:
     checkpoint restores so far; ``skipped``: samples left out in the last ``fallback.SKIP_WINDOW_STEPS`` steps;
     ``shards``: ranks that hold one copy of the model together (see ``recovery.layout``); ``saved``: a checkpoint of
-    this job that can be trusted was acknowledged.
+    this job that can be trusted was acknowledged, the newest of step ``saved_step``; ``pause_saves``: the pause that
+    was asked for last was to save one from the beginning.
     """
 
     now_s: float
@@ -103,6 +104,8 @@ class ClusterView:
     skipped: int = 0
     shards: int = 1
     saved: bool = False
+    saved_step: int = -1
+    pause_saves: bool = False
 
     def process(self, name: str) -> ProcessView:
         """The process of that name. Raises KeyError when there is none."""

@@ -21,7 +21,7 @@ from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
 from recovery.strategies.none import NoRecovery
 from recovery.strategy import Strategy
-from recovery.wire import Channel, Message, Notice, PauseRequest, Stop
+from recovery.wire import Channel, CheckpointNote, Message, Notice, PauseRequest, Stop
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
@@ -31,6 +31,12 @@ def tell(rig: Rig, *names: str) -> None:
     """The processes say that SIGTERM came."""
     for name in names:
         rig.control.on_message(name, Notice())
+
+
+def saved(rig: Rig, step: int) -> None:
+    """The first rank says that a checkpoint is committed."""
+    note = CheckpointNote(state="committed", checkpoint=f"step-{step:08d}", step=step)
+    rig.control.on_message(rig.members[0], note)
 
 
 # ---- the controller
@@ -98,6 +104,8 @@ def test_when_all_must_go_a_checkpoint_keeps_the_state() -> None:
     rig = Rig(HotSpare(spares=2), world=2)
     rig.train(steps=56)
     tell(rig, "w0", "w1")
+    assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)] == [False, True]
+    saved(rig, 57)
     rig.park("w0", "w1", step=57, why="pause")
     assert rig.members == ("s2", "s3")
     rig = Rig(HotSpare(spares=1), world=1)
@@ -107,6 +115,31 @@ def test_when_all_must_go_a_checkpoint_keeps_the_state() -> None:
     rig.park("w0", step=57, why="pause")
     assert rig.members == ("s1",)
     assert rig.joins()["s1"].restore
+
+
+@pytest.mark.parametrize("late", ["while they pause", "when they have parked"])
+def test_a_last_notice_too_late_for_the_pause_costs_no_step_either(late: str) -> None:
+    """Whether the pause saves is decided with the step's gradients: what comes after that is asked for again."""
+    rig = Rig(HotSpare(spares=2), world=2)
+    rig.train(steps=56)
+    tell(rig, "w0")
+    if late == "when they have parked":
+        rig.park("w0", step=57, why="pause")
+    tell(rig, "w1")
+    rig.park("w0", "w1", step=57, why="pause")
+    assert rig.members == ("w0", "w1"), "the same go on, as nothing is saved yet"
+    rig.join("w0", "w1", step=57)
+    assert rig.stage is Stage.PAUSING
+    assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)][-1]
+    rig.park("w0", "w1", step=58, why="pause")
+    assert rig.members == ("s2", "s3"), "a save that failed is not asked for for ever"
+
+
+def test_a_notice_that_changes_nothing_is_not_asked_for_again() -> None:
+    rig = Rig(HotSpare(spares=2))
+    rig.train(steps=56)
+    tell(rig, "w1", "w2")
+    assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)] == [False]
 
 
 def test_a_notice_in_the_middle_of_a_recovery_is_answered_after_it() -> None:
@@ -217,3 +250,22 @@ def test_a_job_that_ends_before_the_deadline_lost_nothing(memory: Path) -> None:
     fault = {**TERM, "params": {"grace_s": 60}, "expect": {"outcome": "masked"}}
     faulted, problems = arm("none", memory, fault)
     assert (faulted.outcome, problems) == ("completed", {})
+
+
+@pytest.mark.parametrize("recovery", [{"strategy": "hot-spare", "spares": 4}, "drop-replica"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "collective", "optimizer"])
+def test_when_all_are_noticed_one_after_the_other_no_step_is_lost(
+    recovery: Any, phase: str, memory: Path
+) -> None:
+    """Wherever in the step the last of them hears of it."""
+    terms = [
+        {
+            "id": f"term{rank}", "kind": "process-term", "target": {"rank": rank}, "params": {"grace_s": 5},
+            "at": {"step": 33, "phase": phase if rank == 3 else "data"},
+        }
+        for rank in range(4)
+    ]  # fmt: skip
+    played = play(cell_of(recovery, terms), memory, seed=3)
+    assert played.outcome == "completed"
+    committed = [(e.step or 0, e.generation) for e in of(played, Kind.STEP_COMMITTED) if e.data["rank"] == 0]
+    assert len({step for step, _ in committed}) == len(committed) == 60, "no step is done again"

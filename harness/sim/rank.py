@@ -99,7 +99,7 @@ class SimRank:
             case Agreed():
                 self.checkpoints.told(message)
             case PauseRequest():
-                self.pause_wanted, self.save_wanted = True, message.save
+                self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
             case Inquiry() if self._announced:
                 place: Any = "joining" if self.mark.phase == "joining" else "training"
                 place = "finished" if place == "training" and self.state.step >= self.config.steps else place

@@ -9,6 +9,7 @@ from typing import Any
 from chaos.events import Kind
 from harness.launcher import Report
 from recovery.marks import Mark
+from recovery.starvation import Pulse
 from recovery.supervision import Hands
 from recovery.wire import Message
 
@@ -59,6 +60,10 @@ class Grip:
     def os_state(self, process: str) -> str:
         """See Hands."""
         return self._hands.os_state(process)
+
+    def pulse(self, process: str) -> Pulse:
+        """What it got of the processors."""
+        return self._hands.pulse(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

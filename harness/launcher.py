@@ -27,6 +27,7 @@ from harness.workload import DataInfo
 from recovery.local import Exited, Report, Said
 from recovery.marks import Mark
 from recovery.memory.keepers import Started as KeeperStarted
+from recovery.starvation import Pulse
 from recovery.wire import Message
 
 __all__ = [
@@ -243,6 +244,9 @@ class Cluster(Protocol):
 
     def os_state(self, name: str) -> str:
         """R, S, D, T, Z, or X when gone."""
+
+    def pulse(self, name: str) -> Pulse:
+        """What a process got of the processors."""
 
     def wait(self, timeout_s: float) -> list[Report]:
         """What happened; waits up to ``timeout_s`` for something to."""

@@ -72,6 +72,7 @@ class Orchestrator:
     ) -> None:  # fmt: skip
         self.setup = setup
         self.cluster = cluster
+        self.now_ns, self.pulse = cluster.now_ns, cluster.pulse
         self._watcher = watcher
         self._stop = stop
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, cluster.now_ns)
@@ -283,12 +284,8 @@ class Orchestrator:
         """Limits on memory."""
         return self.cluster.groups
 
-    def now_ns(self) -> int:
-        """Clock of the arm, nanoseconds."""
-        return self.cluster.now_ns()
-
     def now_s(self) -> float:
-        """The same in seconds."""
+        """Clock of the arm, seconds; ``now_ns``: nanoseconds."""
         return self.cluster.now_ns() / 1e9
 
     def spawn(self, role: str, mode: str) -> str:

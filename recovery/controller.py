@@ -80,8 +80,8 @@ class Controller(Corruptions, Lookout):
         self._skips = Skips(hands, self._failures)
         self._deadline_s = 0.0
         self._abort_due = self._pause_saves = False
+        self._patience_s = 0.0
         self._again_s = math.inf
-        self._unheard_s: dict[str, float] = {}
         self._digests = DigestBook()
         self._agreement = (0, None)
         self._settling = Settling(self.timing.settle_timeout_s)
@@ -262,6 +262,7 @@ class Controller(Corruptions, Lookout):
         self.stage = Stage.STOPPING
         self._abort_due = False
         self._deadline_s = self.hands.now_s() + self.timing.park_timeout_s
+        self._progress.aborted(self.timing.park_timeout_s)
         self._crew.abort(self.generation)
 
     def _on_parked(self, entry: Process, message: Parked) -> None:

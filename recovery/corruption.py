@@ -17,6 +17,7 @@ class Corruptions(Adopter):
 
     _abort_due: bool
     _agreement: tuple[int | None, int | None]
+    _patience_s: float
 
     def _on_nonfinite(self, message: Parked) -> None:
         ranks = [rank for rank in message.blamed if rank < len(self.members)]
@@ -30,8 +31,8 @@ class Corruptions(Adopter):
             return
         # All ranks see the same flags and park by themselves; an abort now could cut one off.
         self.stage = Stage.STOPPING
-        patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
-        self._deadline_s = self.hands.now_s() + patience_s
+        self._patience_s = self.timing.examine_timeout_s if examined else self.timing.unforced_park_s
+        self._deadline_s = self.hands.now_s() + self._patience_s
         self._abort_due = True
         self._decide_if_parked()
 

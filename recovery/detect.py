@@ -1,46 +1,34 @@
 """Tells a hung rank from the ones that wait for it, by progress marks alone.
 
 Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same collectives in
-the same order, so whoever has entered fewer than the others is what they wait for. A deadline is learned
-from the job's own step times. A process that the kernel would run but has no CPU for is starved, not hung,
-and gets a longer deadline.
+the same order, so whoever has entered fewer than the others is what they wait for. Where nobody waits, as in a stall
+that all share, nobody hangs. How long a rank may keep others waiting is ``recovery.pace``'s to say; time in which it
+wanted a processor and got none does not count (``recovery.starvation``).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from statistics import median
+from functools import cache, partial
 from types import MappingProxyType
 
 from recovery.marks import Mark
+from recovery.pace import HangLimits, Pace
+from recovery.starvation import Pulse
 
-WINDOW = 50
+__all__ = ["STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+
 MAX_LOOK_S = 0.1
-STARVED = ("R", "D")  # would run, or waits for a disk
+STALLS = "data"  # the phase that depends on what ranks share
+DISK = "D"  # in the kernel, waiting for a device
 STOPPED = ("T",)
 TRACED = ("t",)
 """Held by a debugger or a profiler, who mean to let go of it."""
 UNHEARD = "?"
 """Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HangLimits:
-    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_s``: how long the
-    kernel may show a process as stopped. That is no guess, so it is only waited for about as long as its replacement
-    takes (0.07 to 0.1 s, docs/performance.md): waiting then costs about twice the best choice at the most.
-    """
-
-    floor_s: float = 0.6
-    factor: float = 8.0
-    stopped_s: float = 0.08
-    ceiling_s: float = 600.0
-    checkpoint_floor_s: float = 5.0
-    starved_factor: float = 10.0
-    first_step_s: float = 60.0
+SURE = 0.25
+"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of its threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +44,7 @@ class Hang:
     silent_s: float
     deadline_s: float
     missed: int = 0
+    busy: bool = False
 
     @property
     def detail(self) -> str:
@@ -65,8 +54,14 @@ class Hang:
             if self.collective
             else "all ranks wait in one collective"
         )
+        if self.phase != "collective":
+            late = "no rank makes progress"
         who = "" if self.process else f"{late}, "
         where = f"{self.phase} of step {self.step}"
+        if self.phase == "between":
+            where = f"code of the script's between steps, after step {self.step}"
+        if self.busy:
+            where += ", where it said that it is busy"
         if self.missed:
             where += f" without entering collective {self.collective + 1}, in which the others wait"
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
@@ -74,14 +69,34 @@ class Hang:
 
 @dataclass(kw_only=True)
 class _Silence:
-    """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, and since
-    when the kernel shows it as stopped.
+    """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, how long
+    nobody waited for it alone (``shared_s``; ``common_s`` of it with most others, for a few who wait), and since when
+    the kernel shows it as stopped.
     """
 
     mark: Mark
     behind_s: float = 0.0
     waited_s: float = 0.0
+    shared_s: float = 0.0
+    common_s: float = 0.0
     stopped_s: float | None = None
+    starved_s: float | None = None  # when last asked
+
+    def net(
+        self, passed_s: float, deadline_s: float, pulse: Callable[[], Pulse], works: float = 1.0
+    ) -> float:
+        """Of the time since the last look, how much it was not kept from running by others; ``works``: of time in which
+        it uses a processor."""
+        if self.behind_s + self.waited_s < SURE * deadline_s:
+            return passed_s
+        now = pulse()
+        held_s = 0.0 if self.starved_s is None else now.starved_s - self.starved_s
+        self.starved_s = now.starved_s
+        return max(0.0, passed_s - held_s) * (works if now.working else 1.0)
+
+
+def _still(_: str = "") -> Pulse:
+    return Pulse()
 
 
 @dataclass(kw_only=True)
@@ -89,48 +104,50 @@ class HangDetector:
     """Learns step times of the current world and names hung processes.
 
     Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor
-    itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind, not from its last
-    mark: whoever waited long in a collective that has just ended is not late yet.
+    itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind others who wait, not from its
+    last mark: whoever waited long in a collective that has just ended is not late yet, and of a stall that all share
+    the last to come out of it has as long again as it was shared.
     """
 
     limits: HangLimits = field(default_factory=HangLimits)
-    _durations: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
     _silences: dict[str, _Silence] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(limits=self.limits)
 
     def resumed(self) -> None:
         """A generation starts training: silence is counted from now."""
         self._last_step = -1
         self._last_look_s = None
         self._silences = {}
+        self.pace.resumed()
 
     def deadline_s(self, phase: str) -> float:
         """How long a rank may be silent in a phase."""
-        limits = self.limits
-        if not self._durations:
-            return limits.first_step_s
-        floor = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s
-        return min(limits.ceiling_s, max(floor, limits.factor * median(self._durations)))
+        return self.pace.deadline_s(phase)
 
     def observe(self, now_s: float, committed: int) -> None:
         """Learn from the slowest member's committed step."""
         if self._last_step >= 0 and committed > self._last_step:
-            self._durations.append((now_s - self._last_time_s) / (committed - self._last_step))
+            self.pace.step_took((now_s - self._last_time_s) / (committed - self._last_step))
         if committed > self._last_step:
             self._last_step, self._last_time_s = committed, now_s
 
     def look(
         self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str],
-        replicas: Mapping[str, int] = MappingProxyType({}),
+        replicas: Mapping[str, int] = MappingProxyType({}), *, pulse: Callable[[str], Pulse] = _still,
+        others_done: bool = False,
     ) -> Hang | None:  # fmt: skip
         """The worst hang among the members of a training generation that are still at work.
 
         ``kernel``: the kernel's letter for a process (R, S, D, T ..., ? of one that is not heard of), asked only of
         those that did not move since the last look; ``replicas``: which members hold one copy of the model together,
-        where one is more than a rank: they have collectives of their own, in which they wait for each other alone. A
-        hang of the process ``""`` is nobody's: all wait in one collective.
+        where one is more than a rank: they have collectives of their own, in which they wait for each other alone;
+        ``pulse``: what a process gets of the processors, asked only of those that are silent for long;
+        ``others_done``: some have done their last step. A hang of the process ``""`` is nobody's.
         """
         kernel = cache(kernel)
         passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
@@ -139,30 +156,64 @@ class HangDetector:
         for name, mark in marks.items():
             group = replicas.get(name, 0)
             ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
+        alone = len(marks) == 1
+        awaited = alone or others_done or any(mark.phase == "collective" for mark in marks.values())
+        common = self._common_stall(marks)
+        stuck = all(mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items())
         hangs, heard = [], {}
         for name, mark in marks.items():
             furthest = ahead[replicas.get(name, 0)]
-            silence = self._silences.get(name)
-            if silence is None or silence.mark != mark:
-                silence = self._silences[name] = _Silence(mark=mark)
-            elif kernel(name) == UNHEARD:
+            silence = self._silence_of(name, mark)
+            if silence is None or kernel(name) != UNHEARD:
+                heard[name] = mark
+            if silence is None or name not in heard:
                 continue
-            elif _waits(mark, furthest) and len(marks) > 1:
-                silence.waited_s += passed
+            deadline = self._deadline_s(name, silence)
+            if _waits(mark, furthest) and not alone:
+                asked = partial(pulse, name) if stuck else _still
+                silence.waited_s += silence.net(passed, deadline, asked)
+            elif awaited and not (common and mark.phase == STALLS):
+                silence.behind_s += silence.net(passed, deadline, partial(pulse, name), self.pace.works)
             else:
-                silence.behind_s += passed
-            heard[name] = mark
-            hang = self._judge(name, silence, passed, kernel, None if len(marks) == 1 else furthest)
+                silence.shared_s += passed
+                silence.common_s += passed if awaited else 0.0
+            hang = self._judge(name, silence, passed, kernel, None if alone else furthest, deadline)
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
-        return worst or self._stuck(heard, alone=len(marks) == 1)
+        return worst or self._stuck(heard, alone=alone)
+
+    def _common_stall(self, marks: Mapping[str, Mark]) -> bool:
+        """Whether half of the members or more wait for data at once: their source is slow, and none of them hangs."""
+        still = [
+            name for name, mark in marks.items() if mark.phase == STALLS and not mark.busy_s
+            and (silence := self._silences.get(name)) is not None and silence.mark == mark
+        ]  # fmt: skip
+        return len(still) >= max(2, len(marks) / 2)
+
+    def _silence_of(self, name: str, mark: Mark) -> _Silence | None:
+        """None: it has moved since the last look."""
+        self.pace.saw(name, mark)
+        silence = self._silences.get(name)
+        if silence is not None and silence.mark == mark:
+            return silence
+        if silence is not None:
+            alone_s = silence.behind_s
+            self.pace.ended(name, silence.mark, alone_s=alone_s, all_s=alone_s + silence.shared_s)
+        self._silences[name] = _Silence(mark=mark)
+        return None
+
+    def _deadline_s(self, name: str, silence: _Silence) -> float:
+        if silence.mark.busy_s:
+            return float(silence.mark.busy_s)
+        deadline = self.pace.deadline_s(silence.mark.phase, name)
+        return deadline if self.limits.given_s is not None else max(deadline, silence.shared_s)
 
     def _judge(
         self, name: str, silence: _Silence, passed_s: float, kernel: Callable[[str], str],
-        furthest: tuple[int, int] | None,
+        furthest: tuple[int, int] | None, deadline: float,
     ) -> Hang | None:  # fmt: skip
-        mark, silent = silence.mark, max(silence.behind_s, silence.waited_s)
+        mark, silent = silence.mark, max(silence.behind_s, silence.waited_s, silence.shared_s)
         if not silent:
             return None
         state = kernel(name)
@@ -173,21 +224,23 @@ class HangDetector:
         else:
             # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
             silence.stopped_s = None
-            late, deadline = silent if state in TRACED else silence.behind_s, self.deadline_s(mark.phase)
-        if state in STARVED:
-            deadline *= self.limits.starved_factor
+            late = max(silence.behind_s, silence.waited_s) if state in TRACED else silence.behind_s
+            if mark.busy_s or self.limits.given_s is not None:
+                late += silence.shared_s
+            elif silence.common_s > self.limits.between_s:
+                late, deadline = silence.common_s, self.limits.between_s
+        if state == DISK:
+            deadline *= self.limits.disk_factor
         if late <= deadline:
             return None
         # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
         # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
-        # not entered a collective of this very step which others have entered has left it out.
+        # not entered a collective of this very step which others have entered has left it out. A
+        # stall that was shared for most of its time has no culprit: whoever does not leave the group then is found.
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        innocent = (
-            mark.phase == "collective"
-            and state not in STOPPED + TRACED
-            and furthest is not None
-            and not missed
-        )
+        waits = mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
+        nobodys = not stopped and state not in TRACED and silence.shared_s > silence.behind_s
+        innocent = (waits and not missed) or nobodys
         return Hang(
             process="" if innocent else name,
             phase=mark.phase,
@@ -196,6 +249,7 @@ class HangDetector:
             silent_s=late,
             deadline_s=deadline,
             missed=missed if mark.phase == "collective" else 0,
+            busy=bool(mark.busy_s),
         )
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
@@ -210,6 +264,41 @@ class HangDetector:
         return Hang(
             process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit
         )
+
+
+@dataclass(kw_only=True)
+class Leaving:
+    """Which members of an aborted generation do not leave it. Each has as long as its phase may take, from its last
+    sign of life on; see ``Pace.leave_s``."""
+
+    pace: Pace
+    least_s: float
+    _last_look_s: float | None = None
+    _silences: dict[str, _Silence] = field(default_factory=dict)
+
+    def late(
+        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str], pulse: Callable[[str], Pulse]
+    ) -> list[str]:  # fmt: skip
+        """Those that are late by now. Arguments as of ``HangDetector.look``."""
+        passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
+        self._last_look_s = now_s
+        late = []
+        for name, mark in marks.items():
+            silence = self._silences.get(name)
+            # Who is not heard of may have left; its node comes back, and the word with it, or is given up.
+            if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
+                self._silences[name] = _Silence(mark=mark)
+                continue
+            limit = self.pace.leave_s(mark, name, self.least_s)
+            silence.behind_s += silence.net(passed, limit, partial(pulse, name), self.pace.works)
+            state = kernel(name)
+            if state in STOPPED:
+                limit = self.least_s
+            elif state == DISK:
+                limit *= self.pace.limits.disk_factor
+            if silence.behind_s > limit:
+                late.append(name)
+        return late
 
 
 def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:

@@ -15,6 +15,7 @@ from recovery.marks import Mark
 from recovery.nodes.node import Node, script_recipe
 from recovery.processes import become_subreaper
 from recovery.script import ScriptConfig
+from recovery.starvation import Pulse
 from recovery.wire import Message
 
 
@@ -67,6 +68,9 @@ class Home(Protocol):
     def os_state(self, name: str) -> str:
         """The kernel's word on it, X when gone."""
 
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors."""
+
     def wait(self, timeout_s: float) -> Sequence[Any]:
         """What happened (``recovery.local.Report``, ``recovery.nodes.berth.NodeNews``), waiting up to ``timeout_s``."""
 
@@ -107,6 +111,7 @@ class ThisMachine:
         self.fork = self._server.fork
         self.alive, self.send, self.signal = self._node.alive, self._node.send, self._node.signal
         self.mark, self.os_state, self.wait = self._node.mark, self._node.os_state, self._node.wait
+        self.pulse = self._node.pulse
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Until torch is imported."""

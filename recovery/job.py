@@ -165,9 +165,10 @@ class Job(JobFacts):
         if not self._announced:
             self.ready()
         while True:
-            if self._group is not None and self.state.step < self.config.steps:
+            if self._group is not None and self.state.step < self.config.steps and not self._lost():
+                self.marks.enter(marks.BETWEEN)
                 return True
-            if self._group is not None:
+            if self._group is not None and self.state.step >= self.config.steps:
                 self.marks.enter(marks.IDLE)
                 self.agent.channel.send(Finished(step=self.state.step))
             order = self.agent.orders.get()
@@ -188,6 +189,7 @@ class Job(JobFacts):
         """One attempt at the next step; a lost generation or a refused step ends the block without an error."""
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
+        self.not_busy()
         self.marks.enter(marks.DATA)
         step = self.current = Step(self, number, self.micro_batches(number))
         self._in_step = True
@@ -254,6 +256,7 @@ class Job(JobFacts):
             step.number, rank=self.rank, layout=self.layout, generation=self.generation, asked=reduced.save,
             pausing=reduced.pause,
         )  # fmt: skip
+        self.marks.enter(marks.BETWEEN)
 
     def _in_checkpoint(self, number: int, saves: bool) -> None:
         """This rank comes to a save; ``saves``: it takes part in writing it."""
@@ -284,7 +287,7 @@ class Job(JobFacts):
         """The model is called: the forward phase begins, if the loop has not said so itself."""
         if torch.compiler.is_compiling():
             return  # nothing of this belongs into a compiled graph
-        if self._in_step and self.current.in_data:
+        if self._in_step and self.current.in_data and not (self._busy and self._busy.inside):
             self.current.phase("forward")
 
     def _in_exchange(self, begins: bool) -> None:
@@ -320,7 +323,8 @@ class Job(JobFacts):
         self.agent.pause_wanted = self.agent.save_wanted = False
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
-            backend=self.config.backend, timeout_s=self.config.collective_timeout_s, check=self.check,
+            backend=self.config.backend, timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
+            collective_timeout_s=self.config.collective_timeout_s, check=self.check,
             shards=order.shards, dial=self.dial, name=self.config.process, link=self._link, net=self.config.net,
         )  # fmt: skip
         self._group = group

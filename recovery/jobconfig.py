@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-COLLECTIVE_TIMEOUT_S = 300.0
+FORM_TIMEOUT_S = 300.0
+COLLECTIVE_TIMEOUT_S = 86_400.0
+"""A collective lasts as long as the slowest member takes to come to it, which the supervisor judges."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -53,7 +55,8 @@ class JobConfig(BaseModel):
 
     ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.interval``), 0 for never; ``memory``: checkpoints in
     memory besides, None: none; ``fresh``: initial values will do where nothing can be restored, and checkpoints of
-    earlier jobs are left alone; ``collective_timeout_s``: a last resort, the supervisor is faster.
+    earlier jobs are left alone; ``collective_timeout_s``, ``form_timeout_s``: last resorts, the supervisor is
+    faster.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,3 +82,4 @@ class JobConfig(BaseModel):
     device: str = "cpu"
     fresh: bool = False
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
+    form_timeout_s: float = FORM_TIMEOUT_S

@@ -33,10 +33,10 @@ class Clash:
 def clashes(timing: Timing) -> Iterator[Clash]:
     """Pairs of limits whose order is wrong."""
     values = {name: value for name, value in vars(timing).items() if name.endswith("_s")}
-    values |= {f"hang.{name}": value for name, value in vars(timing.hang).items()}
-    values["park_timeout_s * hang.starved_factor"] = timing.park_timeout_s * timing.hang.starved_factor
+    values |= {f"hang.{name}": value for name, value in vars(timing.hang).items() if value is not None}
+    values["park_timeout_s * hang.disk_factor"] = timing.park_timeout_s * timing.hang.disk_factor
     for short, long, why in _ORDER:
-        if not values[short] < values[long]:
+        if {short, long} <= values.keys() and not values[short] < values[long]:
             yield Clash(short=short, short_s=values[short], long=long, long_s=values[long], why=why)
 
 
@@ -56,7 +56,16 @@ _ORDER = (
         "before the first step nothing is known of the job's pace",
     ),
     ("hang.first_step_s", "collective_timeout_s", "torch would give up before anybody is named"),
-    ("hang.first_step_s", "hang.ceiling_s", "the ceiling cuts off what is learned"),
+    (
+        "hang.first_step_s",
+        "hang.compile_s",
+        "a process that compiles is not to have less than one that sleeps",
+    ),
+    ("hang.compile_s", "hang.ceiling_s", "the ceiling cuts off what is learned"),
+    ("hang.floor_s", "hang.between_s", "code between steps is not bound to their length"),
+    ("hang.between_s", "hang.ceiling_s", "the ceiling cuts off what is learned"),
+    ("hang.stopped_s", "hang.given_s", "a stopped process is certain, any other silence is not"),
+    ("hang.given_s", "collective_timeout_s", "torch would give up before anybody is named"),
     ("blame_grace_s", "park_timeout_s", "survivors that are parked wait for the news of a death"),
     (
         "unforced_park_s",
@@ -69,16 +78,17 @@ _ORDER = (
         "a rank that does not leave would not be found while the next group forms",
     ),
     (
-        "park_timeout_s * hang.starved_factor",
+        "park_timeout_s * hang.disk_factor",
         "join_timeout_s",
-        "a starved rank that leaves late is not to break the next group",
+        "a rank that waits for a disk and leaves late is not to break the next group",
     ),
     (
         "hang.stopped_s",
         "join_timeout_s",
         "a rank stopped while the group forms would be nobody's fault",
     ),
-    ("join_timeout_s", "collective_timeout_s", "torch would give up on a group that still forms"),
+    ("join_timeout_s", "form_timeout_s", "torch would give up on a group that still forms"),
+    ("form_timeout_s", "collective_timeout_s", "a collective waits for whoever restores or evaluates"),
     (
         "settle_timeout_s",
         "join_timeout_s",

@@ -23,6 +23,7 @@ from recovery.jobconfig import LOOPBACK
 from recovery.marks import Mark, MarkPage
 from recovery.nameless import nameless
 from recovery.ring import LineRing
+from recovery.starvation import Pulse, Starvation
 from recovery.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
@@ -85,6 +86,7 @@ class _Child:
         self.bell = bell
         self.log = log
         self.gone = False
+        self.starvation = Starvation()
         self.watch: threading.Thread | None = None
 
 
@@ -153,6 +155,11 @@ class Children:
         """The kernel's word on the process, X when gone."""
         child = self._children[name]
         return "X" if child.gone else processes.state(child.pid)
+
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors; counted while somebody asks."""
+        child = self._children[name]
+        return child.starvation.pulse() if child.gone else child.starvation.taken(time.monotonic(), child.pid)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""

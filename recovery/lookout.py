@@ -20,7 +20,7 @@ class Lookout(Adopter):
     _settling: Settling
     _abort_due: bool
     _again_s: float
-    _unheard_s: dict[str, float]  # process -> when its node was last not heard of while it was to park
+    _patience_s: float
 
     def tick(self) -> None:
         """Look at clocks and marks; call every few milliseconds to tens of milliseconds."""
@@ -31,10 +31,7 @@ class Lookout(Adopter):
             self._look_at_marks()
             self._replace_lost(now)
         elif self.stage is Stage.STOPPING:
-            for entry in self._crew.unheard():
-                self._unheard_s[entry.name] = now
-            if now > self._deadline_s:
-                self._declare_unparked()
+            self._look_at_leaving(now)
         elif self.stage is Stage.FORMING:
             self._look_at_forming(now)
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
@@ -46,28 +43,28 @@ class Lookout(Adopter):
             self._crew.dismiss(kill=True)
 
     def _look_at_forming(self, now: float) -> None:
-        # All wait for each other here, so that marks tell nothing; but a stopped process will not join.
+        # All wait for each other here, so that marks tell nothing of a single one; but a stopped process will not join,
+        # and while anybody reads, restores or copies there is progress. Of a node that is silent it is not known.
         stopped = self._crew.stopped(now, self.timing.hang.stopped_s)
+        if self._progress.moved(self.members) or self._crew.unheard():
+            self._deadline_s = now + self.timing.join_timeout_s
         if stopped:
             self._fail(stopped[0], Cause.HANG, "stopped while the group forms")
         elif now > self._deadline_s:
-            self._suspect("the group did not form in time")
+            self._suspect(f"the group did not form: no progress for {self.timing.join_timeout_s:g} s")
 
-    def _declare_unparked(self) -> None:
-        """Survivors that did not park in time hang; if all parked and nobody died, the connection failed."""
+    def _look_at_leaving(self, now: float) -> None:
+        """Survivors that stay in an aborted generation hang. If all left and nobody died, the connection failed."""
         if self._abort_due:
-            self._abort()
+            if self._progress.moved(self.members):  # they look for a sample that nobody can compute
+                self._deadline_s = max(self._deadline_s, now + self._patience_s)
+            elif now > self._deadline_s:
+                self._abort()
             return
-        now, members = self.hands.now_s(), self._crew.training()
-        # Who is not heard of may have parked; its node comes back, and the word with it, or is given up.
-        since_s = now - self.timing.park_timeout_s
-        late = [entry for entry in members if self._unheard_s.get(entry.name, -math.inf) < since_s]
-        starved = [entry for entry in late if self.hands.os_state(entry.name) in "RD"]
-        if starved and now < self._deadline_s + self.timing.park_timeout_s * self.timing.hang.starved_factor:
-            return
-        for entry in late:
-            self._fail(entry, Cause.HANG, "did not leave an aborted generation")
-        if not members and not self._failures.current:
+        staying = self._crew.training()
+        for name in self._progress.staying([entry.name for entry in staying]):
+            self._fail(self._crew[name], Cause.HANG, "did not leave an aborted generation")
+        if not staying and not self._failures.current and now > self._deadline_s:
             self._decide_if_parked()
 
     def _replace_lost(self, now: float) -> None:
@@ -81,8 +78,9 @@ class Lookout(Adopter):
             self._act(self.strategy.on_ready(self._view()))
 
     def _look_at_marks(self) -> None:
-        at_work = (member.name for member in self._crew.training() if not member.finished)
-        hang = self._progress.look(self.generation, at_work)
+        training = self._crew.training()
+        at_work = [member.name for member in training if not member.finished]
+        hang = self._progress.look(self.generation, at_work, others_done=len(at_work) < len(training))
         if hang is None:
             return
         if hang.process:

@@ -16,15 +16,26 @@ from recovery import bell, ring
 from recovery.bell import Bell
 from recovery.ring import LineRing
 
-PHASES = ("idle", "data", "forward", "backward", "collective", "optimizer", "checkpoint", "joining")
-_GENERATION, _STEP, _PHASE, _COLLECTIVE, _TIME, _COMMITTED, _LAST_SEQ = range(7)
+PHASES = (
+    "idle",
+    "data",
+    "forward",
+    "backward",
+    "collective",
+    "optimizer",
+    "checkpoint",
+    "joining",
+    "between",
+)
+_GENERATION, _STEP, _PHASE, _COLLECTIVE, _TIME, _COMMITTED, _LAST_SEQ, _BUSY = range(8)
 SIZE = mmap.ALLOCATIONGRANULARITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
     """One reading. ``step``: being computed; ``collective``: number of collectives entered in this generation;
-    ``time_ns``: monotonic time of the last change; ``last_seq``: last event written (-1: none)."""
+    ``time_ns``: monotonic time of the last change; ``last_seq``: last event written (-1: none);
+    ``busy_s``: it says that it is busy with something else, for so many seconds at most (0: it does not)."""
 
     generation: int
     step: int
@@ -33,6 +44,7 @@ class Mark:
     time_ns: int
     committed: int
     last_seq: int
+    busy_s: int = 0
 
 
 def create(path: Path | None = None) -> int:
@@ -71,7 +83,7 @@ class MarkPage:
         return Mark(
             generation=words[_GENERATION], step=words[_STEP], phase=PHASES[words[_PHASE]],
             collective=words[_COLLECTIVE], time_ns=words[_TIME], committed=words[_COMMITTED],
-            last_seq=words[_LAST_SEQ] - 1,
+            last_seq=words[_LAST_SEQ] - 1, busy_s=words[_BUSY],
         )  # fmt: skip
 
     def enter(self, phase: int) -> None:
@@ -91,6 +103,11 @@ class MarkPage:
 
     def touch(self) -> None:
         """Note that work goes on within the phase."""
+        self._words[_TIME] = time.monotonic_ns()
+
+    def busy(self, seconds: int) -> None:
+        """Note that the rank is busy with something else, for so long at most; 0: not any more."""
+        self._words[_BUSY] = seconds
         self._words[_TIME] = time.monotonic_ns()
 
     def commit(self, step: int) -> None:
@@ -119,4 +136,4 @@ class MarkPage:
         self._map.close()
 
 
-IDLE, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, CHECKPOINT, JOINING = range(len(PHASES))
+IDLE, DATA, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER, CHECKPOINT, JOINING, BETWEEN = range(len(PHASES))

@@ -9,12 +9,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from chaos.errors import ScenarioError
-from recovery import strategies
+from recovery import limits, strategies
 from recovery.interval import parse
 from recovery.jobconfig import Saves
 from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import address_of
 from recovery.strategy import Strategy
+from recovery.supervision import Timing
 
 
 class UsageError(Exception):
@@ -66,10 +67,46 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         metavar="S",
         help="seconds the script may take after its last step",
     )
+    _add_limits(add)
     _add_node_options(add)
     add("script", type=Path)
     add("args", nargs=argparse.REMAINDER, help="passed to the script")
     return made
+
+
+def _add_limits(add: Callable[..., object]) -> None:
+    """On silence. What is not given is learned from the job."""
+    add(
+        "--hang-timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds a rank may be silent, whatever it does, and all ranks together (default: learned from the steps)",
+    )
+    add(
+        "--park-timeout",
+        type=_seconds,
+        metavar="S",
+        help="least seconds a rank has to leave a generation that is aborted (default 1; more for long steps)",
+    )
+    add(
+        "--join-timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds without a sign of life while a group forms, restores and copies (default 60)",
+    )
+
+
+def timing_of(given: argparse.Namespace) -> Timing:
+    """Raises UsageError for limits in the wrong order."""
+    timing = Timing(start_timeout_s=given.start_timeout, end_timeout_s=given.end_timeout)
+    timing = timing.with_limits(
+        hang_s=given.hang_timeout, park_s=given.park_timeout, join_s=given.join_timeout
+    )
+    try:
+        limits.check(timing)
+    except ScenarioError as error:
+        raise UsageError(f"{error.message}; {error.hint}") from error
+    return timing
 
 
 def _add_state_options(add: Callable[..., object]) -> None:
@@ -173,8 +210,8 @@ def _count(text: str) -> int:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
     return value
 
 

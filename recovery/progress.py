@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recovery.detect import Hang, HangDetector, HangLimits
+from recovery.detect import Hang, HangDetector, Leaving
+from recovery.marks import Mark
+from recovery.pace import HangLimits
 from recovery.supervision import Hands
 
 
@@ -18,6 +20,8 @@ class ProgressWatch:
         self._generation = 0
         self._members: tuple[str, ...] = ()
         self.detector = HangDetector(limits=limits)
+        self._leaving: Leaving | None = None
+        self._signs: dict[str, Mark] = {}
         self._hands = hands
 
     def resumed(self, generation: int, members: tuple[str, ...]) -> None:
@@ -47,10 +51,10 @@ class ProgressWatch:
         """The highest that ``committed`` ever was; a rollback does not lower it."""
         return max(self.committed, self._high_water)
 
-    def look(self, generation: int, names: Iterable[str]) -> Hang | None:
+    def look(self, generation: int, names: Iterable[str], *, others_done: bool = False) -> Hang | None:
         """Note progress of the members still at work, and return the worst hang among them.
 
-        A hang of the process ``""`` is nobody's: all wait in one collective.
+        A hang of the process ``""`` is nobody's. ``others_done``: there are members that have done their last step.
         """
         now = self._hands.now_s()
         marks = {name: self._hands.mark(name) for name in names}
@@ -62,4 +66,24 @@ class ProgressWatch:
         # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
         marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
         replicas = {name: rank // self._shards for rank, name in enumerate(self._members) if self._shards > 1}
-        return self.detector.look(now, marks, self._hands.os_state, replicas)
+        return self.detector.look(
+            now, marks, self._hands.os_state, replicas, pulse=self._hands.pulse, others_done=others_done
+        )  # fmt: skip
+
+    def aborted(self, least_s: float) -> None:
+        """The members of a generation are told to leave it; each has ``least_s`` for that at least."""
+        self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
+
+    def staying(self, names: Iterable[str]) -> list[str]:
+        """Which of these members should have left by now."""
+        hands, leaving = self._hands, self._leaving
+        if leaving is None:
+            return []
+        marks = {name: hands.mark(name) for name in names}
+        return leaving.late(hands.now_s(), marks, hands.os_state, hands.pulse)
+
+    def moved(self, names: Iterable[str]) -> bool:
+        """Whether any of these members showed a sign of life since the last call."""
+        signs = {name: self._hands.mark(name) for name in names}
+        moved, self._signs = signs != self._signs, signs
+        return moved

@@ -32,7 +32,7 @@ from recovery.nodes.fleet import Fleet
 from recovery.nodes.home import Nodes
 from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import read_token
-from recovery.options import UsageError, check, parser, saves_of, strategy_of
+from recovery.options import UsageError, check, parser, saves_of, strategy_of, timing_of
 from recovery.shown import Shown, say
 from recovery.strategy import Strategy
 from recovery.supervision import Timing
@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         strategy = strategy_of(given.strategy, given.spares, given.param)
         check(given, strategy)
-        timing = Timing(start_timeout_s=given.start_timeout, end_timeout_s=given.end_timeout)
-        return _supervise(given, strategy, timing)
+        return _supervise(given, strategy, timing_of(given))
     except UsageError as error:
         usage.error(str(error))
     except ChaosError as error:

@@ -28,6 +28,7 @@ from recovery.nodes.clock import boot_id
 from recovery.nodes.news import event_of
 from recovery.patience import Reputation
 from recovery.script import ScriptConfig
+from recovery.starvation import Pulse
 from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
@@ -335,6 +336,10 @@ class Supervisor:
     def os_state(self, process: str) -> str:
         """The kernel's word on a process."""
         return self._home.os_state(process)
+
+    def pulse(self, process: str) -> Pulse:
+        """What it got of the processors."""
+        return self._home.pulse(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -13,6 +13,7 @@ from chaos.events import Kind, require_keys
 from recovery.controller import Controller, Stage, Timing
 from recovery.detect import HangLimits
 from recovery.marks import Mark
+from recovery.starvation import Pulse
 from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
@@ -40,6 +41,7 @@ class FakeHands:
         self.events: list[tuple[Kind, dict[str, Any]]] = []
         self.marks: dict[str, Mark] = {}
         self.states: dict[str, str] = {}
+        self.starved: set[str] = set()
 
     def now_s(self) -> float:
         return self.now
@@ -62,6 +64,9 @@ class FakeHands:
 
     def os_state(self, process: str) -> str:
         return self.states.get(process, "S")
+
+    def pulse(self, process: str) -> Pulse:
+        return Pulse(starved_s=self.now if process in self.starved else 0.0)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
@@ -341,10 +346,11 @@ def test_a_starved_rank_is_not_killed_for_being_slow() -> None:
     rig.train(steps=56)
     rig.at("w0", "w1", "w3", step=57, committed=56, phase="collective", collective=1)
     rig.at("w2", step=57, committed=56, phase="backward")
-    rig.hands.states["w2"] = "R"
-    rig.wait(5.9)
+    rig.hands.starved.add("w2")
+    rig.wait(60)
     assert rig.causes() == []
-    rig.wait(0.3)
+    rig.hands.starved.clear()
+    rig.wait(0.6)
     assert rig.causes() == [("w2", "hang")]
 
 
@@ -365,9 +371,12 @@ def test_survivors_that_do_not_leave_are_hung_too_unless_starved() -> None:
     rig.train(steps=56)
     rig.die("w1")
     rig.park("w0", step=56)
+    rig.hands.starved.add("w2")
     rig.hands.states.update(w2="R", w3="T")
     rig.wait(1.5)
-    assert rig.causes() == [("w1", "exit")]
+    assert rig.causes() == [("w1", "exit"), ("w3", "hang")]
+    rig.wait(30.0)
+    assert rig.stage is Stage.STOPPING, "w2 would leave if it could run"
     rig.park("w2", step=56)
     rig.wait(0.1)
     assert rig.causes() == [("w1", "exit"), ("w3", "hang")]
@@ -545,6 +554,48 @@ def test_a_group_that_does_not_form_is_broken_up_and_who_stays_is_blamed() -> No
     rig.wait(1.5)
     assert rig.causes() == [("w3", "hang")]
     assert rig.members == ("w0", "w1", "w2")
+
+
+def test_a_group_that_restores_for_minutes_is_waited_for_while_anybody_moves() -> None:
+    """A state that takes longer than any limit could else never be resumed."""
+    rig = Rig(DropReplica())
+    rig.ready(*rig.names())
+    rig.join("w1", "w2", "w3", step=0)
+    for _ in range(20):
+        rig.at("w0", step=0, committed=0, phase="joining")  # its time of the last change moves
+        rig.wait(59.0, look_every_s=1.0)
+    assert rig.stage is Stage.FORMING and rig.got(Abort) == []
+    rig.wait(3.0, look_every_s=0.5)
+    assert rig.got(Abort) == ["w0", "w1", "w2", "w3"]
+
+
+def test_a_search_for_a_bad_sample_lasts_as_long_as_it_goes_on() -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=56)
+    rig.park(*rig.members, step=56, why="nonfinite", blamed=[2])
+    rig.join(*rig.members, step=56)
+    rig.park("w0", "w1", "w3", step=56, why="nonfinite", blamed=[2])
+    for _ in range(5):
+        rig.at("w2", step=57, committed=56, phase="optimizer")
+        rig.wait(59.0, look_every_s=1.0)
+        assert rig.got(Abort) == [] and rig.stage is Stage.STOPPING
+    rig.wait(3.0, look_every_s=0.5)
+    assert rig.got(Abort) == ["w2"]
+
+
+def test_a_survivor_that_evaluates_is_waited_for_and_a_short_one_found_in_its_time() -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=56)
+    rig.at("w0", step=56, committed=56, phase="between")
+    rig.at("w1", "w2", "w3", step=57, committed=56, phase="collective")
+    rig.wait(60.0, look_every_s=0.2)
+    rig.die("w1")
+    rig.park("w2", "w3", step=56)
+    rig.wait(60.0, look_every_s=0.2)
+    assert rig.causes() == [("w1", "exit")] and rig.stage is Stage.STOPPING
+    rig.park("w0", step=56)
+    rig.wait(0.1)
+    assert rig.members == ("w0", "w2", "w3") and rig.hands.killed == []
 
 
 def test_a_rank_stopped_while_the_group_forms_is_found_at_once() -> None:

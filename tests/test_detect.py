@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recovery.detect import MAX_LOOK_S, Hang, HangDetector, HangLimits
 from recovery.marks import Mark
 
-LIMITS = HangLimits(floor_s=0.6, factor=8.0, ceiling_s=600.0, checkpoint_floor_s=5.0, starved_factor=10.0)
+LIMITS = HangLimits(floor_s=0.6, factor=8.0, ceiling_s=600.0, checkpoint_floor_s=5.0, first_step_s=60.0)
 TICK_S = 0.02
 
 
@@ -188,11 +188,20 @@ def test_saving_a_checkpoint_may_take_longer() -> None:
     assert hung(marks, for_s=5.1) == "w0"
 
 
-@pytest.mark.parametrize("state", ["R", "D"])
-def test_a_starved_process_gets_ten_times_as_long(state: str) -> None:
+def test_a_process_that_waits_for_a_device_gets_ten_times_as_long() -> None:
     marks = {"w0": mark("forward"), "w1": mark("collective")}
-    assert hung(marks, for_s=5.9, states={"w0": state}) is None
-    assert hung(marks, for_s=6.1, states={"w0": state}) == "w0"
+    assert hung(marks, for_s=5.9, states={"w0": "D"}) is None
+    assert hung(marks, for_s=6.1, states={"w0": "D"}) == "w0"
+
+
+@pytest.mark.parametrize("step_s", [0.05, 1.0])
+def test_a_process_that_runs_and_gets_nowhere_has_no_longer_than_one_that_sleeps(step_s: float) -> None:
+    """Whoever waits for a GPU spins; so does an endless loop. The kernel's letter tells neither from work."""
+    marks = {"w0": mark("forward"), "w1": mark("collective")}
+    limit = max(0.6, 8 * step_s)
+    assert watch(trained(step_s), marks, for_s=limit - 0.02, states={"w0": "R"}) is None
+    hang = watch(trained(step_s), marks, for_s=limit + 0.06, states={"w0": "R"})
+    assert hang is not None and hang.process == "w0"
 
 
 def test_the_worst_hang_is_the_one_reported() -> None:
@@ -304,7 +313,12 @@ def test_whoever_waits_in_the_furthest_collective_is_never_accused(
 ) -> None:
     marks = {f"w{i}": mark(phase, collective=numbers[i]) for i, phase in enumerate(phases)}
     hang = watch(trained(), marks, for_s=2.0)
-    assert hang is not None
+    if "collective" not in phases:
+        assert hang is None, "nobody waits"
+        return
+    if hang is None:
+        assert phases.count("data") >= max(2, len(phases) / 2), "only a stall that is shared is nobody's"
+        return
     if hang.process:
         accused = marks[hang.process]
         furthest = max(m.collective for m in marks.values())

@@ -40,7 +40,7 @@ from recovery.wire import Abort, Parked, Ready, Stop
 TOKEN = b"t" * 32
 LIMIT_S = 10.0
 SECOND = 1_000_000_000
-MARK = (1, 7, 4, 2, 1000 * SECOND, 6, 41)
+MARK = (1, 7, 4, 2, 1000 * SECOND, 6, 41, 0)
 
 
 class Clock:

@@ -256,7 +256,7 @@ def test_a_link_survives_any_bytes_with_a_refusal(data: list[bytes]) -> None:
 
 def test_a_link_waits_for_nobody() -> None:
     coordinator, agent, _ = linked()
-    beat = Beat(time_ns=1, marks={f"w{n}": (0,) * 7 for n in range(1000)}, states={})
+    beat = Beat(time_ns=1, marks={f"w{n}": (0,) * 8 for n in range(1000)}, states={})
     for _ in range(400):
         agent.put(beat)
         agent.flush()

@@ -32,6 +32,7 @@ from recovery.local import start_store
 from recovery.marks import Mark
 from recovery.memory.housing import Here
 from recovery.nodes.node import Node
+from recovery.starvation import Pulse
 from recovery.wire import Message
 
 HARDWARE_EVERY_S = 1.0
@@ -208,6 +209,10 @@ class LocalCluster:
     def os_state(self, name: str) -> str:
         """From /proc."""
         return self._node.os_state(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors."""
+        return self._node.pulse(name)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits; a process's last messages come before its exit."""

@@ -30,6 +30,7 @@ from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, 
 from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import FleetReport, NodeGone
 from recovery.nodes.remains import gather
+from recovery.starvation import Pulse
 from recovery.wire import Message
 
 if TYPE_CHECKING:
@@ -188,6 +189,10 @@ class NodesCluster:
     def os_state(self, name: str) -> str:
         """As last heard."""
         return self._fleet.os_state(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors."""
+        return self._fleet.pulse(name)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Of ranks and spares; a process's last messages come before its exit."""

@@ -24,6 +24,7 @@ from harness.sim.storage import SimStorage
 from harness.sim.store import SimStore
 from harness.undoing import Undo
 from recovery.marks import Mark
+from recovery.starvation import Pulse
 from recovery.strategy import Strategy
 from recovery.wire import Message
 
@@ -134,6 +135,10 @@ class SimCluster:
     def os_state(self, name: str) -> str:
         """S, T, Z or X."""
         return self._ranks[name].process.state
+
+    def pulse(self, name: str) -> Pulse:
+        """Processors are never short here."""
+        return Pulse()
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Jump from one thing to the next until there is something to report, or the time is over."""

@@ -25,6 +25,7 @@ class SimMark:
         self._clock = clock
         self._generation = self._step = self._phase = self._collective = self._time = self._committed = 0
         self._last_seq = -1
+        self._busy_s = 0
         self._hidden: Mark | None = None
 
     def hide(self, hidden: bool) -> None:
@@ -36,7 +37,7 @@ class SimMark:
         return self._hidden or Mark(
             generation=self._generation, step=self._step, phase=PHASES[self._phase],
             collective=self._collective, time_ns=self._time, committed=self._committed,
-            last_seq=self._last_seq,
+            last_seq=self._last_seq, busy_s=self._busy_s,
         )  # fmt: skip
 
     def enter(self, phase: int) -> None:
@@ -59,6 +60,10 @@ class SimMark:
     def touch(self) -> None:
         """Note that work goes on."""
         self._time = self._clock.now_ns
+
+    def busy(self, seconds: int) -> None:
+        """Note that the rank is busy with something else, for so long at most."""
+        self._busy_s, self._time = seconds, self._clock.now_ns
 
     def commit(self, step: int) -> None:
         """Note a committed step."""

@@ -9,6 +9,9 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from recovery.jobconfig import JobConfig
+from recovery.marks import MarkPage
+from recovery.mechanisms.busy import LIMIT_S, Busy
+from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.loader import Loader
 from recovery.mechanisms.registered import Stateful
 from recovery.mechanisms.state import TrainState
@@ -20,8 +23,34 @@ class JobFacts(ABC):
 
     config: JobConfig
     state: TrainState
+    marks: MarkPage
     rank = -1
     world = 0
+    _busy: Busy | None = None
+
+    def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
+        """Say that this rank does something else, such as an evaluation, while others may wait for it: it is not taken
+        for hung within ``limit_s`` seconds (an hour).
+
+        ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next phase of a step. Its
+        ``wanted`` says whether another rank has failed meanwhile and the job waits. Raises ValueError.
+        """
+        self._busy = Busy(what, limit_s, note=self.marks.busy, wanted=self._lost)
+        return self._busy
+
+    def not_busy(self) -> None:
+        """Training goes on: what ``busy`` said without a ``with`` does not hold any more."""
+        if self._busy is not None and not self._busy.inside:
+            self._busy = None
+            self.marks.busy(0)
+
+    def _lost(self) -> bool:
+        """Whether this generation is over."""
+        try:
+            self.check()
+        except GenerationLost:
+            return True
+        return False
 
     @property
     def seed(self) -> int:

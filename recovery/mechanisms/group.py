@@ -93,8 +93,9 @@ class Group:
     that hold one copy of the model together with this one; ``holders``, those that hold the same part as this one.
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
-    ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds each collective and
-    the rendezvous; it is a last resort, since the supervisor aborts from outside long before. ``dial``: where to
+    ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the rendezvous, and
+    ``collective_timeout_s`` (None: the same) each collective, which lasts as long as its last member does something
+    else; both are a last resort, since the supervisor aborts from outside long before. ``dial``: where to
     connect to reach a process, by its name, that listens at an address; None: there. ``name``: of this process.
 
     Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a
@@ -106,6 +107,7 @@ class Group:
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
         check: Callable[[], None], shards: int = 1, name: str = "",
         dial: Callable[[str, Address], Address] | None = None, link: StoreLink | None = None, net: Net = Net(),
+        collective_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
@@ -120,6 +122,7 @@ class Group:
         self._address = net.address
         self.backend = backend
         self._timeout = timedelta(seconds=timeout_s)
+        self._patience = timedelta(seconds=collective_timeout_s or timeout_s)
         self._check = check
         self._dial = dial
         self._name = name
@@ -158,6 +161,9 @@ class Group:
         except (RuntimeError, ValueError) as error:
             raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
         self.everyone, self.shard, self.holders = self._circles
+        if self.backend != "nccl":
+            for each in self._made:
+                each._set_default_timeout(self._patience)
         self._own = _socket_inodes() - self._foreign - self._linked()
 
     def _make(self) -> list[Circle]:

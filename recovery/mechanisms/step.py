@@ -75,6 +75,7 @@ class Step:
         """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
         job = self._job
         job.check()
+        job.not_busy()
         now = time.perf_counter()
         probe = job.probe
         if probe is not None and probe.active:

@@ -172,7 +172,9 @@ class Agent:
         if now_s < due_s and not (news and at_once):
             return
         self._said_marks, self._said_states, self._beat_s = marks, states, now_s
-        beat = protocol.Beat(time_ns=time.monotonic_ns(), marks=moved, states=turned)
+        beat = protocol.Beat(
+            time_ns=time.monotonic_ns(), marks=moved, states=turned, pulses=dict(self._ward.pulses())
+        )  # fmt: skip
         self._link.put(beat, got=self._post.received)
 
     def _send(self) -> None:

@@ -11,6 +11,7 @@ from recovery.nodes.link import Link
 from recovery.nodes.loss import How
 from recovery.nodes.outbox import Outbox
 from recovery.nodes.protocol import Hello, MarkWords
+from recovery.starvation import Pulse
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 
@@ -85,8 +86,8 @@ NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, com
 
 @dataclass(kw_only=True)
 class Remote:
-    """One process of a node. ``state``: the kernel's letter; ``pid`` 0: it is being started; ``error``: why it was not;
-    ``told``: said to be dying."""
+    """One process of a node. ``state``: the kernel's letter; ``pulse``: what it got of the processors; ``pid``
+    0: it is being started; ``error``: why it was not; ``told``: said to be dying."""
 
     name: str
     node: int
@@ -94,6 +95,7 @@ class Remote:
     error: str = ""
     mark: Mark = NEVER
     state: str = "R"
+    pulse: Pulse = field(default_factory=Pulse)
     gone: bool = False
     told: bool = False
 
@@ -142,10 +144,10 @@ class Berth:
 
     def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
         """A progress mark, its time on our clock. Raises IndexError for a phase that there is not."""
-        generation, step, phase, collective, time_ns, committed, last_seq = words
+        generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
         return Mark(
             generation=generation, step=step, phase=PHASES[phase], collective=collective,
-            time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq,
+            time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq, busy_s=busy_s,
         )  # fmt: skip
 
     def want(self, now_ns: int) -> None:

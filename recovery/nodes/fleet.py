@@ -33,6 +33,7 @@ from recovery.nodes.files import land
 from recovery.nodes.handshake import Refused
 from recovery.nodes.harbour import FIRST_PINGS, LOOK_S, FleetReport, Harbour
 from recovery.nodes.loss import Data, FleetLimits
+from recovery.starvation import Pulse
 from recovery.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
@@ -171,6 +172,10 @@ class Fleet(Harbour):
         stale_ns = self._turned_ns - berth.beat_ns if berth is not None and berth.link is not None else None
         return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors, as last heard of."""
+        return self._processes[name].pulse
+
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
         before its exit. Raises InfrastructureError when what it wrote cannot be kept."""
@@ -232,12 +237,14 @@ class Fleet(Harbour):
 
     def _beat(self, berth: Berth, beat: protocol.Beat) -> None:
         berth.beat_ns = self._clock_ns()
-        for name in beat.marks.keys() | beat.states.keys():
+        for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
             process = self._processes.get(name)
             if process is not None and process.node == berth.node and not process.gone:
                 if name in beat.marks:
                     process.mark = self._mark(berth, beat.marks[name])
                 process.state = beat.states.get(name, process.state)
+                if name in beat.pulses:
+                    process.pulse = Pulse(*beat.pulses[name])
 
     def _mark(self, berth: Berth, words: Any) -> Mark:
         try:

@@ -14,6 +14,7 @@ from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.software import refuse_other
 from recovery.script import ScriptConfig
 from recovery.shown import say
+from recovery.starvation import Pulse
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 RETURN_LIMIT_S = 10.0  # theirs, to a coordinator that is there again: they dial at least every second
@@ -98,6 +99,10 @@ class Nodes:
     def os_state(self, name: str) -> str:
         """As last heard of."""
         return self._fleet.os_state(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """As last heard of."""
+        return self._fleet.pulse(name)
 
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Of processes and nodes."""

@@ -72,7 +72,7 @@ class Sinking(Frame):
     process: str
 
 
-MarkWords = tuple[int, int, int, int, int, int, int]
+MarkWords = tuple[int, int, int, int, int, int, int, int]
 """The fields of ``recovery.marks.Mark`` in their order, the phase as its index."""
 
 
@@ -89,12 +89,14 @@ class Ended(Frame):
 
 class Beat(Frame):
     """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by process;
-    ``states``: process -> the kernel's letter."""
+    ``states``: process -> the kernel's letter; ``pulses``: of those that are silent, in each beat
+    (``recovery.starvation.Pulse``)."""
 
     type: Literal["beat"] = "beat"
     time_ns: int
     marks: dict[str, MarkWords]
     states: dict[str, str]
+    pulses: dict[str, tuple[float, bool]] = {}
 
 
 class Lines(Frame):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
@@ -18,6 +20,8 @@ from recovery.nodes.link import Post
 from recovery.nodes.node import Node, Recipe
 from recovery.nodes.protocol import MarkWords
 from recovery.wire import Message
+
+SILENT_NS = 100_000_000
 
 
 class Ward:
@@ -74,6 +78,12 @@ class Ward:
     def states(self) -> Mapping[str, str]:
         """The kernel's word on all that live."""
         return {name: self._node.os_state(name) for name in self.pids}
+
+    def pulses(self) -> Mapping[str, tuple[float, bool]]:
+        """Of those that are silent: nobody asks for others'."""
+        now_ns = time.monotonic_ns()
+        silent = [name for name in self.pids if now_ns - self._node.mark(name).time_ns > SILENT_NS]
+        return {name: astuple(self._node.pulse(name)) for name in silent}
 
     def start(self, start: protocol.Start) -> None:
         """Start a process, and say whether it worked."""
@@ -145,5 +155,5 @@ class Ward:
 def _words(mark: Mark) -> MarkWords:
     return (
         mark.generation, mark.step, PHASES.index(mark.phase), mark.collective, mark.time_ns, mark.committed,
-        mark.last_seq,
+        mark.last_seq, mark.busy_s,
     )  # fmt: skip

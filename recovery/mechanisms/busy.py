@@ -1,0 +1,41 @@
+"""``job.busy("evaluation")``: a rank says that it does something else than training, and is not taken for hung."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+
+LIMIT_S = 3600.0
+
+
+class Busy:
+    """From its making on, to the end of its ``with`` block, or to the next phase of a step where there is none."""
+
+    def __init__(
+        self, what: str, limit_s: float, *, note: Callable[[int], None], wanted: Callable[[], bool]
+    ) -> None:
+        if not 0 < limit_s < float("inf"):
+            raise ValueError(
+                f"busy with {what} for {limit_s} s: say how long it may take, more than 0 seconds"
+            )
+        self.what = what
+        self._note = note
+        self._wanted = wanted
+        self.inside = False
+        note(math.ceil(limit_s))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the job waits for this rank, because another failed: a long evaluation may break off then."""
+        return self._wanted()
+
+    def __enter__(self) -> Busy:
+        self.inside = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inside = False
+        self._note(0)

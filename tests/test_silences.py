@@ -1,0 +1,319 @@
+"""Who is healthy though silent: stalls that all share, code between steps, ranks that say they are busy, first steps,
+and processes that are kept from running; and that nobody else gains time by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from recovery.detect import Hang, HangDetector, Leaving
+from recovery.marks import Mark
+from recovery.pace import HangLimits
+from recovery.starvation import LOOK_S, Pulse, Starvation, Thread, pressure_s, processor_s, threads_of
+
+TICK_S = 0.02
+
+
+def mark(phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, busy_s: int = 0) -> Mark:
+    return Mark(
+        generation=1, step=step, phase=phase, collective=collective, time_ns=moves, committed=step - 1, last_seq=0,
+        busy_s=busy_s,
+    )  # fmt: skip
+
+
+class Watched:
+    """A detector that has seen a job make twenty steps, and a clock."""
+
+    def __init__(self, step_s: float = 0.05, *, limits: HangLimits | None = None, ranks: int = 4) -> None:
+        self.now = 1000.0
+        self.detector = HangDetector(limits=limits or HangLimits())
+        self.detector.resumed()
+        for step in range(21):
+            self.detector.observe(self.now + step * step_s, step)
+            self.look(
+                {f"w{n}": mark("optimizer", step=step + 1, moves=step) for n in range(ranks)}, tick_s=0.0
+            )
+        self.now += 21 * step_s
+
+    def look(
+        self, marks: Mapping[str, Mark], *, tick_s: float = TICK_S, state: str = "S",
+        pulse: Callable[[str], Pulse] = lambda _: Pulse(), others_done: bool = False,
+    ) -> Hang | None:  # fmt: skip
+        self.now += tick_s
+        return self.detector.look(self.now, marks, lambda _: state, pulse=pulse, others_done=others_done)
+
+    def watch(
+        self, marks: Mapping[str, Mark], *, for_s: float, state: str = "S", done: bool = False
+    ) -> Hang | None:
+        """The first hang found meanwhile."""
+        for _ in range(round(for_s / TICK_S) + 1):
+            if hang := self.look(marks, state=state, others_done=done):
+                return hang
+        return None
+
+
+def ranks(*phases: str, step: int = 10, moves: int = 0) -> dict[str, Mark]:
+    return {f"w{n}": mark(phase, step=step, moves=moves) for n, phase in enumerate(phases)}
+
+
+@pytest.mark.parametrize("stall_s", [2.5, 15.0, 1800.0])
+def test_a_stall_that_all_ranks_share_is_nobodys_hang(stall_s: float) -> None:
+    job = Watched()
+    assert job.watch(ranks("data", "data", "data", "data"), for_s=stall_s) is None
+    out = ranks("collective", "collective", "collective", "data")
+    out["w3"] = mark("data")  # the last to come out of it has as long again
+    assert job.watch(out, for_s=min(stall_s, 60.0) - 0.1) is None
+
+
+def test_the_last_of_a_shared_stall_is_found_when_it_takes_as_long_again() -> None:
+    job = Watched()
+    assert job.watch(ranks("data", "data", "data", "data"), for_s=2.5) is None
+    hang = job.watch(ranks("collective", "collective", "collective", "data"), for_s=2.7)
+    assert hang is not None and hang.process == "w3" and hang.silent_s == pytest.approx(2.5, abs=0.1)
+
+
+def test_a_data_source_that_is_slow_for_half_of_the_ranks_is_no_hang_of_theirs() -> None:
+    """Whoever still had a batch waits for the others."""
+    job = Watched()
+    assert job.watch(ranks("collective", "data", "data", "data"), for_s=15) is None
+    hang = Watched().watch(ranks("collective", "data", "data", "data"), for_s=602)
+    assert hang is not None and hang.process == "", "but not for ever, and it has no culprit"
+    assert hang.detail.startswith("no rank makes progress")
+
+
+@pytest.mark.parametrize(
+    "phases", [("data", "collective"), ("collective", "data", "collective", "collective")]
+)
+def test_one_rank_without_data_hangs_as_before(phases: tuple[str, ...]) -> None:
+    hang = Watched(ranks=len(phases)).watch(ranks(*phases), for_s=0.66)
+    assert hang is not None and phases[int(hang.process[1:])] == "data"
+
+
+def test_a_rank_in_code_between_two_steps_may_evaluate_for_minutes_but_not_for_ever() -> None:
+    marks = ranks("between", "collective", "collective", "collective")
+    assert Watched().watch(marks, for_s=590, state="R") is None
+    hang = Watched().watch(marks, for_s=602, state="R")
+    assert hang is not None and hang.process == "w0"
+    assert "code of the script's between steps" in hang.detail
+
+
+def test_a_rank_that_says_it_is_busy_has_the_time_that_it_asked_for() -> None:
+    waiting = ranks("collective", "collective", "collective", "collective")
+    busy = waiting | {"w0": mark("data", busy_s=1200)}
+    assert Watched().watch(busy, for_s=1190) is None
+    hang = Watched().watch(busy, for_s=1202)
+    assert hang is not None and hang.process == "w0" and "said that it is busy" in hang.detail
+    found = Watched().watch(busy, for_s=0.2, state="T")
+    assert found is not None and found.silent_s < 0.12, "a stop is certain, whatever it said"
+
+
+def test_a_rank_that_is_busy_after_the_others_last_step_is_waited_for() -> None:
+    assert Watched().watch({"w0": mark("between", busy_s=60)}, for_s=59, done=True) is None
+    assert Watched().watch(ranks("optimizer", "optimizer"), for_s=0.7, done=True), "those that are done wait"
+
+
+def test_what_the_user_says_counts_instead_of_what_was_learned() -> None:
+    limits = HangLimits(given_s=30.0)
+    marks = ranks("forward", "collective", "collective", "collective")
+    assert Watched(limits=limits).watch(marks, for_s=29.5) is None
+    hang = Watched(limits=limits).watch(marks, for_s=30.1)
+    assert hang is not None and hang.process == "w0"
+    stalled = Watched(limits=limits).watch(ranks("data", "data", "data", "data"), for_s=30.1)
+    assert stalled is not None and stalled.process == "", "and for all ranks together"
+    assert Watched(limits=limits).watch(ranks("data", "data", "data", "data"), for_s=29.5) is None
+
+
+def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
+    """Of its whole life the first step takes long, and those that wait for it have forgotten theirs."""
+    job = Watched.__new__(Watched)
+    job.now, job.detector = 1000.0, HangDetector()
+    job.detector.resumed()
+    first = ranks("forward", "forward", step=1)
+    assert job.watch(first, for_s=40) is None
+    for step in range(1, 30):
+        job.detector.observe(job.now, step - 1)
+        assert job.look(ranks("optimizer", "optimizer", step=step, moves=step)) is None
+        job.now += 0.05
+    job.detector.resumed()
+    assert (
+        job.look({"w0": mark("joining", moves=98, step=29), "s9": mark("joining", moves=99, step=29)}) is None
+    )
+    compiling = {"w0": mark("collective", moves=99, step=29), "s9": mark("forward", moves=99, step=29)}
+    assert job.watch(compiling, for_s=75) is None
+    assert job.watch(compiling, for_s=8) is not None
+    job.detector.resumed()
+    compiling["w0"], compiling["s9"] = compiling["s9"], compiling["w0"]
+    assert job.watch(compiling, for_s=2) is not None, "one that has trained does not compile again"
+
+
+def test_data_that_often_come_late_are_waited_for() -> None:
+    job = Watched()
+    for late in range(3):
+        marks = ranks("collective", "data", "collective", "collective", step=30 + late)
+        assert job.watch(marks, for_s=0.5) is None
+        assert job.look(ranks("data", "forward", "data", "data", step=30 + late, moves=1)) is None
+    assert job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.9) is None
+    assert job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.2) is not None
+
+
+# ---- starvation
+
+
+def test_time_in_which_a_rank_is_kept_from_running_does_not_count() -> None:
+    job, held = Watched(), 0.0
+    marks = ranks("forward", "collective", "collective", "collective")
+    for look in range(1500):  # half a minute, of which it runs a hundredth
+        held += TICK_S * 0.99
+        assert job.look(marks, pulse=lambda _, held=held: Pulse(held)) is None, f"look {look}"
+    hang = None
+    for _ in range(40):
+        hang = hang or job.look(marks, pulse=lambda _: Pulse(held))
+    assert hang is not None and hang.process == "w0"
+
+
+def test_all_in_a_collective_that_are_kept_from_running_do_not_blame_the_network() -> None:
+    job, held = Watched(), 0.0
+    marks = ranks("collective", "collective", "collective", "collective")
+    for _ in range(500):
+        held += TICK_S
+        assert job.look(marks, pulse=lambda _, held=held: Pulse(held)) is None
+
+
+def test_nobody_is_asked_what_kept_it_before_it_is_late() -> None:
+    asked: list[str] = []
+
+    def pulse(name: str) -> Pulse:
+        asked.append(name)
+        return Pulse()
+
+    job = Watched()
+    for _ in range(7):  # 0.14 of 0.6 s
+        job.look(ranks("forward", "collective", "collective", "collective"), pulse=pulse)
+    assert asked == []
+    for _ in range(7):
+        job.look(ranks("forward", "collective", "collective", "collective"), pulse=pulse)
+    assert set(asked) == {"w0"}, "and of those that wait nobody"
+
+
+def thread(*, ran: float, queued: float = 0.0, ready: bool = True) -> Thread:
+    return Thread(ready=ready, ran_s=ran, queued_s=queued)
+
+
+def test_a_thread_that_spins_is_not_starved() -> None:
+    starvation = Starvation()
+    for look in range(100):
+        starvation.look(look * LOOK_S, 7, {7: thread(ran=look * LOOK_S)})
+    assert starvation.total_s == 0
+
+
+def test_a_thread_that_sleeps_is_not_starved() -> None:
+    starvation = Starvation()
+    for look in range(100):
+        starvation.look(look * LOOK_S, 7, {7: thread(ran=1.0, ready=False)})
+    assert starvation.total_s == 0
+
+
+def test_a_wait_in_the_queue_counts_at_once_and_only_once() -> None:
+    """The kernel counts it when the thread runs again."""
+    starvation = Starvation()
+    for look in range(11):
+        starvation.look(look * 0.1, 7, {7: thread(ran=1.0, queued=2.0)})
+    assert starvation.total_s == pytest.approx(1.0)
+    starvation.look(1.1, 7, {7: thread(ran=1.01, queued=3.09)})
+    assert starvation.total_s == pytest.approx(1.09)
+    starvation.look(1.2, 7, {7: thread(ran=1.11, queued=3.09)})
+    assert starvation.total_s == pytest.approx(1.09)
+
+
+def test_a_thread_beside_the_main_one_excuses_for_most_of_the_time_and_not_for_all() -> None:
+    starvation = Starvation()
+    for look in range(11):
+        threads = {7: thread(ran=1.0, ready=False), 8: thread(ran=1.0, queued=look * 0.1)}
+        starvation.look(look * 0.1, 7, threads)
+    assert starvation.total_s == pytest.approx(0.75)
+
+
+def test_where_threads_are_not_counted_the_pressure_of_the_machine_is() -> None:
+    starvation = Starvation()
+    for look in range(11):
+        starvation.look(look * 0.1, 7, {}, pressure_s=5.0 + look * 0.1)
+    assert starvation.total_s == pytest.approx(0.75)
+
+
+def test_the_kernel_is_read() -> None:
+    import os
+
+    threads = threads_of(os.getpid())
+    assert threads[os.getpid()].ran_s > 0 and threads[os.getpid()].ready
+    assert threads_of(2**22 + 1) == {}
+    assert pressure_s() >= 0
+    assert processor_s(os.getsid(0)) > 0
+
+
+def test_who_uses_half_a_core_works() -> None:
+    starvation = Starvation()
+    starvation.worked(10.0, 100.0)
+    assert not starvation.pulse().working, "nothing is known yet"
+    starvation.worked(11.0, 100.6)
+    assert starvation.pulse().working
+    starvation.worked(12.0, 100.7)
+    assert not starvation.pulse().working
+
+
+@pytest.mark.parametrize(("working", "limit_s"), [(False, 60), (True, 15 + 450)])
+def test_in_the_first_step_a_process_that_computes_may_compile_for_minutes(
+    working: bool, limit_s: float
+) -> None:
+    """A quarter of the minute passes before anybody asks what it does."""
+    detector, now, hang = HangDetector(), 1000.0, None
+    detector.resumed()
+    while hang is None:
+        now += TICK_S
+        marks = ranks("forward", "collective", step=1)
+        hang = detector.look(now, marks, lambda _: "R", pulse=lambda _: Pulse(working=working))
+    assert hang.process == "w0" and now - 1000.0 == pytest.approx(limit_s, abs=1)
+
+
+# ---- leaving a generation that is aborted
+
+
+def left(
+    marks: Mapping[str, Mark], *, for_s: float, step_s: float = 0.05, starved_share: float = 0.0
+) -> list[str]:
+    leaving = Leaving(pace=Watched(step_s).detector.pace, least_s=1.0)
+    for look in range(round(for_s / TICK_S) + 1):
+        now = look * TICK_S
+        late = leaving.late(now, marks, lambda _: "S", lambda _, now=now: Pulse(now * starved_share))
+        if late:
+            return late
+    return []
+
+
+def test_the_time_to_leave_scales_with_the_step() -> None:
+    assert left(ranks("forward", "collective"), for_s=0.95) == []
+    assert left(ranks("forward", "collective"), for_s=1.1) == ["w0", "w1"]
+    assert left(ranks("forward"), for_s=15.9, step_s=2.0) == [], "it notices when the pass ends"
+    assert left(ranks("forward"), for_s=16.2, step_s=2.0) == ["w0"]
+    assert left(ranks("forward", "collective"), for_s=1.1, step_s=2.0) == ["w1"], (
+        "out of a collective it comes at once"
+    )
+
+
+def test_whoever_is_busy_or_evaluates_leaves_when_it_is_done() -> None:
+    assert left({"w0": mark("between", busy_s=90)}, for_s=89) == []
+    assert left({"w0": mark("between", busy_s=90)}, for_s=91) == ["w0"]
+    assert left(ranks("between"), for_s=599) == []
+
+
+def test_whoever_is_kept_from_running_has_longer_to_leave() -> None:
+    assert left(ranks("forward"), for_s=1.7, starved_share=0.6) == []
+    assert left(ranks("forward"), for_s=3.5, starved_share=0.6) == ["w0"]
+
+
+def test_whoever_moves_has_not_stopped_to_leave() -> None:
+    leaving = Leaving(pace=Watched().detector.pace, least_s=1.0)
+    for look in range(200):
+        marks = {"w0": replace(mark("checkpoint"), time_ns=look // 40)}
+        assert leaving.late(look * TICK_S, marks, lambda _: "S", lambda _: Pulse()) == []

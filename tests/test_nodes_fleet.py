@@ -390,7 +390,7 @@ def test_a_node_whose_ranks_are_seen_to_train_is_not_lost_by_its_connection(stag
     stage.until(lambda _: stage.fleet.mark("w0").step == stage.fleet.mark("w1").step == MARK[1])
     getattr(puppet.link, close)()
     stage.until(lambda _: not stage.fleet.nodes()[0].connected)
-    later = (*MARK[:5], MARK[5] + 2, MARK[6])
+    later = (*MARK[:5], MARK[5] + 2, *MARK[6:])
     other.say(Beat(time_ns=1, marks={"w1": later}, states={}), reliable=False)
     stage.until(lambda _: stage.fleet.mark("w1").committed == later[5])
     assert heard_of(stage, other, 60.0) == [] and stage.fleet.alive("w0")

@@ -265,14 +265,6 @@ class Job(JobFacts):
         if self.probe is not None and self.probe.active:
             self.probe.at(number, "checkpoint")
 
-    def due(self, number: int) -> list[int]:
-        """The global batch of a step, without the samples that the job leaves out."""
-        return list(self._batch(number))
-
-    def _batch(self, number: int) -> order.Batch:
-        config = self.config
-        return order.Batch(number, config.global_batch, config.samples, config.seed, self.state.skip)
-
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
         """What a rank, if not said this one, computes of a step. Raises RuntimeError when nothing of it is left."""
         config, ids = self.config, self._batch(number)

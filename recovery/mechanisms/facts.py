@@ -15,7 +15,7 @@ from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.loader import Loader
 from recovery.mechanisms.registered import Stateful
 from recovery.mechanisms.state import TrainState
-from recovery.order import MicroBatch
+from recovery.order import Batch, MicroBatch
 
 
 class JobFacts(ABC):
@@ -71,6 +71,14 @@ class JobFacts(ABC):
     def done(self) -> int:
         """The last step that is applied here."""
         return self.state.step
+
+    def due(self, number: int) -> list[int]:
+        """The global batch of a step, without the samples that the job leaves out."""
+        return list(self._batch(number))
+
+    def _batch(self, number: int) -> Batch:
+        config = self.config
+        return Batch(number, config.global_batch, config.samples, config.seed, self.state.skip)
 
     @abstractmethod
     def micro_batches(self, number: int) -> list[MicroBatch]:

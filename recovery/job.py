@@ -81,6 +81,8 @@ class Job(JobFacts):
         self._pausing = False
         self._announced = False
         self._attached = False
+        if config.device.startswith("cuda"):
+            torch.cuda.set_device(config.device)  # what the script does without saying where is done there
 
     def attach(
         self,
@@ -316,7 +318,7 @@ class Job(JobFacts):
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
-            collective_timeout_s=self.config.collective_timeout_s, check=self.check,
+            collective_timeout_s=self.config.collective_timeout_s, check=self.check, device=self.config.device,
             shards=order.shards, dial=self.dial, name=self.config.process, link=self._link, net=self.config.net,
         )  # fmt: skip
         self._group = group

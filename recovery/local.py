@@ -29,6 +29,16 @@ from recovery.wire import Channel, Message, WireError
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
 BACKLOG = 1024
+NCCL_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a failed collective ends no process and aborts nothing
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # the host would wait in torch, where no order of the supervisor reaches it
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # its signal stays in the store: a later generation would take it for its own
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that stands still end it
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread meets them itself
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # else it sleeps four times that, holding what enqueuing needs
+}
+"""Of torch's ProcessGroupNCCL in a rank, see ``recovery.mechanisms.nccl``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,5 +323,6 @@ def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | N
 
 
 def rank_environment() -> Mapping[str, str]:
-    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says otherwise."""
-    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
+    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says otherwise. Torch's
+    watchdog of NCCL never ends them, whatever anybody says: that is for their supervisor to decide."""
+    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **NCCL_WATCHDOG}

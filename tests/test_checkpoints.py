@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from recovery import checkpoints, retention
 from recovery.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.mechanisms import checkpoint as checkpointing
+from recovery.mechanisms.digest import bytes_of
 from recovery.mechanisms.saving.reading import CheckpointMismatch
-from recovery.mechanisms.state import TrainState, bytes_of
+from recovery.mechanisms.state import TrainState
 
 
 def put(directory: Path, step: int, *, files: dict[str, bytes] | None = None, **facts: Any) -> Checkpoint:

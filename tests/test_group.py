@@ -23,8 +23,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from recovery.local import start_store
-from recovery.mechanisms import group as group_module
-from recovery.mechanisms import transfer
+from recovery.mechanisms import sockets, transfer
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.state import TrainState
 
@@ -374,6 +373,6 @@ def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path)
     """As when a checkpoint is opened in the moment between the look at the descriptors and the breaking."""
     with open(tmp_path / "file", "w") as stream:
         before = len(os.listdir("/proc/self/fd"))
-        assert not group_module._shut_down_one(stream.fileno(), "socket:[1]")
+        assert not sockets._shut_down_one(stream.fileno(), "socket:[1]", False)
         assert len(os.listdir("/proc/self/fd")) == before
         stream.write("still open")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recovery.alone import lone_job
 from recovery.job import Job, JobConfig
 from recovery.mechanisms import buckets
-from recovery.mechanisms.state import bytes_of
+from recovery.mechanisms.digest import bytes_of
 from recovery.mechanisms.step import Step
 
 STEPS, BATCH = 4, 6

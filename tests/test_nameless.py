@@ -11,7 +11,8 @@ import torch.distributed as dist
 from recovery import nameless as module
 from recovery.jobconfig import LOOPBACK
 from recovery.local import ask_store, start_store
-from recovery.mechanisms.group import Group, _shut_down, _socket_inodes
+from recovery.mechanisms import sockets
+from recovery.mechanisms.group import Group
 from recovery.nameless import nameless
 
 UNNAMED = "::ffff:192.0.2.7"  # an address for documents, which no hosts file has
@@ -90,10 +91,10 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_abort_in_the_middle_of_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign, answer = _socket_inodes(), module._answer
+    foreign, answer = sockets.socket_inodes(), module._answer
 
     def shut_down(query: bytes) -> bytes:
-        _shut_down(lambda inode: inode not in foreign)
+        sockets.shut_down(lambda inode: inode not in foreign)
         return answer(query)
 
     monkeypatch.setattr(module, "_answer", shut_down)

@@ -18,10 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
 from recovery.mechanisms import checkpoint as checkpointing
+from recovery.mechanisms.digest import bytes_of
 from recovery.mechanisms.group import Circle
 from recovery.mechanisms.optimizer_state import COMPUTED_HOW
 from recovery.mechanisms.saving.reading import CheckpointMismatch
-from recovery.mechanisms.state import TrainState, bytes_of
+from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.transfer import copy_state
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]

@@ -23,10 +23,11 @@ from recovery import checkpoints, pieces, retention
 from recovery.checkpoints import Checkpoint, CorruptCheckpoint
 from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms.checkpoint import Order, write
+from recovery.mechanisms.digest import bytes_of
 from recovery.mechanisms.saving import sharded
 from recovery.mechanisms.saving.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
 from recovery.mechanisms.saving.reading import CheckpointMismatch, HalfLoaded, Reading
-from recovery.mechanisms.state import TrainState, bytes_of
+from recovery.mechanisms.state import TrainState
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
 

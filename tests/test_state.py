@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
-from recovery.mechanisms.state import TrainState, bytes_of
+from recovery.mechanisms.digest import bytes_of
+from recovery.mechanisms.state import TrainState
 
 Make = Callable[[nn.Module], tuple[Optimizer, LRScheduler | None]]
 

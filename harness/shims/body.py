@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from recovery.job import Job
 
+CLOCK_KHZ = 1_500_000
 LOOK_S = 0.02
 
 
@@ -45,7 +46,7 @@ class BodyShim:
     def block(self, seconds: float) -> None:
         """See chaos.targets.Body: a kernel that spins, where there is CUDA; else a C call without the lock."""
         if self._on_cuda():
-            _spin(seconds)
+            _spin(seconds, self._job.device)
             return
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -72,7 +73,7 @@ class BodyShim:
         import torch
 
         if self._on_cuda():
-            _, total = torch.cuda.mem_get_info()
+            _, total = torch.cuda.mem_get_info(self._job.device)
             torch.empty(2 * total, dtype=torch.uint8, device=self._job.device)
         raise torch.OutOfMemoryError("emulated: the device has no memory left")
 
@@ -111,12 +112,14 @@ def _take(at_most_mib: int) -> None:
         taken.append(bytearray(1 << 20))  # written to, so that the kernel has to find it
 
 
-def _spin(seconds: float) -> None:
-    """Keep the current device's stream busy for so long, in slices so that no kernel runs for minutes, and wait."""
+def _spin(seconds: float, device: str) -> None:
+    """Keep a device's stream busy for so long, in slices so that no kernel runs for minutes, and wait."""
     import torch
 
-    cycles_per_s = torch.cuda.get_device_properties(torch.cuda.current_device()).clock_rate * 1000
+    # Not every torch for CUDA 13 says how fast it is: a slice is then of about the length.
+    khz = getattr(torch.cuda.get_device_properties(device), "clock_rate", CLOCK_KHZ)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        torch.cuda._sleep(int(cycles_per_s * min(1.0, seconds)))
-        torch.cuda.synchronize()
+    with torch.cuda.device(device):
+        while time.monotonic() < deadline:
+            torch.cuda._sleep(int(khz * 1000 * min(1.0, seconds)))
+            torch.cuda.current_stream(device).synchronize()

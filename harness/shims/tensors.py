@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recovery.job import Job
+from recovery.mechanisms.digest import bytes_of
 from recovery.mechanisms.parts import local
-from recovery.mechanisms.state import bytes_of
 
 Say = Callable[[Mapping[str, Any]], None]
 

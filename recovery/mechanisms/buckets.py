@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from recovery.mechanisms.parts import local, wrapped
 
@@ -82,12 +82,6 @@ def check_types(parameters: Mapping[Any, nn.Parameter]) -> None:
             )
         if parameter.device != device:
             raise TypeError(f"parameter {name} is on {parameter.device}, others are on {device}")
-
-
-def all_finite(flat: Tensor) -> bool:
-    """Whether no value is a NaN or an infinity."""
-    # A finite sum proves that all terms are finite; only an infinite or NaN sum needs the full look.
-    return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
 
 
 def make_buckets(parameters: list[nn.Parameter], tail: int, padding: int) -> list[Bucket]:

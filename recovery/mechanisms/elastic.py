@@ -11,7 +11,6 @@ is always a second buffer, for the slices that come in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recovery import order
-from recovery.mechanisms.buckets import all_finite, check_types
+from recovery.mechanisms.buckets import check_types
+from recovery.mechanisms.finite import Amount
 from recovery.mechanisms.group import Circle, Group
 from recovery.mechanisms.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets, Reduced
 
@@ -81,15 +81,17 @@ class ElasticReducer(Buckets):
         super().expect(last=last)
         self._armed = last and self._row + 1 == len(self._rows)
 
-    def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
+    def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
         """See Reducer."""
         self._take_all()
         if self._row + 1 >= len(self._rows):
             raise RuntimeError(f"this rank has {len(self._rows)} micro-batches, and all are computed")
-        self._seal(rank, loss_sum, count, bad=not self.all_finite())
+        for bucket in self._buckets:
+            self._flaws.look(bucket.gradients)
+        self._seal(rank, loss_sum, count)
         self._open(self._row + 1)
 
-    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
         """See Reducer."""
         if self._row + 1 < len(self._rows):
             raise RuntimeError(f"micro-batch {self._row + 1} of {len(self._rows)} is not this rank's last")
@@ -97,31 +99,30 @@ class ElasticReducer(Buckets):
         while self._next < len(self._buckets) - 1:
             self._launch()
         last = self._buckets[-1]
-        self._seal(rank, loss_sum, count, bad=self._bad or not all_finite(last.gradients))
+        self._flaws.look(last.gradients)
+        self._seal(rank, loss_sum, count)
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
         self._launch()
         self._add_up()
-        tail = last.tail.tolist()
-        if self.check:
-            self.check()  # an aborted NCCL kernel returns with garbage and no error
+        tail, norm = self._conclude(last.tail)
         samples = round(tail[_COUNT])
-        self.settle(samples)
         return Reduced(
             loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, save=tail[_SAVE] > 0,
             blamed=tuple(r for r, flag in enumerate(tail[_FLAGS : self._tail]) if flag),
-            grad_norm=float(torch.linalg.vector_norm(self._norms())),
+            grad_norm=norm,
         )  # fmt: skip
 
     def _used(self, flat: Tensor) -> int:
         return flat.numel() - self._padding
 
-    def _seal(self, rank: int, loss_sum: float, count: int, *, bad: bool) -> None:
+    def _seal(self, rank: int, loss_sum: Amount, count: int) -> None:
         """Write down what is known of the micro-batch just computed."""
         tail = self._buckets[-1].tail
         tail[_LOSS] = loss_sum
         tail[_COUNT] = count
-        tail[_FLAGS + rank] = float(bad or not math.isfinite(loss_sum))
+        self._flaws.look(loss_sum)
+        tail[_FLAGS + rank] = self._flaws.flag()
 
     def _open(self, row: int) -> None:
         """Get ready for the backward pass of this rank's micro-batch of that place."""
@@ -136,7 +137,7 @@ class ElasticReducer(Buckets):
         self._next += 1
         bucket, exchange = self._buckets[place], self._exchanges[place]
         if self._next < len(self._buckets):
-            self._bad = self._bad or not all_finite(bucket.gradients)
+            self._flaws.look(bucket.gradients)
         circle = self._joined().everyone
         for own in self._rows:
             own[place].seal()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from recovery.mechanisms.digest import numbers, words_of
 from recovery.mechanisms.state import TrainState
 from recovery.wire import Digest
 
@@ -24,9 +25,8 @@ def fingerprint(state: TrainState) -> str:
     """
     trained = {f"model.{name}" for name, _ in state.model.named_parameters()}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
-    sums = [_sum(tensor) for tensor in parts.values()]
-    numbers = torch.stack([value.to(sums[0].device) for value in sums]).tolist() if sums else []
-    text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), numbers, strict=True)])
+    sums = numbers(_sum(tensor) for tensor in parts.values())
+    text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)])
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
 
 
@@ -41,12 +41,6 @@ def tell_digest(job: Job, step: int, *, saving: bool) -> None:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().view(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    raw = flat.view(torch.uint8)
-    if raw.storage_offset() % 8:
-        raw = raw.clone()  # eight bytes at a time need their place
-    whole = raw.numel() // 8 * 8
-    total = raw[:whole].view(torch.int64).sum()
-    return total + raw[whole:].sum(dtype=torch.int64) if whole < raw.numel() else total
+    words, rest = words_of(tensor)
+    total = words.sum()
+    return total + rest.sum(dtype=torch.int64) if rest.numel() else total

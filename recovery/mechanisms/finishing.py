@@ -28,7 +28,7 @@ def told(step: int, last: list[float], group: Group, device: str) -> Reduced:
     everyone = group.everyone
     # The largest is taken and not a sum: the values are to be the same to the last bit.
     everyone.wait(everyone.start_all_reduce(word, dist.ReduceOp.MAX))
-    loss, samples, norm = word.tolist()
+    loss, samples, norm = everyone.read(word)
     if samples < 0:
         raise GenerationLost(f"nobody knows how step {step} ended")
     return Reduced(loss=loss, samples=round(samples), pause=False, blamed=(), grad_norm=norm)

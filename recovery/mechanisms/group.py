@@ -3,6 +3,7 @@
 ``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the
 group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own
 key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is unblocked the same way.
+What NCCL needs besides is in ``recovery.mechanisms.nccl``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from torch import Tensor
 
 from recovery.jobconfig import Net
 from recovery.layout import Layout
+from recovery.mechanisms import nccl
+from recovery.mechanisms.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
 from recovery.mechanisms.dialing import Address, RedirectingStore, Roll, address_of
+from recovery.mechanisms.sockets import shut_down, socket_inodes
 from recovery.mechanisms.storelink import StoreLink, socket_to
 from recovery.nameless import nameless
 
@@ -35,57 +39,8 @@ STORE_ATTEMPT_S = 0.4
 STORE_PAUSE_S = 0.02
 END_S = 5.0
 LEAVING = "leave-group"  # the threads that take groups down
-
-
-class GenerationLost(Exception):
-    """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
-
-
-class Circle:
-    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the generation, in order;
-    ``rank``: this one's.
-
-    Used by the training thread. A circle of one rank has nothing to exchange.
-    """
-
-    def __init__(self, group: Group, ranks: Sequence[int], made: Any) -> None:
-        self.rank = group.rank
-        self.backend = group.backend
-        self.ranks: Sequence[int] = tuple(ranks)
-        self._group = group
-        self._made = made
-
-    def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
-        """Begin an operation on torch's process group. Raises GenerationLost."""
-        try:
-            return operation(self._made)
-        except RuntimeError as error:
-            raise GenerationLost(_first_line(error)) from error
-
-    def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:
-        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises GenerationLost."""
-        if self._made is None or not tensor.numel():
-            return None
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self.start(lambda made: made.allreduce([tensor], options))
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
-        if self._made is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank = self.ranks.index(source)
-            self.wait(self.start(lambda made: made.broadcast([tensor], options)))
-            self._group.settle()
-
-    def wait(self, work: dist.Work | None) -> None:
-        """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
-        if work is not None:
-            self._group.wait(work)
-
-    def close(self) -> None:
-        """Let go of torch's process group."""
-        self._made = None
+SEE_OFF_S = 30.0  # how long a set-up that was left behind is pushed to end
+SEE_OFF_PAUSE_S = 0.05
 
 
 class Group:
@@ -107,7 +62,7 @@ class Group:
         self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
         check: Callable[[], None], shards: int = 1, name: str = "",
         dial: Callable[[str, Address], Address] | None = None, link: StoreLink | None = None, net: Net = Net(),
-        collective_timeout_s: float | None = None,
+        collective_timeout_s: float | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         self.generation = generation
         self.rank = rank
@@ -121,6 +76,9 @@ class Group:
         self._store_at = (net.store_host, store_port)
         self._address = net.address
         self.backend = backend
+        self.device = torch.device(device)
+        if backend == "nccl" and self.device.type != "cuda":
+            raise ValueError(f"NCCL exchanges what is on a GPU, and this rank is on {device}")
         self._timeout = timedelta(seconds=timeout_s)
         self._patience = timedelta(seconds=collective_timeout_s or timeout_s)
         self._check = check
@@ -128,10 +86,14 @@ class Group:
         self._name = name
         self._roll: Roll | None = None
         self._link = link
-        self._foreign = _socket_inodes() - self._linked()
+        self._foreign = socket_inodes() - self._linked()
         self._own: set[str] | None = None
         self._made: list[Any] = []
         self._circles: list[Circle] = []
+        self._aborts = nccl.Aborts()
+        self._forming: Future[list[Circle]] | None = None
+        self._latest: dist.Work | None = None
+        self._open: dict[int, dist.Work] = {}  # begun, and nothing comes after them yet
 
     @property
     def ranks(self) -> range:
@@ -142,32 +104,45 @@ class Group:
         """Meet the other members. Raises GenerationLost when that fails.
 
         On a thread of its own, which is left to its timeouts when the generation is aborted: nothing ends torch's wait
-        for a store that is gone, or gloo's for a peer that was lost before it connected.
+        for a store that is gone, gloo's for a peer that was lost before it connected, or NCCL's for one that does not
+        come.
         """
-        made: Future[list[Circle]] = Future()
+        made = self._forming = Future[list[Circle]]()
+        make = self._make
         if self.backend == "nccl":
-            _settle(made, self._make)
-        else:
-            threading.Thread(target=_settle, args=(made, self._make), name="form-group", daemon=True).start()
+            make = partial(self._make, torch.zeros(1, device=self.device))
+        threading.Thread(target=_settle, args=(made, make), name="form-group", daemon=True).start()
+        deadline_s = time.monotonic() + self._timeout.total_seconds()
         while not wait([made], timeout=POLL.total_seconds()).done:
             try:
                 self._check()
+                if self.backend == "nccl" and time.monotonic() > deadline_s:  # NCCL itself waits for ever
+                    raise GenerationLost(
+                        f"could not form the group within {self._timeout.total_seconds():g} s"
+                    )
             except GenerationLost:
                 self.abort()
                 wait([made], timeout=LAST_CHANCE_S)
                 raise
         try:
             self._circles = made.result()
+        except DEVICE_ERRORS:
+            raise
         except (RuntimeError, ValueError) as error:
-            raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
+            if self.backend == "nccl" and not isinstance(error, RuntimeError):
+                raise  # this rank has no GPU, or gave it what is on none: another generation would be the same
+            raise GenerationLost(f"could not form the group: {first_line(error)}") from error
         self.everyone, self.shard, self.holders = self._circles
         if self.backend != "nccl":
             for each in self._made:
                 each._set_default_timeout(self._patience)
-        self._own = _socket_inodes() - self._foreign - self._linked()
+        self._own = socket_inodes() - self._foreign - self._linked()
 
-    def _make(self) -> list[Circle]:
-        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are one."""
+    def _make(self, probe: Tensor | None = None) -> list[Circle]:
+        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are one. ``probe``: a
+        value on the device, by which NCCL is connected."""
+        if probe is not None:
+            torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
         layout, client = self.layout, self._client()
         replica, shard = layout.replica_of(self.rank), layout.shard_of(self.rank)
         wanted = {
@@ -187,6 +162,8 @@ class Group:
                 store = dist.PrefixStore(f"generation-{self.generation}{name}", client)
                 made = self._meet(store, ranks)
                 self._made.append(made)
+                if probe is not None:
+                    self._connect(made, probe)
             circles[tuple(ranks)] = Circle(self, ranks, made)
         if self._link is not None and not self._aborted:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
@@ -196,9 +173,7 @@ class Group:
         """Torch's process group of these ranks."""
         place, size = ranks.index(self.rank), len(ranks)
         if self.backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            return dist.ProcessGroupNCCL(store, place, size, options)
+            return nccl.meet(store, place, size, self._patience)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._timeout
         options._threads = 2
@@ -207,6 +182,12 @@ class Group:
         if dial is not None and self._roll is not None:
             store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
         return dist.ProcessGroupGloo(store, place, size, options)
+
+    def _connect(self, made: Any, probe: Tensor) -> None:
+        """Raises GenerationLost if the generation was aborted before, as nobody else would come any more."""
+        if self._aborted:
+            raise GenerationLost("aborted while the group was formed")
+        nccl.connect(made, probe)
 
     def _linked(self) -> set[str]:
         """The socket of the connection to the store, if it is to outlive the generation."""
@@ -233,7 +214,7 @@ class Group:
                 return client
             except (OSError, RuntimeError) as error:
                 if self._aborted or time.monotonic() > deadline_s:
-                    raise GenerationLost(f"could not form the group: {_first_line(error)}") from error
+                    raise GenerationLost(f"could not form the group: {first_line(error)}") from error
                 self._check()
                 time.sleep(STORE_PAUSE_S)
 
@@ -248,49 +229,101 @@ class Group:
         self.everyone.broadcast(tensor, source)
 
     def wait(self, work: dist.Work) -> None:
-        """Wait for an operation. Raises GenerationLost when it fails or the generation is aborted."""
-        # NCCL only enqueues here, and a timed wait would abort the communicator by itself. Gloo's own timeout
-        # ends the loop at the latest.
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when it fails or the
+        generation is aborted."""
+        # NCCL has the stream wait here, not the host: ``settle`` does. Gloo's own timeout ends the loop at the latest.
         while self.backend != "nccl" and not _settled(work):
             try:
                 self._check()
             except GenerationLost:
                 self._abandon(work)
                 raise
+        self._open.pop(id(work), None)
         try:
             work.wait()
+        except DEVICE_ERRORS:
+            raise
         except RuntimeError as error:
-            raise GenerationLost(_first_line(error)) from error
+            raise GenerationLost(first_line(error)) from error
+
+    def began(self, work: dist.Work) -> None:
+        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of them."""
+        if self.backend == "nccl":
+            self._latest = self._open[id(work)] = work
 
     def settle(self) -> None:
-        """Have what was received in place. Raises GenerationLost.
+        """Have what was received in place, and know that it is whole. Raises GenerationLost.
 
-        NCCL only enqueues, and an aborted kernel ends with garbage and no error: a state copied like that must not be
-        taken for whole.
+        NCCL only enqueues: it is waited for here, by looking, since neither an abort nor the error of a communicator
+        would end a wait of CUDA's. An aborted kernel ends with garbage and no error.
         """
         if self.backend == "nccl":
-            torch.cuda.current_stream().synchronize()
-            self._check()
+            nccl.await_device(self.device, self._look)
+            self._look()
+
+    def read(self, values: Tensor) -> list[Any]:
+        """The numbers of a small tensor that was received, or follows from what was. Raises GenerationLost."""
+        self.settle()
+        found: list[Any] = values.tolist()
+        self._check()
+        return found
+
+    def _look(self) -> None:
+        """Raise GenerationLost if what is waited for does not come, or comes as garbage."""
+        self._check()
+        if self._aborted:
+            raise GenerationLost("aborted")
+        work = self._latest
+        if work is not None and work.is_completed():
+            try:
+                work.wait()  # raises what made it end
+            except DEVICE_ERRORS:
+                raise
+            except RuntimeError as error:
+                raise GenerationLost(first_line(error)) from error
+            self._latest = None
 
     def abort(self) -> int:
         """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
         self._aborted = True
         if self.backend == "nccl":
-            for made in self._made:
-                made.abort()
-        return _shut_down(
+            # A communicator that is not made yet cannot be aborted: what it waits for are sockets. One that is made
+            # has to be, and ends with its kernels.
+            broken = self._break_off(socket_inodes() - self._foreign) if self._own is None else 0
+            self._aborts.abort(self._made)
+            return broken
+        return shut_down(
             lambda inode: inode in self._own if self._own is not None else inode not in self._foreign
         )
+
+    def _break_off(self, sockets: set[str]) -> int:
+        return shut_down(lambda inode: inode in sockets, listening=True)
 
     def leave(self) -> None:
         """Let go of the group; of a broken one too."""
         self.abort()
+        self._latest, left = None, list(self._open.values())
+        self._open = {}
+        for work in left:
+            work.synchronize()  # what an aborted kernel still writes comes before what the next generation does
+        if self.backend == "nccl" and self._forming is not None and not self._forming.done():
+            # Those of its sockets that are opened later than now are nobody's to tell from the next generation's.
+            args = (self._forming, list(self._made), socket_inodes() - self._foreign)
+            threading.Thread(target=self._see_off, args=args, name="see-off-group", daemon=True).start()
         if not self.abandoned:
             made, self._made = self._made, []
             for circle in self._circles:
                 circle.close()
             # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
             threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
+
+    def _see_off(self, forming: Future[list[Circle]], made: list[Any], sockets: set[str]) -> None:
+        """Push a set-up that was left behind until it ends; what it has made by then is aborted too."""
+        deadline_s = time.monotonic() + SEE_OFF_S
+        while not forming.done() and time.monotonic() < deadline_s:
+            self._break_off(sockets)
+            self._aborts.abort(made)
+            wait([forming], timeout=SEE_OFF_PAUSE_S)
 
     def _abandon(self, work: dist.Work) -> None:
         """Give an operation a last chance to notice that its connections are gone, then leave it to itself.
@@ -343,53 +376,3 @@ def _settled(work: dist.Work) -> bool:
 def _keep_for_ever(*objects: object) -> None:
     for kept in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _socket_inodes() -> set[str]:
-    return {inode for _, inode in _sockets()}
-
-
-def _sockets() -> list[tuple[int, str]]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            link = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if link.startswith("socket:"):
-            found.append((int(name), link))
-    return found
-
-
-def _shut_down(wanted: Callable[[str], bool]) -> int:
-    count = 0
-    for fd, inode in _sockets():
-        if wanted(inode) and _shut_down_one(fd, inode):
-            count += 1
-    return count
-
-
-def _shut_down_one(fd: int, inode: str) -> bool:
-    try:
-        copy = os.dup(fd)
-    except OSError:
-        return False
-    # The descriptor may have been closed and used anew since it was listed, for a file even.
-    if os.readlink(f"/proc/self/fd/{copy}") != inode:
-        os.close(copy)
-        return False
-    with socket.socket(fileno=copy) as sock:
-        try:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            # Gloo terminates the process when its listening socket fails.
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:200]

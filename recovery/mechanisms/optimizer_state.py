@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recovery.mechanisms import typed
+from recovery.mechanisms.finite import on_host
 from recovery.mechanisms.parts import is_part, local, wrapped
 
 COMPUTED_HOW = ("foreach", "fused", "capturable", "differentiable")
@@ -125,10 +126,12 @@ class OptimizerState:
         self._ready_made = {}
 
     def steps(self) -> int | None:
-        """Steps the optimizer itself has counted; None if it does not count."""
+        """Steps the optimizer itself has counted; None if it does not count, or does it on a GPU, which is not waited
+        for to know it."""
         for slots in self.optimizer.state.values():
             if isinstance(slots, Mapping) and "step" in slots:
-                return int(slots["step"])
+                count = slots["step"]
+                return None if isinstance(count, Tensor) and not on_host(count) else int(count)
         return None
 
     def _skeleton(self, slots: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ flag a rank, so that all ranks learn of them alike and no extra round is needed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from recovery.mechanisms.buckets import Bucket, all_finite, check_types, make_buckets
+from recovery.mechanisms.buckets import Bucket, check_types, make_buckets
+from recovery.mechanisms.finite import Amount, Flaws, all_finite
 from recovery.mechanisms.group import Circle, Group
 
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
@@ -76,11 +76,12 @@ class Reducer(Protocol):
     def require(self) -> None:
         """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
 
-    def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
+    def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
         """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where there is but one."""
 
-    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
-        """Reduce what is left and wait. Raises GenerationLost. Gradients are means over all samples afterwards."""
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
+        """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means over all samples
+        afterwards."""
 
     def clip(self, grad_norm: float, limit: float) -> None:
         """Scale gradients so that their norm is at most ``limit`` (as torch.nn.utils.clip_grad_norm_ does)."""
@@ -92,7 +93,7 @@ class Reducer(Protocol):
         """The step is not going on. Whether its gradients are complete all the same, but for what ``finish`` returns:
         they are kept then until the next ``begin``, and ``settle`` makes use of them."""
 
-    def settle(self, samples: int) -> None:
+    def settle(self, samples: Amount) -> None:
         """Make means of gradients that are sums over so many samples, once."""
 
 
@@ -118,7 +119,7 @@ class Buckets:
         self._guarded = False  # gradients that come now belong to a step
         self._expected = False  # and come from a pass that the step was told of
         self._passes = 0
-        self._bad = False
+        self._flaws = Flaws()
         self._parameters: list[nn.Parameter] = []
         self._trained: list[bool] = []  # which of them the buckets are made for
         self._hooks: list[RemovableHandle] = []
@@ -160,7 +161,7 @@ class Buckets:
         self._passes = 0
         self._armed = self._expected = False
         self._guarded = True
-        self._bad = False
+        self._flaws.clear()
         self.wire_bytes = 0
         for bucket in self._buckets:
             bucket.clear()
@@ -221,7 +222,7 @@ class Buckets:
                     )
                 bucket.take(place)
 
-    def keep(self, *, rank: int, loss_sum: float, count: int) -> None:
+    def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
         """See Reducer."""
         raise RuntimeError("gradients of a step are reduced after one backward pass")
 
@@ -236,7 +237,7 @@ class Buckets:
             for bucket in self._buckets:
                 bucket.gradients.mul_(scale)
 
-    def settle(self, samples: int) -> None:
+    def settle(self, samples: Amount) -> None:
         """See Reducer."""
         for bucket in self._buckets:
             bucket.gradients.div_(samples)
@@ -245,6 +246,20 @@ class Buckets:
         """See Reducer."""
         self._armed = self._guarded = False
         return False
+
+    def _conclude(self, tail: Tensor) -> tuple[list[float], float]:
+        """Make means of the gradients, and read the tail that was reduced with them, and their norm. The host waits for
+        a GPU here, and nowhere else in a step. Raises GenerationLost, as what an abort leaves looks like any values."""
+        self.settle(tail[_COUNT])
+        norm = torch.linalg.vector_norm(self._norms())
+        *values, last = self._read(torch.cat([tail, norm.view(1)]))
+        return values, last
+
+    def _read(self, values: Tensor) -> list[float]:
+        found: list[float] = self._joined().read(values)
+        if self.check:
+            self.check()
+        return found
 
     def _norms(self) -> Tensor:
         """Of the gradients as they are, one for each bucket."""
@@ -293,7 +308,7 @@ class Buckets:
         self._next += 1
         if self._next < len(self._buckets):
             # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
-            self._bad = self._bad or not all_finite(bucket.gradients)
+            self._flaws.look(bucket.gradients)
         bucket.seal()
         circle = self._circle()
         bucket.work = self._enter(
@@ -325,30 +340,27 @@ class GradientReducer(Buckets):
         check_types(dict(model.named_parameters()))
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
-    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
-        """Reduce what is left and wait. Raises GenerationLost. Gradients are means over all samples afterwards."""
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
+        """See Reducer."""
         self._take_all()
         last = self._buckets[-1]
         while self._next < len(self._buckets) - 1:
             self._launch()
-        bad = self._bad or not math.isfinite(loss_sum) or not all_finite(last.gradients)
+        self._flaws.look(loss_sum)
+        self._flaws.look(last.gradients)
         last.tail[_LOSS] = loss_sum
         last.tail[_COUNT] = count
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
-        last.tail[_FLAGS + rank] = float(bad)
+        last.tail[_FLAGS + rank] = self._flaws.flag()
         self._launch()
         group = self._joined()
         for bucket in self._buckets:
             assert bucket.work is not None
             group.wait(bucket.work)
             bucket.require_sealed()
-        tail = last.tail.tolist()
-        if self.check:
-            self.check()  # an aborted NCCL kernel returns with garbage and no error
+        tail, norm = self._conclude(last.tail)
         samples = round(tail[_COUNT])
-        self.settle(samples)
-        norm = float(torch.linalg.vector_norm(self._norms()))
         blamed = tuple(r for r, flag in enumerate(tail[_FLAGS : _FLAGS + group.world]) if flag)
         return Reduced(
             loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm,

@@ -150,7 +150,7 @@ class Remembering:
                 [*candidate.moment, candidate.shards], dtype=torch.int64, device=self._device
             )
         group.broadcast(words, 0)
-        generation, step, shards = (int(word) for word in words.tolist())
+        generation, step, shards = (int(word) for word in group.read(words))
         return None if step < 0 else Candidate(moment=(generation, step), shards=shards)
 
     def _report(self, generation: int) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recovery.mechanisms.buckets import all_finite
+from recovery.mechanisms.finite import Amount, Flaws
 from recovery.mechanisms.group import Circle, Group
 from recovery.mechanisms.reduce import Buckets, Reduced
 from recovery.mechanisms.sharding import reset
@@ -37,8 +37,8 @@ class ShardedReducer(Buckets):
         self._underway = False  # in a forward or backward pass
         self._complete = False  # the buckets hold what all ranks summed
         self._settled = False
-        self._sent: list[Tensor] = []  # the largest magnitude of each unit's own gradients
-        self._got: list[Tensor] = []  # and of what the replica made of it
+        self._sent = Flaws()  # of each unit's own gradients
+        self._got = Flaws()  # and of what the replica made of them
 
     def adopt(self) -> None:
         """The model is sharded now: make buckets for this rank's parts."""
@@ -54,7 +54,8 @@ class ShardedReducer(Buckets):
         """See Reducer."""
         self._complete = self._settled = False
         self._underway = True
-        self._sent, self._got = [], []
+        self._sent.clear()
+        self._got.clear()
         super().begin()
         if not self._buckets:  # not sharded yet
             self._model.zero_grad()
@@ -70,9 +71,8 @@ class ShardedReducer(Buckets):
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
         """See Exchange."""
-        # Looked at before it is mixed with the others' values: that is how the rank to blame is known. The
-        # largest magnitude of finite values is finite, and is asked for later, when a GPU does not have to wait.
-        self._sent.append(_largest(whole))
+        # Looked at before it is mixed with the others' values: that is how the rank to blame is known.
+        self._sent.look(whole)
         shard = self._joined().shard
         if shard.backend == "nccl":
             self._exchange(whole.nbytes, lambda made: made._reduce_scatter_base(output, whole))
@@ -82,18 +82,19 @@ class ShardedReducer(Buckets):
             parts, options = torch.empty_like(whole), dist.AllToAllOptions()
             self._exchange(whole.nbytes, lambda made: made.alltoall_base(parts, whole, [], [], options))
             torch.sum(parts.view(len(shard.ranks), -1), dim=0, out=output)
-        self._got.append(_largest(output))
+        self._got.look(output)
 
-    def finish(self, *, rank: int, loss_sum: float, count: int, pause: bool, save: bool = False) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False) -> Reduced:
         """See Reducer."""
         self._underway = False
         self._take_all()
         while self._next < len(self._buckets) - 1:
             self._launch()
-        # What is not finite here and was when the replica was done with it, this rank has spoilt itself.
-        part = self._bad or not all_finite(self._buckets[-1].gradients)
+        self._flaws.look(self._buckets[-1].gradients)
         self._launch()
-        bad = not math.isfinite(loss_sum) or not _finite(self._sent) or (part and _finite(self._got))
+        self._sent.look(loss_sum)
+        # What is not finite here and was when the replica was done with it, this rank has spoilt itself.
+        bad = self._sent.flag() + self._flaws.flag() * (1 - self._got.flag())
         circle = self._circle()
         for bucket in self._buckets:
             circle.wait(bucket.work)
@@ -107,7 +108,7 @@ class ShardedReducer(Buckets):
             grad_norm=math.sqrt(word[_SQUARES]) / samples,
         )  # fmt: skip
 
-    def settle(self, samples: int) -> None:
+    def settle(self, samples: Amount) -> None:
         """See Reducer."""
         if not self._settled:
             self._settled = True
@@ -126,24 +127,23 @@ class ShardedReducer(Buckets):
         everyone = self._joined().everyone
         said = torch.tensor([float(yes)], device=self._buckets[0].flat.device)
         everyone.wait(everyone.start_all_reduce(said, dist.ReduceOp.MIN))
-        return bool(said)
+        return bool(everyone.read(said)[0])
 
-    def _last_word(self, rank: int, values: list[float], bad: bool) -> list[float]:
+    def _last_word(self, rank: int, values: list[Amount], bad: Amount) -> list[float]:
         group = self._joined()
         flat = self._buckets[0].flat
         word = torch.zeros(_FLAGS + group.world, dtype=torch.float64, device=flat.device)
         if group.layout.replica_of(rank) == 0:  # the other replicas hold the same sums
             word[_SQUARES] = self._norms().double().square().sum()
-        word[_LOSS:_FLAGS] = torch.tensor(values, dtype=torch.float64)
-        word[_FLAGS + rank] = float(bad)
+        for place, value in enumerate(values, start=_LOSS):
+            word[place] = value
+        word[_FLAGS + rank] = bad
         # Whoever gets the others' word knows that all have come this far. One that does not get it may have
         # missed a step that others go on to apply, and holds all that is needed to follow.
         self._complete = True
         everyone = group.everyone
         everyone.wait(self._enter(2 * word.nbytes, group.ranks, lambda: everyone.start_all_reduce(word)))
-        if self.check:
-            self.check()  # an aborted NCCL kernel returns with garbage and no error
-        return [float(value) for value in word.tolist()]
+        return self._read(word)
 
     def _circle(self) -> Circle:
         return self._joined().holders
@@ -155,12 +155,3 @@ class ShardedReducer(Buckets):
         self._waiting(True)
         circle.wait(self._enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
         self._waiting(False)
-
-
-def _largest(flat: Tensor) -> Tensor:
-    """The largest magnitude, without a wait; NaN if there is one."""
-    return torch.linalg.vector_norm(flat, float("inf"))
-
-
-def _finite(magnitudes: list[Tensor]) -> bool:
-    return not magnitudes or bool(torch.isfinite(torch.stack(magnitudes)).all())

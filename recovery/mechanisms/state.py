@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recovery.mechanisms import misuse, typed
+from recovery.mechanisms.digest import Digester
+from recovery.mechanisms.finite import Flaws
 from recovery.mechanisms.optimizer_state import OptimizerState, Slots
 from recovery.mechanisms.parts import local
 from recovery.mechanisms.registered import Registered
@@ -147,26 +149,27 @@ class TrainState:
         return None if last is None else int(last)
 
     def digests(self) -> dict[str, str]:
-        """XXH3-64 of each part of the state, 16 hexadecimal digits; of what this rank holds of it. It is taken on the
-        training thread, at the speed of memory."""
-        parameters, optimizer = xxhash.xxh3_64(), xxhash.xxh3_64()
+        """Of each part of the state 16 hexadecimal digits; of what this rank holds of it. They are taken where it
+        is, on the training thread, at the speed of memory."""
+        digester = Digester()
         for name, tensor in self.parts().items():
-            part = parameters if name.startswith("model.") else optimizer
-            part.update(name.encode())
-            part.update(bytes_of(tensor))
+            digester.add("parameters" if name.startswith("model.") else "optimizer", name, tensor)
         scheduler = xxhash.xxh3_64(self.rules().encode())
         rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
-        parts = {"parameters": parameters, "optimizer": optimizer, "scheduler": scheduler, "rng": rng}
-        return {name: part.hexdigest() for name, part in parts.items()}
+        none = dict.fromkeys(("parameters", "optimizer"), xxhash.xxh3_64().hexdigest())
+        return none | digester.digests() | {"scheduler": scheduler.hexdigest(), "rng": rng.hexdigest()}
 
     def not_finite(self) -> str | None:
-        """The name of a tensor that holds a NaN or an infinity, or None."""
+        """The name of a tensor that holds a NaN or an infinity, or None. Waits once for a GPU."""
+        flags = {}
         for name, tensor in self.parts().items():
-            # A finite sum proves it; only an infinite or NaN sum needs the full look.
-            suspect = tensor.is_floating_point() and not torch.isfinite(tensor.sum())
-            if suspect and not torch.isfinite(tensor).all():
-                return name
-        return None
+            if tensor.is_floating_point() or tensor.is_complex():
+                flaws = Flaws()
+                flaws.look(tensor)
+                flags[name] = flaws.flag()
+        seen = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}
+        read = dict(zip(seen, torch.stack([*seen.values()]).tolist() if seen else [], strict=True))
+        return next((name for name, flag in (flags | read).items() if flag), None)
 
     def rules(self) -> str:
         """What the next step goes by besides tensors: scheduler, and all of the optimizer that is no tensor; equal text
@@ -187,9 +190,3 @@ class TrainState:
         for group, lr in zip(mine["groups"], scalars["lr"], strict=True):
             group["fields"]["lr"] = lr
         return mine
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's raw bytes (copied to the CPU when it lives elsewhere); of a sharded one this rank's part."""
-    flat = local(tensor).detach().cpu().contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")

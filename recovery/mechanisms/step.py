@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from recovery import marks
+from recovery.mechanisms.finite import Amount, amount_of
 from recovery.mechanisms.reduce import Reduced
 from recovery.order import MicroBatch
 
@@ -54,7 +55,7 @@ class Step:
         self._micros = micros
         self._place: int | None = None  # which of them is computed, if they are taken one by one
         self._kept = 0
-        self._accumulated = 0.0
+        self._accumulated: Amount = 0.0
         self.change_loss: Callable[[Tensor], Tensor] | None = None
         self._job = job
         self._phase = "data"
@@ -125,7 +126,7 @@ class Step:
         to ``backward``. Gradients add up, and nothing is reduced yet."""
         if self._reduced is not None:
             raise RuntimeError("step.accumulate() comes before step.backward()")
-        self._accumulated += float(loss.detach())
+        self._accumulated = self._accumulated + amount_of(loss)
         self.phase("backward")
         self._job.reducer.expect(last=False)
         loss.backward()
@@ -148,7 +149,7 @@ class Step:
             raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
         micro, last = self._micros[place], place + 1 == len(self._micros)
         loss = self._as_faults_have_it(loss, place)
-        value, self._accumulated = float(loss.detach()) + self._accumulated, 0.0
+        value, self._accumulated = amount_of(loss) + self._accumulated, 0.0
         self.phase("backward")
         job.reducer.expect()
         loss.backward()

@@ -96,4 +96,4 @@ def votes(group: Group, vote: int, device: str) -> list[int]:
     votes = torch.zeros(group.world, dtype=torch.int64, device=device)
     votes[group.rank] = vote
     group.wait(group.start_all_reduce(votes))
-    return [int(value) for value in votes.tolist()]
+    return [int(value) for value in group.read(votes)]

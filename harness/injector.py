@@ -1,30 +1,41 @@
-"""Plays the planned faults of one arm: arms ranks, acts when a point is reached, gathers evidence, heals.
+"""Plays the planned faults of one arm: arms ranks, and acts when a point is reached, a time or an event has come.
 
 For every occurrence: undo record on disk, ``fault_injected``, the act, ``fault_landed`` once somebody else
-saw it (or ``fault_failed``), ``fault_healed``. What a fault acts on is found by ``harness.sites``.
+saw it (or ``fault_failed``), ``fault_healed`` (``harness.occurrences``). What a fault acts on is found by
+``harness.sites``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from chaos.clocks import Clocks
-from chaos.events import Event, Kind, Tail
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Need, Where
 from chaos.schedule import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
-from chaos.verify import unmet
 from harness.guard import Guard
+from harness.occurrences import Occurrences
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
 from harness.sites.process import miss_rank
-from harness.struck import Live, announcement, command_of, spoken_of, to_hold_at, undone, widened
+from harness.struck import (
+    NOT_HELD,
+    NOT_THERE,
+    POLLED,
+    Late,
+    Live,
+    announcement,
+    command_of,
+    held_by_all,
+    may_fire,
+    to_hold_at,
+    widened,
+)
 from recovery.wire import Extra
 
-EVIDENCE_LIMIT_S = 15.0
-UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
+DEAD = ("Z", "X")
 
 
 class Injector:
@@ -40,17 +51,18 @@ class Injector:
         self._plan = {planned.id: planned for planned in plan}
         self._faults = {planned.id: kinds[planned.kind](**planned.params) for planned in plan}
         self._all = plan
+        self._ranks = range(scene.setup.cell.scenario.topology.ranks)
         self._sites: dict[Where, Site] = {}
         self._guard = Guard(scene)
-        # by (fault, point), and by (fault, point, rank) where ranks hold for it
+        self._struck = Occurrences(scene)
+        # by (fault, point), and by (fault, point, rank) for a fault that only the ranks it hits hold for
         self._fired: Counter[Any] = Counter()
-        self._numbers: Counter[str] = Counter()
-        self._live: list[Live] = []
-        self._clocks = Clocks()
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
-        self._holding: dict[tuple[str, Point], dict[int, str]] = {}  # ranks that hold for a fault, and who
+        # (fault, where) -> ranks that hold there for it, and who they are
+        self._holding: dict[tuple[str, Point], dict[int, str]] = {}
+        self._unreached: set[tuple[str, Point]] = set()  # due, held for, and what they act on was not there
         self._attempt = 0
         self._committed = 0
         self._attempt_of: dict[tuple[str, Point], int] = {}  # in which a trigger of ``tick`` fired last
@@ -64,77 +76,123 @@ class Injector:
     # ---- triggers
 
     def arm(self, process: str, rank: int) -> None:
-        """Tell a process that is about to take ``rank`` where it has to hold."""
-        points = to_hold_at(self._all, self._faults, rank, self._fired, self._waiting)
-        for held in self._holding.values():
-            held.pop(rank, None)  # whoever held there has left
+        """Tell a process that is about to take ``rank``, or has it, where it has to hold; it holds where it does."""
+        points = to_hold_at(self._all, self._faults, rank, self._fired, self._waiting, self._struck.live)
         if self._plan:
             self._scene.send(
                 process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
             )
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
-        """A rank reached an armed point, or ended a lasting fault."""
-        if message.topic == "at_point":
-            planned = self._plan[message.payload["fault"]]
-            self._on_hold(planned, process, rank, message.payload["step"], message.payload["phase"])
-        elif live := spoken_of(self._live, message):
+        """A rank reached an armed point, left one without an answer, or ended a lasting fault."""
+        if message.topic in ("at_point", "unanswered"):
+            planned, at = (
+                self._plan[message.payload["fault"]],
+                (message.payload["step"], message.payload["phase"]),
+            )
+            if message.topic == "at_point":
+                self._on_hold(planned, process, rank, at)
+            else:
+                self._holding.get((planned.id, at), {}).pop(-1 if rank is None else rank, None)
+                self._struck.not_fired(planned, at[0], f"{process} held for it, and nobody answered")
+        elif live := self._struck.spoken_of(message):
             if message.topic == "healed":
-                self._heal(live, "ended by the rank's agent when its duration was over")
+                self._struck.heal(live, "ended by the rank's agent when its duration was over")
             elif message.topic == "missed" and not live.settled:
-                self._missed(live, process)
+                self._again(live, process, "the rank had left the point: armed again")
 
-    def _missed(self, live: Live, process: str) -> None:
-        """The word to act came when the rank had left the point: the occurrence is void, and it is armed again."""
+    def _again(self, live: Live, process: str | None, why: str) -> None:
+        """It never acted, as whoever was to be hit had left the point, or was dead: the occurrence is void, and the
+        fault is armed again."""
         fault, rank = live.planned.id, live.occurrence.rank or 0
-        self._fail(live, "the rank had left the point: armed again", again=True)
-        live.healed = True
-        point = next((p for p in live.planned.points if p[0] == live.occurrence.step), None)
-        if point is None:
+        self._struck.fail(live, why, again=True)
+        if live.fault.where is Where.RANK:
+            live.healed = True
+        else:
+            self._struck.heal(live, "it never took effect")
+        if live.point is None:
             self._waiting.add((fault, rank))
         else:
-            self._fired[fault, point, rank] -= 1
-        self.arm(process, rank)
+            self._fired[fault, live.point, rank] -= 1
+        if process is not None:
+            self.arm(process, rank)
 
-    def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, step: int, phase: str) -> None:
+    def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, at: Point) -> None:
         if rank is not None and (planned.id, rank) in self._waiting:
             self._waiting.discard((planned.id, rank))
-            self._fire_in_ranks(planned, {rank: process}, step)
+            self._fire_in_ranks(planned, {rank: process}, at[0], None)
             return
-        point = next((p for p in planned.points if self._point(planned, p) == (step, phase)), None)
-        if point is None or rank is None or self._fired[planned.id, point, rank] >= planned.max_fires:
-            self._release(process)
+        if rank is None or rank not in self._holders(planned, at):
+            self._release(planned, process)
             return
-        self._holding.setdefault((planned.id, point), {})[rank] = process
-        self._fire_if_all_hold(planned, point)
+        self._holding.setdefault((planned.id, at), {})[rank] = process
+        self._fire_if_all_hold(planned, at)
 
-    def _fire_if_all_hold(self, planned: PlannedFault, point: Point) -> None:
-        """One act for all the ranks a fault hits, as soon as each of them that lives holds at the point."""
-        held = self._holding.get((planned.id, point), {})
-        for rank in planned.ranks:
-            may = self._fired[planned.id, point, rank] < planned.max_fires
-            if may and rank not in held and self._scene.process_of(rank):
-                return
-        if not held:
+    def _holders(self, planned: PlannedFault, at: Point) -> set[int]:
+        """The ranks that hold there, for a beginning or an end."""
+        if self._ending(planned, at):
+            return set(self._ranks)
+        point, fault = self._planned_at(planned, at), self._faults[planned.id]
+        if point is None:
+            return set()
+        return {rank for rank in self._ranks if may_fire(planned, fault, point, rank, self._fired)}
+
+    def _ending(self, planned: PlannedFault, at: Point) -> list[Live]:
+        return [live for live in self._struck.live if live.planned.id == planned.id and live.ends_at == at]
+
+    def _planned_at(self, planned: PlannedFault, at: Point) -> Point | None:
+        return next((point for point in planned.points if self._point(planned, point) == at), None)
+
+    def _fire_if_all_hold(self, planned: PlannedFault, at: Point) -> None:
+        """End what is over there, and one act for all the ranks a fault hits, as soon as each of them that lives holds
+        at the point. Whoever died there is left out: the fault is armed again with whoever takes its rank."""
+        held = self._holding.get((planned.id, at), {})
+        if not held or any(self._scene.process_of(r) for r in self._holders(planned, at) - held.keys()):
             return
-        del self._holding[planned.id, point]
+        del self._holding[planned.id, at]
+        for live in self._ending(planned, at):
+            self._struck.heal(live, "its duration was over")
+        there = {rank: name for rank, name in held.items() if self._is_there(rank, name)}
+        point, fault = self._planned_at(planned, at), self._faults[planned.id]
+        hit = {rank for rank in there if point and may_fire(planned, fault, point, rank, self._fired)}
+        if point is not None and hit and not held_by_all(planned, fault):
+            told = self._fire_held(planned, {rank: there[rank] for rank in sorted(hit)}, point)
+            there = {rank: name for rank, name in there.items() if rank not in told}
+        elif point is not None and hit:
+            self._fire_for_all(planned, point)
+        for name in there.values():
+            self._release(planned, name)
+
+    def _is_there(self, rank: int, process: str) -> bool:
+        """Whether it still has the rank and lives, though its exit may not have been noticed yet."""
+        return self._scene.process_of(rank) == process and self._scene.os_state(process) not in DEAD
+
+    def _fire_held(self, planned: PlannedFault, held: Mapping[int, str], point: Point) -> Iterable[int]:
+        """Act on the ranks that hold; returns those whose agents are told to act, which are not to be released."""
         spares = planned.spares if not any(self._fired[planned.id, point, r] for r in planned.ranks) else ()
         for rank in held:
             self._fired[planned.id, point, rank] += 1
         if self._refused(planned, point[0]):
-            for process in held.values():
-                self._release(process)
-            return
+            return ()
         if self._faults[planned.id].where is Where.RANK:
-            self._fire_in_ranks(planned, held, point[0])
-            return
-        ranks = tuple(sorted(held))
-        self._fire_outside(dataclasses.replace(planned, ranks=ranks, spares=spares), step=point[0])
-        for process in held.values():
-            self._release(process)
+            self._fire_in_ranks(planned, held, point[0], point)
+            return held
+        hit = dataclasses.replace(planned, ranks=tuple(held), spares=spares)
+        self._fire_outside(hit, point[0], point=point, held=True)
+        return ()
 
-    def _release(self, process: str) -> None:
-        self._scene.send(process, Extra(topic="go", payload={"act": False}))
+    def _fire_for_all(self, planned: PlannedFault, point: Point) -> None:
+        """Act on what is no rank's, while all ranks hold."""
+        if not self._reachable(planned):
+            self._unreached.add((planned.id, point))
+            return
+        self._fired[planned.id, point] += 1
+        self._attempt_of[planned.id, point] = self._attempt
+        if not self._refused(planned, point[0]):
+            self._fire_outside(planned, point[0], point=point)
+
+    def _release(self, planned: PlannedFault, process: str) -> None:
+        self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": planned.id}))
 
     def on_training(self) -> None:
         """A generation trains. Time triggers count from the first; each may fire once in each."""
@@ -153,54 +211,34 @@ class Injector:
             self._fire_unheld(planned)
 
     def tick(self, committed: int) -> None:
-        """Triggers that no rank holds for (time; steps of spares and checkpoints), evidence, ends of lasting faults."""
-        now = self._scene.now_ns()
+        """Triggers that no rank holds for (time; steps that nobody held for), evidence, ends of lasting faults."""
         self._committed = committed
         if self._training_since_ns is not None:
-            seconds = (now - self._training_since_ns) / 1e9
-            due = (
-                *due_by_time(self._all, seconds, self._fired),
-                *due_by_step(self._all, committed, self._fired),
-            )
-            for planned in due:
+            seconds = (self._scene.now_ns() - self._training_since_ns) / 1e9
+            for planned in due_by_time(self._all, seconds, self._fired):
                 for point in planned.points:
                     self._fire_once(planned.aimed(point), point)
-        for fault, point in list(self._holding):
-            self._fire_if_all_hold(self._plan[fault], point)  # one that was waited for may have died
-        for live in self._live:
-            if not live.settled:
-                self._look_for_evidence(live, now)
-            over = live.until_ns is not None and now >= live.until_ns
-            if not live.healed and (over or (live.until_step is not None and committed >= live.until_step)):
-                self._heal(live, "its duration was over")
+            for planned in due_by_step(self._all, committed, self._fired):
+                for point in planned.points:
+                    self._fire_at_last(planned, point)
+        for fault, at in list(self._holding):
+            self._fire_if_all_hold(self._plan[fault], at)  # one that was waited for may have died
+        self._struck.tick(committed)
 
     def observe(self, event: Event) -> None:
-        """An event of the orchestrator: possible evidence, and what it says of the clocks of the others."""
-        self._clocks.observe(event)
-        for live in self._live:
-            if not live.settled:
-                live.seen.append(event)
-            ended = event.kind is Kind.PROCESS_EXITED and live.occurrence.processes == (
-                event.data["process"],
-            )
-            if ended and live.lasts and live.fault.where is Where.RANK and not live.healed:
-                self._heal(live, "ended with the process it acted in")
+        """An event of the orchestrator: evidence, an end of those who hold, the death of one that was to be hit."""
+        if event.kind in (Kind.ABORT_SENT, Kind.GENERATION_STARTED):
+            self._holding.clear()  # they leave, and are armed with the place they take next
+        for live in self._struck.observe(event):
+            self._again(live, None, "its target died where it held, before it took effect: armed again")
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""
-        return any(not live.settled for live in self._live)
+        return self._struck.pending()
 
     def close(self) -> None:
         """Heal everything, on every way out; what found no evidence by now did not land."""
-        now = self._scene.now_ns()
-        for live in self._live:
-            if not live.settled:
-                self._look_for_evidence(live, now)
-        for live in self._live:
-            if not live.settled:
-                self._fail(live, UNSEEN if live.healed else "the run ended before anybody saw an effect")
-            if not live.healed:
-                self._heal(live, "the run ended")
+        self._struck.close()
 
     # ---- firing
 
@@ -212,12 +250,26 @@ class Injector:
             self._sites[where] = site(where, self._scene)
         return self._sites[where]
 
-    def _fire_once(self, planned: PlannedFault, point: Point) -> None:
+    def _fire_at_last(self, planned: PlannedFault, point: Point) -> None:
+        """Fire at a step that no rank holds for, or for which none came to hold, and say how late it is."""
+        key, steps = (planned.id, point), self._committed + 1 - point[0]
+        why = POLLED
+        if held_by_all(planned, self._faults[planned.id]):
+            why = NOT_THERE if key in self._unreached else NOT_HELD
+            # A save belongs to the step before it, so that only the next one shows that ranks went past the point.
+            if self._fired[key] or (why == NOT_HELD and (steps < 2 or self._is_held_for(key))):
+                return
+        self._fire_once(planned.aimed(point), point, Late(steps=steps, why=why) if steps > 0 else None)
+
+    def _is_held_for(self, key: tuple[str, Point]) -> bool:
+        return (key[0], self._point(self._plan[key[0]], key[1])) in self._holding
+
+    def _fire_once(self, planned: PlannedFault, point: Point, late: Late | None = None) -> None:
         """Fire, if it has not yet in this attempt and somebody is there to be hit."""
         if self._attempt_of.get((planned.id, point)) != self._attempt and self._reachable(planned):
             self._attempt_of[planned.id, point] = self._attempt
             self._fired[planned.id, point] += 1
-            self._fire_unheld(planned)
+            self._fire_unheld(planned, late)
 
     def _reachable(self, planned: PlannedFault) -> bool:
         where = self._faults[planned.id].where
@@ -225,12 +277,12 @@ class Injector:
             return all(self._scene.process_of(rank) for rank in planned.ranks)
         return self._site(where).reachable(planned)
 
-    def _fire_unheld(self, planned: PlannedFault) -> None:
+    def _fire_unheld(self, planned: PlannedFault, late: Late | None = None) -> None:
         """Fire at targets none of which holds."""
         if self._refused(planned, None):
             return
         if self._faults[planned.id].where is not Where.RANK:
-            self._fire_outside(planned, step=None)
+            self._fire_outside(planned, step=None, late=late)
             return
         for rank in planned.ranks:
             # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
@@ -239,12 +291,16 @@ class Injector:
             if process:
                 self.arm(process, rank)
 
-    def _fire_in_ranks(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
-        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside."""
+    def _fire_in_ranks(
+        self, planned: PlannedFault, held: Mapping[int, str], step: int, point: Point | None
+    ) -> None:
+        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside. ``point``:
+        None where no step was named."""
         if self._faults[planned.id].where is not Where.RANK:
-            self._fire_outside(dataclasses.replace(planned, ranks=tuple(held), spares=()), step=step)
+            hit = dataclasses.replace(planned, ranks=tuple(held), spares=())
+            self._fire_outside(hit, step, point=point, held=True)
             for process in held.values():
-                self._release(process)
+                self._release(planned, process)
             return
         if self._faults[planned.id].everywhere:
             self._fire_everywhere(planned, held, step)
@@ -254,8 +310,8 @@ class Injector:
             groups = self._scene.groups if Need.CGROUP in self._faults[planned.id].wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
-            command = command_of(planned, self._begin(planned, aim, step), step)
-            self._scene.send(process, Extra(topic="go", payload=command))
+            live = self._begin(planned, aim, step, point=point, held=True)
+            self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, step)))
 
     def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
         """One occurrence in all ranks; those that do not hold hear of it when they are armed anew."""
@@ -266,129 +322,46 @@ class Injector:
         self._waiting -= {(planned.id, rank) for rank in planned.ranks}
         for process in names:
             self._scene.send(process, Extra(topic="go", payload=command))
-        for rank in planned.ranks:
-            other = self._scene.process_of(rank)
-            if rank not in held and other:
-                self.arm(other, rank)
+        self._arm_all(but=held)
+
+    def _arm_all(self, but: Iterable[int] = ()) -> None:
+        for rank in self._ranks:
+            process = self._scene.process_of(rank)
+            if process and rank not in but:
+                self.arm(process, rank)
 
     def _refused(self, planned: PlannedFault, step: int | None) -> bool:
         """Whether the blast radius forbids an occurrence that is due; it is then recorded as failed."""
-        reason = self._guard.refusal(planned, self._faults[planned.id], self._live)
-        if reason is None:
-            return False
-        number = self._numbers[planned.id]
-        self._numbers[planned.id] += 1
-        self._scene.record(
-            Kind.FAULT_FAILED, step=step, fault=planned.id, occurrence=number, reason=f"not fired: {reason}"
-        )
-        return True
+        reason = self._guard.refusal(planned, self._faults[planned.id], self._struck.live)
+        if reason is not None:
+            self._struck.not_fired(planned, step, reason)
+        return reason is not None
 
-    def _fire_outside(self, planned: PlannedFault, step: int | None) -> None:
+    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None, **more: Any) -> Live:
+        committed = self._committed if step is None else step - 1
+        return self._struck.begin(planned, self._faults[planned.id], aim, step, committed=committed, **more)
+
+    def _fire_outside(self, planned: PlannedFault, step: int | None, **more: Any) -> None:
+        """Act from outside on all that it aims at; whoever is to hold for its end hears of it before it goes on."""
         fault = self._faults[planned.id]
-        aims = self._site(fault.where).aims(planned, fault, self._numbers[planned.id])
+        aims: Sequence[Aim | Miss] = self._site(fault.where).aims(
+            planned, fault, self._struck.next_number(planned)
+        )
+        ends = False
         for aim in aims or [miss_rank(-1)]:
-            live = self._begin(planned, aim, step)
+            live = self._begin(planned, aim, step, **more)
             if isinstance(aim, Miss):
-                self._fail(live, aim.reason)
+                self._struck.fail(live, aim.reason)
                 continue
             try:
                 done = dict(fault.act(aim.target))
             except Exception as error:
-                self._fail(live, f"it could not act: {type(error).__name__}: {error}")
+                self._struck.fail(live, f"it could not act: {type(error).__name__}: {error}")
                 continue
+            ends = ends or live.ends_at is not None
             if done:
-                self._effect(live, done)
+                self._struck.effect(live, done)
             # At once: whoever hears of it next may kill the process.
-            self._look_for_evidence(live, self._scene.now_ns())
-
-    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None) -> Live:
-        number = self._numbers[planned.id]
-        self._numbers[planned.id] += 1
-        now = self._scene.now_ns()
-        fault, duration, steps = self._faults[planned.id], planned.duration_s, planned.duration_steps
-        hit = aim if isinstance(aim, Aim) else None
-        step = hit.step if hit and hit.step is not None else step
-        processes = hit.processes if hit else ()
-        occurrence = Occurrence(
-            fault=planned.id, number=number, step=step, time_ns=now, target=dict(aim.who), processes=processes,
-            process=processes[0] if processes else None, rank=hit.rank if hit else None,
-            checkpoint=hit.checkpoint if hit else None,
-        )  # fmt: skip
-        outside = fault.where is not Where.RANK
-        live = Live(
-            planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
-            until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
-            until_step=self._committed + steps if steps is not None and outside else None,
-        )  # fmt: skip
-        about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
-        self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
-        live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
-        self._live.append(live)
-        self._scene.record(
-            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
-            target=dict(aim.who),
-        )  # fmt: skip
-        return live
-
-    def _tails(self, processes: Sequence[str]) -> list[Tail]:
-        events = self._scene.setup.run.events(self._scene.setup.id)
-        return [Tail(events / f"{process}.jsonl") for process in processes]
-
-    # ---- evidence and healing
-
-    def _look_for_evidence(self, live: Live, now: int) -> None:
-        if live.aim is not None and live.aim.look is not None and not live.looked:
-            seen = live.aim.look()
-            if seen is not None:
-                live.looked = True
-                self._effect(live, seen)
-        for tail in live.tails:
-            live.seen.extend(self._clocks.corrected(event) for event in tail.read())
-        landed = live.fault.landed(live.occurrence, live.seen)
-        if landed is not None:
-            live.settled = True
-            if reason := unmet(live.planned.verify, landed.evidence):
-                self._fail(live, f"it landed, but not as verify asks: {reason}")
-            else:
-                self._landed(live, landed)
-            if not live.lasts and not live.healed and live.fault.may_last:
-                self._healed(live, "over when done")  # without a duration, until whoever finds it ends it
-            elif not live.lasts and not live.healed:
-                self._heal(live, "over when done")
-        elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
-            self._fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
-
-    def _landed(self, live: Live, landed: Landed) -> None:
-        self._scene.record(
-            Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
-            fault=live.occurrence.fault, occurrence=live.occurrence.number,
-        )  # fmt: skip
-
-    def _effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
-        self._scene.record(
-            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
-            evidence=dict(evidence),
-        )  # fmt: skip
-
-    def _fail(self, live: Live, reason: str, **more: bool) -> None:
-        """It did not land. One that never acted has nothing to heal."""
-        live.settled = True
-        live.healed = live.healed or live.aim is None
-        self._scene.record(
-            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason, **more
-        )  # fmt: skip
-
-    def _heal(self, live: Live, how: str) -> None:
-        remark = undone(live)
-        if remark is None:
-            return
-        for record in live.records:
-            self._scene.ledger.undone(record, how + remark)
-        self._healed(live, how + remark)
-
-    def _healed(self, live: Live, how: str) -> None:
-        if not live.healed:
-            live.healed = True
-            self._scene.record(
-                Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
-            )
+            self._struck.look(live)
+        if ends:
+            self._arm_all()

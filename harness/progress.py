@@ -43,7 +43,8 @@ def describe(event: Event) -> str | None:
             target = data["target"]
             who = _whom(target)
             at = f" in step {event.step}" if event.step else ""
-            return f"✗ {data['kind']} hits {who}{at}"
+            late = f", {data['late_steps']} steps late: {data['late']}" if data.get("late_steps") else ""
+            return f"✗ {data['kind']} hits {who}{at}{late}"
         case Kind.FAULT_FAILED:
             return f"? {data['fault']} did not land: {data['reason']}"
         case Kind.FAILURE_DETECTED:

@@ -33,6 +33,7 @@ from recovery.job import Job
 from recovery.wire import Extra
 
 HOLD_LIMIT_S = 10.0
+ABORT_LOOK_S = 0.05
 PACE_SLICE_S = 0.02
 
 
@@ -70,7 +71,7 @@ class FaultAgent:
         self._answer = threading.Event()
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.active = False
-        self._holds = False  # at a point, until the supervisor answers
+        self._holds = ""  # at a point for this fault, until the supervisor answers
         self.rank = -1
         self.step = 0
         self.seed = 0
@@ -103,11 +104,11 @@ class FaultAgent:
             self._armed = armed
             self._standing = payload["standing"]
             self.active = bool(armed or self._standing or self._lasting or self._next or self.body.broken)
-        elif topic == "go":
+        elif topic == "go" and payload["fault"] == self._holds:
             self._go = payload
             self._answer.set()
-            if not self._holds:
-                self._miss()
+        elif topic == "go":
+            self._miss(payload)
         elif topic == "hog":
             self.body.hog(payload["at_most_mib"])
         elif topic == "pace":
@@ -127,15 +128,16 @@ class FaultAgent:
         for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
             self._answer.clear()
-            self._holds = True
-            self._job.agent.channel.send(
-                Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase})
-            )
+            self._holds = point["fault"]
+            where = {"fault": point["fault"], "step": step, "phase": phase}
+            self._job.agent.channel.send(Extra(topic="at_point", payload=where))
             try:
                 answered = self._wait_for_answer()
             finally:
-                self._holds = False
-            if answered and self._go is not None and self._go["act"]:
+                self._holds = ""
+            if not answered:
+                self._job.agent.channel.send(Extra(topic="unanswered", payload=where))
+            elif self._go is not None and self._go["act"]:
                 self._act(self._go, step)
 
         if phase == "data" and self._data_delay_s:
@@ -279,16 +281,18 @@ class FaultAgent:
         data = {"fault": command["fault"], "occurrence": command["occurrence"], "evidence": dict(evidence)}
         job.marks.wrote(job.writer.write(Kind.FAULT_EFFECT, step=self.step, **data).seq)
 
-    def _miss(self) -> None:
+    def _miss(self, go: Mapping[str, Any]) -> None:
         """The word to act came too late: the supervisor is to arm the fault again."""
-        if self._go is not None and self._go["act"]:
-            about = {"fault": self._go["fault"], "occurrence": self._go["occurrence"]}
+        if go["act"]:
+            about = {"fault": go["fault"], "occurrence": go["occurrence"]}
             self._job.agent.channel.send(Extra(topic="missed", payload=about))
 
     def _wait_for_answer(self) -> bool:
+        """Whoever is held for a fault is not hung: only the fault itself may look like that."""
         deadline = time.monotonic() + HOLD_LIMIT_S
-        while not self._answer.wait(0.05):
+        while not self._answer.wait(ABORT_LOOK_S):
             self._job.check()
+            self._job.marks.touch()
             if time.monotonic() > deadline:
                 return False
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,10 +12,27 @@ from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
 from harness.sites import Aim
 from recovery.wire import Extra
 
+NOT_HELD = "no rank held for it where it was planned"
+NOT_THERE = "what it acts on was not there when it was due"
+POLLED = "no rank holds for a fault of its kind"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """An act that came after its step: so many ``steps``, and why. ``missed``: ranks should have held for it."""
+
+    steps: int
+    why: str
+
+    def recorded(self) -> dict[str, Any]:
+        """For ``fault_injected``."""
+        return {"late_steps": self.steps, "late": self.why, "missed": self.why == NOT_HELD}
+
 
 @dataclass(kw_only=True)
 class Live:
-    """An occurrence between injection and heal. ``aim``: None for a target that was not there."""
+    """An occurrence between injection and heal. ``aim``: None for a target that was not there; ``point``: the planned
+    one it was due at; ``held``: its process held there when it was injected."""
 
     planned: PlannedFault
     fault: Fault
@@ -28,6 +45,9 @@ class Live:
     settled: bool = False
     healed: bool = False
     looked: bool = False
+    point: Point | None = None
+    held: bool = False
+    late: Late | None = None
     records: list[str] = field(default_factory=list)
 
     @property
@@ -36,6 +56,16 @@ class Live:
         timed = self.until_ns is not None or self.until_step is not None
         return self.fault.lasting or self.fault.everywhere or timed
 
+    @property
+    def ends_at(self) -> Point | None:
+        """Where ranks hold for its end, if it lasts for steps and its end comes from outside."""
+        return None if self.until_step is None or self.healed else (self.until_step + 1, DEFAULT_PHASE)
+
+    def overdue(self, committed: int) -> str:
+        """How much later than planned it is with so many steps done, for its heal."""
+        late = committed - self.until_step if self.until_step is not None else 0
+        return f", {late} step{'s' if late > 1 else ''} late" if late > 0 else ""
+
 
 def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
     """The occurrence that a rank's message is about."""
@@ -43,21 +73,46 @@ def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
     return next((live for live in struck if (live.occurrence.fault, live.occurrence.number) == about), None)
 
 
+def died_holding(live: Live) -> bool:
+    """Whether its process, which has ended, never left the point it held at, and did not act: it wrote nothing more."""
+    ours, since_ns = live.occurrence.processes, live.occurrence.time_ns
+    return not any(event.actor in ours and event.time_ns > since_ns for event in live.seen)
+
+
+def held_by_all(planned: PlannedFault, fault: Fault) -> bool:
+    """Whether all ranks hold at its points: it acts on something that is no rank's, and would come too late if whoever
+    counts steps from outside had to notice. The coordinator is lost while nobody waits for it: it could not release
+    them."""
+    return not planned.ranks and fault.where is not Where.COORDINATOR
+
+
 def to_hold_at(
     plan: Sequence[PlannedFault], faults: Mapping[str, Fault], rank: int, fired: Mapping[Any, int],
-    waiting: Container[tuple[str, int]],
+    waiting: Container[tuple[str, int]], struck: Iterable[Live] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the next step."""
-    points = [
-        (planned, point[0], point[1]) for planned in plan if rank in planned.ranks for point in planned.points
-        if fired.get((planned.id, point, rank), 0) < planned.max_fires
-    ]  # fmt: skip
-    due = [planned for planned in plan if (planned.id, rank) in waiting]
-    points += [(planned, NEXT_STEP, first_phase(faults[planned.id])) for planned in due]
+    """The points at which whoever holds ``rank`` is to hold. ``waiting``: (fault, rank) due at the next step;
+    ``struck``: faults that may have ends to hold for."""
+    points = {
+        (planned.id, step, faults[planned.id].point(phase)): planned.seed
+        for planned in plan for step, phase in planned.points
+        if may_fire(planned, faults[planned.id], (step, phase), rank, fired)
+    }  # fmt: skip
+    for planned in plan:
+        if (planned.id, rank) in waiting:
+            fault = faults[planned.id]
+            points[planned.id, NEXT_STEP, fault.point(first_phase(fault))] = planned.seed
+    points |= {(live.planned.id, *live.ends_at): live.planned.seed for live in struck if live.ends_at}
     return [
-        {"fault": planned.id, "step": step, "phase": faults[planned.id].point(phase), "seed": planned.seed}
-        for planned, step, phase in points
+        {"fault": fault, "step": step, "phase": phase, "seed": seed}
+        for (fault, step, phase), seed in points.items()
     ]
+
+
+def may_fire(planned: PlannedFault, fault: Fault, point: Point, rank: int, fired: Mapping[Any, int]) -> bool:
+    """Whether a rank is to hold at a point for a firing that is still to come."""
+    if held_by_all(planned, fault):
+        return fired.get((planned.id, point), 0) < planned.max_fires
+    return rank in planned.ranks and fired.get((planned.id, point, rank), 0) < planned.max_fires
 
 
 def first_phase(fault: Fault) -> str:

@@ -317,7 +317,7 @@ def test_faults_count_as_active_until_the_job_trains_again(tmp_path: Path) -> No
         rig.injector.tick(5)
         rig.injector.on_event("recovery_started")
     assert failed(rig) == ["not fired: blast_radius allows 1 at once, and 1 are active"]
-    rig.injector._live[0].healed = True
+    rig.injector._struck.live[0].healed = True
     rig.injector.on_training()
     rig.scene.now = 3 * SECOND
     rig.injector.tick(5)

@@ -40,10 +40,20 @@ def fault_landed(evidence: Evidence) -> Finding:
             missing.append(f"{name} was injected, but nobody saw it land")
         elif episode.landed.data["witness"] in (None, "", "injector"):
             missing.append(f"{name} has no witness but its injector")
+        elif episode.injected and episode.injected.data.get("missed") and not evidence.history.info.observed:
+            missing.append(f"{name} acted{_lateness(episode)}")
     if missing:
         return unknown(some(missing))
-    seen = [f"{e.fault}: seen by {e.landed.data['witness']}" for e in fired if e.landed]
+    seen = [f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}" for e in fired if e.landed]
     return passed(some(seen))
+
+
+def _lateness(episode: Episode, before: str = "") -> str:
+    """How much later than planned it acted, and why; nothing if it did not."""
+    steps = episode.injected.data.get("late_steps", 0) if episode.injected else 0
+    if not steps or episode.injected is None:
+        return ""
+    return f"{before} {steps} step{'s' if steps > 1 else ''} late: {episode.injected.data['late']}"
 
 
 def detection(evidence: Evidence) -> Finding:

@@ -72,6 +72,7 @@ class SimFaultAgent:
         self._lasting: list[_Lasting] = []
         self._go: dict[str, Any] | None = None
         self._holding: int | None = None
+        self._holds = ""  # for this fault
         self._slowdown = 1.0
         self.rationed = 1.0  # as many times as long for want of processor time
         self._rate = 0.0
@@ -104,7 +105,7 @@ class SimFaultAgent:
             self._armed = armed
             self._standing = payload["standing"]
             self.active = bool(armed or self._standing or self._lasting or self._next or self.body.broken)
-        elif topic == "go" and self._holding is not None:
+        elif topic == "go" and self._holding is not None and payload["fault"] == self._holds:
             self._go = payload
             self._job.process.wake(self._holding, True)
         elif topic == "go" and payload["act"]:
@@ -136,18 +137,20 @@ class SimFaultAgent:
                 self._act(command, command["step"])
         for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
             self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
-            self._go = None
-            self._job.send(
-                Extra(topic="at_point", payload={"fault": point["fault"], "step": step, "phase": phase})
-            )
+            self._go, self._holds = None, point["fault"]
+            where = {"fault": point["fault"], "step": step, "phase": phase}
+            self._job.send(Extra(topic="at_point", payload=where))
             process = self._job.process
             self._holding = process.ticket
             process.clock.after(HOLD_LIMIT_NS, partial(process.wake, process.ticket, False))
+            process.clock.after(ABORT_LOOK_NS, partial(self._still_held, process.ticket))
             try:
                 answered = yield None
             finally:
                 self._holding = None
-            if answered and self._go is not None and self._go["act"]:
+            if not answered:
+                self._job.send(Extra(topic="unanswered", payload=where))
+            elif self._go is not None and self._go["act"]:
                 self._act(self._go, step)
                 yield from self.body.blocked()
         if phase == "data" and self._data_delay_s:
@@ -156,6 +159,14 @@ class SimFaultAgent:
             self._next.remove(item)
             self.step, self.rank, self._go = step, self._job.rank, item.command
             self._effect(item.command, self._measured(item.action))
+
+    def _still_held(self, ticket: int) -> None:
+        """Whoever is held for a fault is not hung."""
+        process = self._job.process
+        if self._holding == ticket and process.running:
+            if not process.stopped and not process.frozen:
+                self._job.mark.touch()
+            process.clock.after(ABORT_LOOK_NS, partial(self._still_held, ticket))
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
         """Stretch compute phases while slowed down."""

@@ -1,0 +1,193 @@
+"""The occurrences of an arm's faults, from injection to heal: what is recorded of each, its evidence, and its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chaos.clocks import Clocks
+from chaos.events import Event, Kind, Tail
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.schedule import PlannedFault, Point
+from chaos.verify import unmet
+from harness.scene import Scene
+from harness.sites import Aim, Miss
+from harness.struck import Late, Live, died_holding, spoken_of, undone
+from recovery.wire import Extra
+
+EVIDENCE_LIMIT_S = 15.0
+UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
+
+
+class Occurrences:
+    """Of one arm, in order of injection."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.live: list[Live] = []
+        self._numbers: Counter[str] = Counter()
+        self._clocks = Clocks()
+
+    def spoken_of(self, message: Extra) -> Live | None:
+        """The one that a rank's message is about."""
+        return spoken_of(self.live, message)
+
+    def next_number(self, planned: PlannedFault) -> int:
+        """Of the next occurrence of a fault."""
+        return self._numbers[planned.id]
+
+    def begin(
+        self, planned: PlannedFault, fault: Fault, aim: Aim | Miss, step: int | None, *, committed: int,
+        point: Point | None = None, held: bool = False, late: Late | None = None,
+    ) -> Live:  # fmt: skip
+        """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done when it acts;
+        ``point``: the planned one; ``held``: whether its process holds for it."""
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        now = self._scene.now_ns()
+        duration, steps = planned.duration_s, planned.duration_steps
+        hit = aim if isinstance(aim, Aim) else None
+        step = hit.step if hit and hit.step is not None else step
+        processes = hit.processes if hit else ()
+        occurrence = Occurrence(
+            fault=planned.id, number=number, step=step, time_ns=now, target=dict(aim.who), processes=processes,
+            process=processes[0] if processes else None, rank=hit.rank if hit else None,
+            checkpoint=hit.checkpoint if hit else None,
+        )  # fmt: skip
+        outside = fault.where is not Where.RANK
+        live = Live(
+            planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
+            until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
+            until_step=committed + steps if steps is not None and outside else None, point=point,
+            held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
+        )  # fmt: skip
+        about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
+        self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
+        live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
+        self.live.append(live)
+        self._scene.record(
+            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
+            target=dict(aim.who), **(late.recorded() if late else {}),
+        )  # fmt: skip
+        return live
+
+    def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
+        """An occurrence that was due and never began."""
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        self._scene.record(
+            Kind.FAULT_FAILED, step=step, fault=planned.id, occurrence=number, reason=f"not fired: {reason}"
+        )
+
+    def fail(self, live: Live, reason: str, **more: bool) -> None:
+        """It did not land. One that never acted has nothing to heal."""
+        live.settled = True
+        live.healed = live.healed or live.aim is None
+        self._scene.record(
+            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason, **more
+        )  # fmt: skip
+
+    def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
+        """What was done, or seen of it."""
+        self._scene.record(
+            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            evidence=dict(evidence),
+        )  # fmt: skip
+
+    def heal(self, live: Live, how: str) -> None:
+        """Undo it, if it is not undone yet; what cannot be undone stays open."""
+        remark = undone(live) if not live.healed else None
+        if remark is None:
+            return
+        for record in live.records:
+            self._scene.ledger.undone(record, how + remark)
+        self._healed(live, how + remark)
+
+    # ---- evidence
+
+    def look(self, live: Live) -> None:
+        """Look for evidence, at most EVIDENCE_LIMIT_S long."""
+        now = self._scene.now_ns()
+        if live.aim is not None and live.aim.look is not None and not live.looked:
+            seen = live.aim.look()
+            if seen is not None:
+                live.looked = True
+                self.effect(live, seen)
+        for tail in live.tails:
+            live.seen.extend(self._clocks.corrected(event) for event in tail.read())
+        landed = live.fault.landed(live.occurrence, live.seen)
+        if landed is not None:
+            self._settle(live, landed)
+        elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
+            self.fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
+
+    def tick(self, committed: int) -> None:
+        """Look for evidence, and end what is over after so many steps, or by now."""
+        now = self._scene.now_ns()
+        for live in self.live:
+            if not live.settled:
+                self.look(live)
+            by_time = live.until_ns is not None and now >= live.until_ns
+            if not live.healed and (
+                by_time or (live.until_step is not None and committed >= live.until_step)
+            ):
+                self.heal(live, "its duration was over" + live.overdue(committed))
+
+    def observe(self, event: Event) -> list[Live]:
+        """An event of the orchestrator: possible evidence, and what it says of the clocks of the others. Returns those
+        whose target it says has died where it held for them."""
+        self._clocks.observe(event)
+        void = []
+        for live in self.live:
+            if not live.settled:
+                live.seen.append(event)
+            if event.kind is not Kind.PROCESS_EXITED or live.occurrence.processes != (event.data["process"],):
+                continue
+            if not live.settled and live.held:
+                self.look(live)
+                if not live.settled and died_holding(live):
+                    void.append(live)
+                    continue
+            if live.lasts and live.fault.where is Where.RANK:
+                self.heal(live, "ended with the process it acted in")
+        return void
+
+    def pending(self) -> bool:
+        """Whether evidence is still looked for."""
+        return any(not live.settled for live in self.live)
+
+    def close(self) -> None:
+        """Heal everything, on every way out; what found no evidence by now did not land."""
+        for live in self.live:
+            if not live.settled:
+                self.look(live)
+        for live in self.live:
+            if not live.settled:
+                self.fail(live, UNSEEN if live.healed else "the run ended before anybody saw an effect")
+            if not live.healed:
+                self.heal(live, "the run ended")
+
+    def _settle(self, live: Live, landed: Landed) -> None:
+        live.settled = True
+        if reason := unmet(live.planned.verify, landed.evidence):
+            self.fail(live, f"it landed, but not as verify asks: {reason}")
+        else:
+            self._scene.record(
+                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
+                fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            )  # fmt: skip
+        if not live.lasts and not live.healed and live.fault.may_last:
+            self._healed(live, "over when done")  # without a duration, until whoever finds it ends it
+        elif not live.lasts and not live.healed:
+            self.heal(live, "over when done")
+
+    def _healed(self, live: Live, how: str) -> None:
+        live.healed = True
+        self._scene.record(
+            Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
+        )
+
+    def _tails(self, processes: Sequence[str]) -> list[Tail]:
+        events = self._scene.setup.run.events(self._scene.setup.id)
+        return [Tail(events / f"{process}.jsonl") for process in processes]

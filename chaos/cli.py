@@ -17,6 +17,7 @@ import click
 
 from chaos import errors
 from chaos.commands import all_commands
+from chaos.commands._program import run_as_process
 from chaos.commands.gate import check_choices, conclude, gate_options
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ for _command in all_commands():
 
 def main() -> None:
     """Entry point of ``chaos`` and ``trainchaos``: exits with the codes of the design."""
-    sys.exit(invoke(sys.argv[1:]))
+    sys.exit(run_as_process(invoke, sys.argv[1:]))
 
 
 def invoke(argv: Sequence[str]) -> int:

@@ -27,6 +27,20 @@ def load(package_name: str, base: type[T]) -> dict[str, type[T]]:
     return found
 
 
+@cache
+def one(package_name: str, base: type[T], name: str) -> type[T]:
+    """The plugin of a package by its YAML name. Unlike ``load`` it imports nothing else of the package.
+
+    Raises ModuleNotFoundError, TypeError as ``load``.
+    """
+    return _only_class(importlib.import_module(module_of(package_name, name)), base)
+
+
+def module_of(package_name: str, name: str) -> str:
+    """The module of the plugin of that YAML name."""
+    return f"{package_name}.{name.replace('-', '_')}"
+
+
 def _only_class(module: ModuleType, base: type[T]) -> type[T]:
     classes = [
         member

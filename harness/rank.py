@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class RankConfig(Birth):
     """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
     ``link_proxy``: the door of the link proxy, if connections to peers go through one;
-    ``group``: name of the arm's control groups, if its faults need some."""
+    ``group``: name of the arm's control groups, if its faults need some; ``faults``: kinds that may act in this arm."""
 
     role: Literal["worker", "spare"]
     workload: str
@@ -43,6 +43,7 @@ class RankConfig(Birth):
     job: dict[str, Any]
     link_proxy: Address | None = None
     group: str | None = None
+    faults: tuple[str, ...] = ()
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
@@ -87,7 +88,7 @@ def _admit_faults(config: RankConfig, job: Job) -> None:
 
     router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
     job.dial = router
-    faults = FaultAgent(job, config.group)
+    faults = FaultAgent(job, config.group, config.faults)
     job.probe = faults
     job.agent.on_extra = faults.on_command
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,9 +61,12 @@ class _Next:
 
 
 class FaultAgent:
-    """Implements ``recovery.job.Probe`` for the training thread and ``RankTarget`` for faults."""
+    """Implements ``recovery.job.Probe`` for the training thread and ``RankTarget`` for faults. ``kinds``: that may act
+    here; they are loaded now."""
 
-    def __init__(self, job: Job, group: str | None = None) -> None:
+    def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
+        for kind in kinds:  # an import in the middle of a step would be taken for what the fault costs
+            _kind(kind)
         self._job = job
         self._armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
         self._lasting: list[_Lasting] = []
@@ -247,7 +250,7 @@ class FaultAgent:
     # ---- acting
 
     def _act(self, command: dict[str, Any], step: int) -> None:
-        fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
+        fault = _kind(command["kind"])(**command["params"])
         if fault.where is not Where.RANK:
             return
         self.step = step
@@ -311,6 +314,10 @@ class FaultAgent:
             time.sleep(min(left, PACE_SLICE_S))
             self._job.marks.touch()
             self._job.check()
+
+
+def _kind(name: str) -> type[Fault]:
+    return plugins.one("chaos.faults", Fault, name)
 
 
 def _die() -> None:

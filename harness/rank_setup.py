@@ -83,4 +83,5 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         name=name, role=role, parent=os.getpid(), events=desk.events, log=desk.logs / f"{name}.log",
         workload=spec.kind, workload_params=spec.params, data=setup.data.path.absolute(),
         device=devices.torch_name(desk.device), threads=1, job=job, link_proxy=desk.door, group=desk.group,
+        faults=tuple(sorted({fault.kind for fault in scenario.faults})) if setup.arm == "faulted" else (),
     )  # fmt: skip

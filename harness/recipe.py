@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from chaos import plugins
+from chaos.scenario import Cell
 from recovery.local import rank_environment
 from recovery.nodes.node import Recipe
 
+FAULTS = "chaos.faults"
 WARM_MODULES = (
     "numpy.random", "torch", "torch._dynamo", "torch.distributed.checkpoint", "harness.rank_faults", "harness.training",
     "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
 )  # fmt: skip
 
 
-def recipe() -> Recipe:
-    """Forks of a process that has imported everything, or Python anew; one thread each, whatever the user's shell
-    says."""
+def recipe(cells: Iterable[Cell] = ()) -> Recipe:
+    """Forks of a process that has imported everything, the faults of ``cells`` too, or Python anew; one thread each,
+    whatever the user's shell says."""
+    kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
+    faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)
     return Recipe(
-        entry="harness.rank:start", cold="harness.rank", modules=WARM_MODULES,
+        entry="harness.rank:start", cold="harness.rank", modules=(*WARM_MODULES, *faults),
         environment={**rank_environment(), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -33,6 +33,7 @@ from recovery.nodes.home import Nodes
 from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import read_token
 from recovery.options import UsageError, check, parser, saves_of, strategy_of, timing_of
+from recovery.output import shield
 from recovery.shown import Shown, say
 from recovery.strategy import Strategy
 from recovery.supervision import Timing
@@ -153,4 +154,5 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
 
 
 if __name__ == "__main__":
+    shield()
     sys.exit(main())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulate import cell_of
 from test_injector import KINDS, SECOND, FakeScene
 
+from chaos import plugins
 from chaos.events import Kind
 from chaos.fault import Where
 from chaos.scenario import FaultSpec
@@ -17,8 +20,13 @@ from chaos.schedule import plan
 from chaos.targeting import traits_of
 from chaos.topology import Topology
 from harness.injector import Injector
+from harness.launcher import ArmSetup
 from harness.rank_faults import FaultAgent
+from harness.rank_setup import Desk, rank_config
+from harness.recipe import recipe
+from harness.rundir import RunDirectory
 from harness.struck import NOT_HELD, NOT_THERE, held_by_all
+from harness.workload import DataInfo
 from recovery.wire import Extra
 
 ALL = ("w0", "w1", "w2", "w3")
@@ -308,3 +316,45 @@ def test_a_stopped_process_that_is_killed_as_hung_has_been_hit(tmp_path: Path) -
     rig.scene.now += SECOND
     rig.died("w2")
     assert rig.scene.told("fault_landed") and not rig.scene.told("fault_failed")
+
+
+# --- what an act needs is there before
+
+
+def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    real = importlib.import_module
+
+    def noted(name: str, package: str | None = None) -> Any:
+        loaded.append(name)
+        return real(name, package)
+
+    monkeypatch.setattr("chaos.plugins.importlib.import_module", noted)
+    plugins.one.cache_clear()
+    plugins.load.cache_clear()
+    job = Job(
+        {"act": True, "fault": "mine", "occurrence": 0, "kind": "data-stall", "params": {"delay_s": 0.25}}
+    )
+    job.faults = FaultAgent(job, kinds=["data-stall"])  # type: ignore[arg-type]
+    assert loaded == ["chaos.faults.data_stall"], "what the plan needs, and nothing else"
+    stalls: list[float] = []
+    monkeypatch.setattr(job.faults, "set_data_delay", stalls.append)
+    monkeypatch.setattr(job.faults, "_effect", lambda *_: None)
+    job.answers[0] |= {"duration_s": 1.0, "duration_steps": None}
+    job.faults.on_command(
+        "arm", {"points": [{"fault": "mine", "step": 4, "phase": "data", "seed": 1}], "standing": []}
+    )
+    job.faults.at(4, "data")
+    assert stalls == [0.25] and loaded == ["chaos.faults.data_stall"]
+
+
+@pytest.mark.parametrize("arm", ["faulted", "control"])
+def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_path: Path) -> None:
+    faults = [{"id": "s", **{k: v for k, v in SLOW.items() if k != "id"}, "at": {"step": 5}}, FULL]
+    cell = cell_of("hot-spare", faults)
+    data = DataInfo(path=tmp_path, samples=64, digest="", about="")
+    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data)
+    desk = Desk(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
+    config = rank_config(setup, desk, name="w0", role="worker")
+    assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())
+    assert {"chaos.faults.disk_full", "chaos.faults.straggler"} <= set(recipe([cell]).modules)

@@ -9,8 +9,9 @@ import click
 
 
 def all_commands() -> list[click.Command]:
-    """``COMMANDS`` of every module here. Their heavy imports are inside the functions."""
+    """``COMMANDS`` of every module here but private ones. Their heavy imports are inside the functions."""
     found: list[click.Command] = []
     for module in pkgutil.iter_modules(__path__):
-        found += importlib.import_module(f"{__name__}.{module.name}").COMMANDS
+        if not module.name.startswith("_"):
+            found += importlib.import_module(f"{__name__}.{module.name}").COMMANDS
     return found

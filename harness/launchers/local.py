@@ -58,7 +58,7 @@ class Local(Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
-        return _session()
+        return _session(cells)
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""
@@ -79,8 +79,8 @@ class Local(Launcher):
 
 
 @contextlib.contextmanager
-def _session() -> Iterator[LocalSession]:
-    session = LocalSession()
+def _session(cells: Sequence[Cell]) -> Iterator[LocalSession]:
+    session = LocalSession(cells)
     try:
         yield session
     finally:
@@ -88,11 +88,11 @@ def _session() -> Iterator[LocalSession]:
 
 
 class LocalSession:
-    """One zygote for a whole run; it imports while the first arm is being prepared."""
+    """One zygote for a whole run of ``cells``; it imports while the first arm is being prepared."""
 
-    def __init__(self) -> None:
+    def __init__(self, cells: Sequence[Cell]) -> None:
         processes.become_subreaper()
-        self.recipe = recipe()
+        self.recipe = recipe(cells)
         self.zygote = self.recipe.server()
         self._noted = False
 

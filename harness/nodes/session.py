@@ -52,6 +52,7 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
             nodes=most,
             keeps_store=Need.STORE_PROCESS in needs,
             refusals=run.root / REFUSALS,
+            cells=cells,
         )
         try:
             yield session
@@ -66,12 +67,14 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
 class NodesSession:
     """Implements ``harness.launcher.Session``. ``home``: directory for what agents need, the same on all nodes;
     ``keeps_store``: the key-value store is a process of its own here; ``refusals``: file for who was turned away, and
-    why. Raises InfrastructureError."""
+    why; ``cells``: of the run. Raises InfrastructureError."""
 
     def __init__(
-        self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool, refusals: Path
-    ) -> None:
+        self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool, refusals: Path,
+        cells: Sequence[Cell] = (),
+    ) -> None:  # fmt: skip
         self.platform = platform
+        self._recipe = recipe(cells)
         self._home = home
         token = secrets.token_bytes(32)
         self._token_file = _write_token(home, token)
@@ -80,7 +83,7 @@ class NodesSession:
         self.zygote: ForkServer | None = None
         if keeps_store:
             become_subreaper()
-            self.zygote = ForkServer(recipe().entry, ("torch",), rank_environment())
+            self.zygote = ForkServer(self._recipe.entry, ("torch",), rank_environment())
         self.renewal = Renewal(platform, self._begin, nodes=nodes)
         for node in range(nodes):
             self.renewal.start(node)
@@ -111,7 +114,7 @@ class NodesSession:
 
     def _begin(self, node: int) -> None:
         host, port = self.fleet.address
-        like = recipe()
+        like = self._recipe
         address = self.platform.address(node)
         command = [
             sys.executable, "-m", "recovery.nodes.serve", "--coordinator", f"{host}:{port}", "--node", str(node),

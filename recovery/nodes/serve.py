@@ -18,6 +18,7 @@ from chaos.errors import ChaosError, InfrastructureError, ScenarioError
 from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
 from recovery.nodes.node import Recipe, script_recipe
 from recovery.nodes.software import versions
+from recovery.output import shield
 from recovery.shown import say
 
 MIN_TOKEN = 16
@@ -126,4 +127,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    shield()
     sys.exit(main())

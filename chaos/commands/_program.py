@@ -1,0 +1,27 @@
+"""A command line as a process: its exit code says what happened, whoever reads what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+
+from chaos import errors
+
+ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
+"""Commands that leave files, or whose exit code is the answer: they do not need anybody to read along."""
+
+
+def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command line with output that cannot break it (``| head``, a terminal that is gone); its exit code.
+
+    Where the output is all there is to a command, it has failed if that could not be written.
+    """
+    from recovery.output import lost_output, shield
+
+    shield()
+    code, lost = invoke(argv), lost_output()
+    if lost is None:
+        return code
+    click.echo(f"cannot write the output: {lost}", err=True)
+    return errors.EXIT_HARNESS if code == errors.EXIT_PASS and not ANSWER_BY_CODE & set(argv) else code

@@ -1,0 +1,77 @@
+"""Standard output and error whose reader may go away: what cannot be written is dropped, and ends nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, TextIO
+
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
+"""What may work again later: a full disk below a file that output goes to."""
+
+
+class Output:
+    """A text stream that never raises for want of a reader (a closed pipe, a terminal that is gone) or of room.
+
+    ``lost``: why something could not be written, None as long as nothing was lost. Whatever else a stream has is
+    that of ``stream``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: str | None = None
+
+    def write(self, text: str) -> int:
+        """All of it, or nowhere."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._lose(error)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """One after the other."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """What is still in memory, likewise."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lose(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self, error: OSError | ValueError) -> None:
+        self.lost = self.lost or (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if isinstance(error, ValueError) or error.errno in PASSING:
+            return
+        # Whatever else writes there, children too, and what is left in memory, goes nowhere instead of failing.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            self._stream.flush()
+
+
+def shield() -> None:
+    """Make standard output and error of this process such streams; for programs, at their start. A second call changes
+    nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, Output):  # None: it was closed from the start
+            setattr(sys, name, Output(stream))
+
+
+def lost_output() -> str | None:
+    """Why standard output did not take all that it was given, after a last flush; None if it did."""
+    stream = sys.stdout
+    if not isinstance(stream, Output):
+        return None
+    stream.flush()
+    return stream.lost

@@ -69,7 +69,9 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
     assert restored == 20, "from step 22 to 46 nothing could be saved"
     commits = [e for e in events(tmp_path, Kind.STEP_COMMITTED) if e.actor == "w0"]
     injected = next(e for e in events(tmp_path, Kind.FAULT_INJECTED) if e.data["fault"] == "s")
-    assert injected.step == 22 and [e.step for e in commits if e.time_ns < injected.time_ns] == list(range(1, 22))
+    assert injected.step == 22 and [e.step for e in commits if e.time_ns < injected.time_ns] == list(
+        range(1, 22)
+    )
     assert max(event.step or 0 for event in events(tmp_path, Kind.CHECKPOINT_COMMITTED)) == 130
     assert not mounted(tmp_path)
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]

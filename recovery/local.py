@@ -22,12 +22,14 @@ from recovery.bell import Bell
 from recovery.jobconfig import LOOPBACK
 from recovery.marks import Mark, MarkPage
 from recovery.nameless import nameless
+from recovery.remnants import Sessions
 from recovery.ring import LineRing
 from recovery.starvation import Pulse, Starvation
 from recovery.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
+KEPT_MARKS = 1024  # of processes that are gone, the newest
 BACKLOG = 1024
 NCCL_WATCHDOG = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a failed collective ends no process and aborts nothing
@@ -99,17 +101,34 @@ class _Child:
         self.starvation = Starvation()
         self.watch: threading.Thread | None = None
 
+    def let_go(self) -> None:
+        """Give back all that was held for it. Its watch, if there is one, closes the bell when it ends."""
+        self.page.close()
+        self.ring.close()
+        if self.watch is None:
+            self.bell.close()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        os.close(self.pidfd)
+
 
 class Children:
     """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other process is hit.
 
     The calling process must be a child subreaper (``recovery.processes.become_subreaper``). ``named``: what a process
     shares with this one is a file beside its event log while it lives (``recovery.nodes.remains``).
+
+    Of a process that is gone nothing is held but its last progress mark, and that of the newest KEPT_MARKS alone. A
+    name that is not known is that of a process gone long ago.
     """
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, _Child] = {}  # those that live
+        self._marks: dict[str, Mark] = {}  # of those that are gone, the oldest first
+        self._sessions = Sessions()
+        self._watches: list[threading.Thread] = []
         self._poll = select.epoll()
         self._by_fd: dict[int, tuple[_Child, bool]] = {}
         self._rang: queue.SimpleQueue[_Child] = queue.SimpleQueue()
@@ -119,8 +138,9 @@ class Children:
     def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
         ``log``: its event log, to be completed when it dies."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         mark_fd = marks.create(memory_beside(log) if self._named and log is not None else None)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid = 0
         try:
             pid = start([theirs.fileno(), mark_fd])
             channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
@@ -128,6 +148,12 @@ class Children:
                 name, pid, channel, MarkPage(mark_fd), ring=marks.ring_of(mark_fd), bell=marks.bell_of(mark_fd),
                 log=log,
             )  # fmt: skip
+        except BaseException:
+            ours.close()
+            if pid:  # a child of ours that nobody has waited for, so that its number is still its own
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
         finally:
             theirs.close()
             os.close(mark_fd)
@@ -143,28 +169,29 @@ class Children:
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
-        return not self._children[name].gone
+        return name in self._children
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message; False when the process is gone or reads nothing."""
-        child = self._children[name]
-        return child.channel is not None and child.channel.send(message)
+        child = self._children.get(name)
+        return child is not None and child.channel is not None and child.channel.send(message)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal through the pidfd; one already gone is no error."""
-        child = self._children[name]
-        if not child.gone:
+        child = self._children.get(name)
+        if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signum)
 
     def mark(self, name: str) -> Mark:
         """The progress mark; readable after the process's death too."""
-        return self._children[name].page.read()
+        child = self._children.get(name)
+        return child.page.read() if child is not None else self._marks.get(name, marks.NEVER)
 
     def os_state(self, name: str) -> str:
         """The kernel's word on the process, X when gone."""
-        child = self._children[name]
-        return "X" if child.gone else processes.state(child.pid)
+        child = self._children.get(name)
+        return processes.state(child.pid) if child is not None else "X"
 
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors; counted while somebody asks."""
@@ -185,6 +212,7 @@ class Children:
             reports.extend(self._read(child))
             if is_exit:
                 reports.append(self._reap(child))
+        self._sessions.look()
         return reports
 
     def close(self) -> dict[int, str]:
@@ -192,26 +220,24 @@ class Children:
 
         That is: pid -> name, ``?`` for one that a process of ours started.
         """
-        for child in self._children.values():
-            self.signal(child.name, signal.SIGKILL)
+        for name in self._children:
+            self.signal(name, signal.SIGKILL)
         deadline = time.monotonic() + REAP_LIMIT_S
-        while any(not c.gone for c in self._children.values()) and time.monotonic() < deadline:
+        while self._children and time.monotonic() < deadline:
             self.wait(0.1)
-        left = dict.fromkeys(processes.end_sessions({child.pid for child in self._children.values()}), "?")
-        left |= {child.pid: child.name for child in self._children.values() if not child.gone}
+        left = dict.fromkeys(processes.end_sessions({*self._sessions.ended, *self._pids()}), "?")
+        left |= {child.pid: child.name for child in self._children.values()}
         for child in self._children.values():
-            child.page.close()
-            child.ring.close()
-            if child.watch is not None:
-                child.watch.join(timeout=REAP_LIMIT_S)
-            if child.watch is None or not child.watch.is_alive():
-                child.bell.close()
-            if child.channel:
-                child.channel.close()
-            os.close(child.pidfd)
+            child.gone = True  # its watch ends
+            child.let_go()
+        for watch in self._watches:
+            watch.join(timeout=REAP_LIMIT_S)
         os.close(self._rang_fd)
         self._poll.close()
         return left
+
+    def _pids(self) -> list[int]:
+        return [child.pid for child in self._children.values()]
 
     def _read_rang(self) -> list[Report]:
         os.eventfd_read(self._rang_fd)
@@ -224,9 +250,12 @@ class Children:
         return reports
 
     def _listen(self, child: _Child) -> None:
-        if child.bell.wait(lambda: child.gone):
-            self._rang.put(child)
-            os.eventfd_write(self._rang_fd, 1)
+        try:
+            if child.bell.wait(lambda: child.gone):
+                self._rang.put(child)
+                os.eventfd_write(self._rang_fd, 1)
+        finally:
+            child.bell.close()
 
     def _read(self, child: _Child) -> list[Report]:
         """All messages there are; a channel that ended is closed."""
@@ -249,17 +278,27 @@ class Children:
         if child.watch is None and child.bell.held:
             child.watch = threading.Thread(target=self._listen, args=(child,), name="bell", daemon=True)
             child.watch.start()
+            self._watches = [*(watch for watch in self._watches if watch.is_alive()), child.watch]
         return reports
 
     def _reap(self, child: _Child) -> Exited:
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
         child.gone = True
         self._forget(child.pidfd)
+        if child.channel is not None:  # somebody that it started holds the other end
+            self._forget(child.channel.fileno())
         if child.log is not None:
             with contextlib.suppress(OSError):  # a full disk: its mark says how many lines there were
                 child.ring.salvage(child.log)
-                if self._named:
-                    memory_beside(child.log).unlink(missing_ok=True)
+        if child.log is not None and self._named:
+            with contextlib.suppress(OSError):
+                memory_beside(child.log).unlink()
+        self._marks[child.name] = child.page.read()
+        while len(self._marks) > KEPT_MARKS:
+            del self._marks[next(iter(self._marks))]
+        child.let_go()
+        del self._children[child.name]
+        self._sessions.add(child.pid)
         killed = result is not None and result.si_code != os.CLD_EXITED
         status = result.si_status if result is not None else None
         return Exited(

@@ -47,6 +47,10 @@ class Mark:
     busy_s: int = 0
 
 
+NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1)
+"""Of a process that has noted nothing."""
+
+
 def create(path: Path | None = None) -> int:
     """A new zeroed mark, and behind it a ring of event lines (``ring_of``) and a ``bell_of`` the rank; returns a file
     descriptor to hand to the rank. ``path``: the file that is this memory, for whoever is to see it after everybody who

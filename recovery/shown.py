@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from contextlib import suppress
 
@@ -10,25 +11,29 @@ from recovery.estate import Estate
 from recovery.memory import ROLE as KEEPER
 from recovery.strategy import Cause
 
+LONGEST_LINE = 2000  # characters
+
 
 class Shown:
     """A line on standard error for whatever a person wants to know."""
 
     def __init__(self, estate: Estate | None) -> None:
-        self._pids = {name: left.pid for name, left in estate.processes.items()} if estate else {}
+        self._pids = {name: pid for name, (_, pid) in estate.living.items()} if estate else {}
         self._steps = estate.steps if estate else 0
 
     def on_event(self, event: Event) -> None:
         """A line, if the event is worth one."""
         if event.kind is Kind.PROCESS_SPAWNED:
             self._pids[event.data["process"]] = event.data["pid"]
+        elif event.kind is Kind.PROCESS_EXITED:
+            self._pids.pop(event.data["process"], None)
         text = _describe(event)
         if event.kind is Kind.RUN_STARTED:
             self._steps = event.data["steps"]
         if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
             text += f": of {self._steps} none is left"
         elif event.kind is Kind.GENERATION_READY:
-            text += f"; pids {' '.join(str(self._pids[name]) for name in event.data['members'])}"
+            text += f"; pids {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
         if text:
             say(text)
 
@@ -76,7 +81,30 @@ def _describe(event: Event) -> str:
     return ""
 
 
+class _Unshown:
+    """How many lines were left out since the last that was shown."""
+
+    lines = 0
+
+
 def say(text: str, *, who: str = "recovery") -> None:
-    """A line, if anybody still reads along: nothing ends because a terminal is gone."""
+    """A line, if anybody reads along: nothing ends because a terminal is gone, and nothing waits for one that takes
+    nothing (stopped by Ctrl-S, or a pipe that nobody empties). Lines left out like that are counted."""
     with suppress(OSError, ValueError):
-        print(f"{who}: {text}", file=sys.stderr, flush=True)
+        if not _takes_a_line():
+            _Unshown.lines += 1
+            return
+        if _Unshown.lines:
+            text, _Unshown.lines = f"({_Unshown.lines} lines could not be shown) {text}", 0
+        print(f"{who}: {text}"[:LONGEST_LINE], file=sys.stderr, flush=True)
+
+
+def _takes_a_line() -> bool:
+    """Whether a line can be written without waiting: a pipe that is not full takes one of up to 4 KiB whole."""
+    try:
+        fd = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True  # not a file of the system's: it takes what it is given
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(0))

@@ -96,11 +96,12 @@ class Supervisor:
         log = estate.log if estate is not None else None
         self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns, after=log)
         left = estate.processes if estate is not None else {}
-        self._pids = {name: entry.pid for name, entry in left.items()}
-        self._spots = {name: (entry.node, entry.device) for name, entry in left.items()}
+        # Of processes that live, or whose end is still to be told.
+        self._pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
+        self._spots = {name: (left[name].node, left[name].device) for name in self._pids}
         self._reputation = Reputation()
-        self._unnamed = 0 if estate is None else 1  # one may have been started and not written down
-        self._alive = {name for name, entry in left.items() if not entry.gone}
+        # Names used up; of the supervisor that was lost one may have been started and not written down.
+        self._started = 0 if estate is None else len(left) + 1
         self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None
@@ -215,15 +216,18 @@ class Supervisor:
         )  # fmt: skip
 
     def _on_exit(self, report: Exited) -> None:
-        self._alive.discard(report.process)
+        name = report.process
         expected = self.controller.exit_was_expected(report.process)
         if expected and report.exit_code and self.controller.outcome == "completed":
-            self.late_failures.append(f"{report.process}: {self._errors.get(report.process, report.how)}")
+            self.late_failures.append(f"{name}: {self._errors.get(name, report.how)}")
         self.record(
-            Kind.PROCESS_EXITED, process=report.process, pid=self._pids[report.process], exit_code=report.exit_code,
-            signal=report.signal, expected=expected, last_seq=self.mark(report.process).last_seq,
+            Kind.PROCESS_EXITED, process=name, pid=self._pids[name], exit_code=report.exit_code,
+            signal=report.signal, expected=expected, last_seq=self.mark(name).last_seq,
         )  # fmt: skip
-        self.controller.on_exit(report.process, report.how)
+        del self._pids[name]
+        self.controller.on_exit(name, report.how)
+        for book in (self._spots, self._errors):
+            book.pop(name, None)
 
     def _note_keeper(self, news: Started | Exited, *, expected: bool = False) -> None:
         if isinstance(news, Started):
@@ -266,7 +270,6 @@ class Supervisor:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare."""
         name, pid, spot = self._start("s" if role == "spare" else "w", mode)
         self._pids[name], self._spots[name] = pid, (spot.node, spot.device)
-        self._alive.add(name)
         self.record(
             Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=spot.node, device=spot.device
         )  # fmt: skip
@@ -278,18 +281,18 @@ class Supervisor:
     def _start(self, kind: str, mode: str) -> tuple[str, int, Spot]:
         """Try node after node, and again while any may come back. Each try uses up a name: what could not be started
         may be there yet, and begin late."""
-        taken = [self._spots[other] for other in self._alive]
+        taken = [self._spots[other] for other in self._pids]
         while True:
             why, failed = "no node is left", set[int]()
             for spot in least_taken(self._home.spots(), taken, self._avoids):
                 if spot.node in failed:
                     continue
-                name = f"{kind}{len(self._pids) + self._unnamed}"
+                name = f"{kind}{self._started}"
+                self._started += 1
                 try:
                     return name, self._home.start(name, spot, self._config(name, spot), mode), spot
                 except ConnectionError as error:
                     why = str(error)
-                    self._unnamed += 1
                     failed.add(spot.node)
             if self._stop.signum or not self._home.may_return():
                 raise InfrastructureError(

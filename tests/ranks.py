@@ -38,7 +38,7 @@ class Self:
         self.rank = rank
         self.world = world
         self.aborted = 0
-        self._port = port
+        self.port = port
         self._pipe = pipe
         self._group: Group | None = None
         self._orders = threading.Condition()
@@ -57,7 +57,7 @@ class Self:
         """A group not formed yet."""
         self._group = Group(
             generation=generation, rank=self.rank if rank is None else rank, world=world or self.world,
-            store_port=self._port, backend="gloo", timeout_s=DEADLINE_S, check=self.check, shards=shards,
+            store_port=self.port, backend="gloo", timeout_s=DEADLINE_S, check=self.check, shards=shards,
             link=link,
         )  # fmt: skip
         return self._group

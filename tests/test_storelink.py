@@ -15,7 +15,7 @@ from ranks import Self, ranks, results
 from recovery.jobconfig import LOOPBACK
 from recovery.local import start_store
 from recovery.mechanisms.group import GenerationLost
-from recovery.mechanisms.storelink import StoreLink, socket_to
+from recovery.mechanisms.storelink import StoreLink, forget_generations, socket_to
 from recovery.nameless import nameless
 
 LIMIT_S = 20.0
@@ -132,3 +132,47 @@ def test_a_group_that_was_aborted_while_it_formed_costs_the_connection() -> None
             member.tell(("abort", 2))
             member.tell("go on")
         assert [member.result() for member in members] == [True, True]
+
+
+def test_what_earlier_generations_met_by_is_deleted_and_nothing_else() -> None:
+    store, port = start_store()
+    client = client_of(port)
+    for key in (
+        "generation-1/0/0",
+        "generation-9/shard-0/0/1",
+        "generation-10/0/0",
+        "generation-11/0/0",
+        "else",
+    ):
+        client.set(key, "x")
+    assert forget_generations(client, 10) == 2
+    assert sorted(store.list_keys()) == ["else", "generation-10/0/0", "generation-11/0/0"]
+    del store
+    assert forget_generations(client, 11) == 0, "a store that is gone is no error"
+
+
+def three_generations(me: Self) -> list[str]:
+    """The keys that are left once the third has formed."""
+    link = StoreLink()
+    for generation in (1, 2, 3):
+        group = me.group(generation, link=link)
+        group.form()
+        me.say("formed")
+        me.hear()
+        me.settle()
+        me.leave()
+    client = link.take((LOOPBACK, me.port))
+    assert client is not None
+    return client.list_keys()
+
+
+@pytest.mark.real
+def test_the_store_holds_the_keys_of_one_generation_alone() -> None:
+    with ranks(three_generations, 2) as started:
+        for _ in range(3):
+            for rank in started:
+                rank.said()
+            for rank in started:
+                rank.tell("go on")
+        keys = started[0].result()
+        assert keys and {key.split("/")[0] for key in keys} == {"generation-3"}

@@ -9,7 +9,6 @@ What NCCL needs besides is in ``recovery.mechanisms.nccl``.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import socket
 import threading
@@ -27,10 +26,11 @@ from torch import Tensor
 from recovery.jobconfig import Net
 from recovery.layout import Layout
 from recovery.mechanisms import nccl
+from recovery.mechanisms.abandoned import outlive
 from recovery.mechanisms.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
 from recovery.mechanisms.dialing import Address, RedirectingStore, Roll, address_of
 from recovery.mechanisms.sockets import shut_down, socket_inodes
-from recovery.mechanisms.storelink import StoreLink, socket_to
+from recovery.mechanisms.storelink import StoreLink, forget_generations, socket_to
 from recovery.nameless import nameless
 
 POLL = timedelta(milliseconds=20)
@@ -165,6 +165,9 @@ class Group:
                 if probe is not None:
                     self._connect(made, probe)
             circles[tuple(ranks)] = Circle(self, ranks, made)
+        if self.rank == 0:
+            args = (client, self.generation)
+            threading.Thread(target=forget_generations, args=args, name=LEAVING, daemon=True).start()
         if self._link is not None and not self._aborted:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[tuple(ranks)] for ranks in wanted.values()]
@@ -326,16 +329,14 @@ class Group:
             wait([forming], timeout=SEE_OFF_PAUSE_S)
 
     def _abandon(self, work: dist.Work) -> None:
-        """Give an operation a last chance to notice that its connections are gone, then leave it to itself.
-
-        The group is kept alive for ever: destroying it would join the thread that waits.
-        """
+        """Give an operation a last chance to notice that its connections are gone, then leave it to itself."""
         self.abort()
         deadline = time.monotonic() + LAST_CHANCE_S
         while not work.is_completed():
             if time.monotonic() > deadline:
                 self.abandoned = True
-                _keep_for_ever(self._made, work)
+                limit_s = self._patience.total_seconds()
+                outlive(work, self._circles, self._made, limit_s=limit_s, then=LEAVING)
                 return
             time.sleep(0.001)
 
@@ -371,8 +372,3 @@ def _settled(work: dist.Work) -> bool:
         # Failed, or the time was up; it may even have succeeded since then, so the error itself tells nothing.
         return bool(work.is_completed())
     return True
-
-
-def _keep_for_ever(*objects: object) -> None:
-    for kept in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -6,12 +6,14 @@ Making one costs more than it seems, see ``recovery.nameless``.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from datetime import timedelta
 
 import torch.distributed as dist
 
 PROBE_LIMIT_S = 0.2
+_GENERATION = re.compile(r"generation-(\d+)\b")
 _MAPPED = "::ffff:"  # IPv4 over a socket of IPv6, as torch makes them
 
 Place = tuple[str, int]
@@ -42,6 +44,20 @@ class StoreLink:
     def keep(self, at: Place, client: dist.TCPStore, inode: str) -> None:
         """Keep a connection that nobody uses now."""
         self._at, self._client, self.inode = at, client, inode
+
+
+def forget_generations(client: dist.Store, before: int) -> int:
+    """Delete from the store by which ranks of earlier generations met; how many keys. Nobody will look for them: a rank
+    that is still on its way into one of them has been told to leave it. A store that is gone has forgotten them."""
+    count = 0
+    try:
+        for key in client.list_keys() if hasattr(client, "list_keys") else ():
+            found = _GENERATION.match(key)
+            if found and int(found[1]) < before:
+                count += client.delete_key(key)
+    except RuntimeError:
+        pass
+    return count
 
 
 def socket_to(at: Place) -> str:

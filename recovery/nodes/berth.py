@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from chaos.errors import InfrastructureError
-from recovery.marks import PHASES, Mark
+from recovery.marks import NEVER, PHASES, Mark
 from recovery.nodes.clock import ClockWatch, Offset
 from recovery.nodes.link import Link
 from recovery.nodes.loss import How
@@ -79,9 +79,6 @@ class NodeGone(InfrastructureError):
         super().__init__(f"node {node}: {why}", hint="use another node")
         self.node = node
         self.why = why
-
-
-NEVER = Mark(generation=0, step=0, phase=PHASES[0], collective=0, time_ns=0, committed=0, last_seq=-1)
 
 
 @dataclass(kw_only=True)

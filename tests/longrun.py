@@ -1,0 +1,219 @@
+"""One job that fails again and again, and what its processes hold while it does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from running import Running, kill
+
+from chaos.events import Event, Kind, Tail
+from recovery import processes
+
+JOB = Path(__file__).resolve().parent / "longrun_job.py"
+RANKS = 3
+SURVIVOR = "w0"
+KINDS: Mapping[str, int] = {
+    "kill": signal.SIGKILL,
+    "exception": signal.SIGUSR1,
+    "stop": signal.SIGSTOP,
+    "notice": signal.SIGTERM,
+    "nan": signal.SIGUSR2,
+    "spare": signal.SIGKILL,
+}
+MAX_SPARES = 8
+"""Of more than ten lost in a row each is replaced later than the one before (``fallback.LOST_OUTSIDERS``)."""
+
+COSTS_NOBODY = ("nan",)
+
+FAILURE_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What one process holds."""
+
+    descriptors: int
+    threads: int
+    rss_kib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """After so many failures. ``held``: role -> what it holds; ``keys``: in the store, -1: not asked."""
+
+    failures: int
+    lost: int
+    seconds: float
+    step: int
+    keys: int
+    held: Mapping[str, Held]
+
+
+def held_by(pid: int) -> Held:
+    """By the kernel's word."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return Held(
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        threads=int(status["Threads"]),
+        rss_kib=int(status["VmRSS"].split()[0]),
+    )
+
+
+@dataclass(kw_only=True)
+class Known:
+    """What the supervisor's log says by now."""
+
+    pids: dict[str, int] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    members: tuple[str, ...] = ()
+    generation: int = 0
+    settled: bool = False
+    failures: int = 0
+
+    def note(self, event: Event) -> None:
+        """A line more."""
+        name = event.data.get("process")
+        match event.kind:
+            case Kind.PROCESS_SPAWNED:
+                self.pids[name] = event.data["pid"]
+            case Kind.PROCESS_READY:
+                self.ready.add(name)
+            case Kind.PROCESS_EXITED:
+                self.pids.pop(name, None)
+                self.ready.discard(name)
+            case Kind.FAILURE_DETECTED:
+                self.failures += 1
+                self.settled = self.settled and event.data["rank"] is None
+                if event.data["cause"] != "nonfinite":
+                    self.ready.discard(name)  # it leaves
+            case Kind.GENERATION_READY:
+                self.members, self.settled = tuple(event.data["members"]), True
+                self.generation = event.generation
+
+    @property
+    def spares(self) -> list[str]:
+        """Ready, and in no generation."""
+        return sorted(self.ready - set(self.members))
+
+
+class LongRun:
+    """Plays failures in one job, one after the other. ``folder``: for its logs."""
+
+    def __init__(self, folder: Path, *, seed: int, spares: int = 2) -> None:
+        self._job = Running(folder, "--ranks", RANKS, "--spares", spares, "--logs", folder / "logs", JOB)
+        self._spares = spares
+        self._random = random.Random(seed)
+        self._tail = Tail(self._job.events / "orchestrator.jsonl")
+        self._survivor = Tail(self._job.events / f"{SURVIVOR}.jsonl")
+        self.known = Known()
+        self.step = self.failures = self.lost = 0
+        self._committed_generation = 0
+        self._started_s = time.monotonic()
+        self.count = {kind: 0 for kind in KINDS}
+
+    def _look(self) -> None:
+        for event in self._tail.read():
+            self.known.note(event)
+        for event in self._survivor.read():
+            if event.kind is Kind.STEP_COMMITTED:
+                self.step, self._committed_generation = event.step or 0, event.generation
+
+    def _until(self, enough: Callable[[], bool]) -> None:
+        def so() -> bool:
+            self._look()
+            return enough()
+
+        self._job.wait_for(so)
+
+    def steady(self, spares: int = 1) -> None:
+        """Wait until all train, have made a step, and so many spares are ready."""
+        known = self.known
+        self._until(
+            lambda: known.settled and len(known.members) == RANKS and len(known.spares) >= spares
+            and self._committed_generation == known.generation
+        )  # fmt: skip
+
+    def play(self, kinds: Iterable[str]) -> None:
+        """Every one of these failures, each once the one before is mended."""
+        for kind in kinds:
+            self.steady()
+            known, told = self.known, self.known.failures
+            others = [name for name in known.members if name != SURVIVOR and name in known.pids]
+            who = self._random.choice(known.spares if kind == "spare" else others)
+            kill(known.pids[who], KINDS[kind])
+            self.failures += 1
+            self.lost += kind not in COSTS_NOBODY
+            self.count[kind] += 1
+            self._until_told_of(told + 1)
+
+    def _until_told_of(self, failures: int) -> None:
+        self._until(lambda: self.known.failures >= failures)
+
+    def mixed(self, count: int) -> Iterator[str]:
+        """Kinds by the seed, and every one of them once before any a second time."""
+        while count > 0:
+            due = [kind for kind in KINDS if kind != "spare" or self.count["spare"] < MAX_SPARES]
+            kinds = self._random.sample(due, min(count, len(due)))
+            yield from kinds
+            count -= len(kinds)
+
+    def sample(self, *, keys: Callable[[int], int] | None = None) -> Sample:
+        """What is held now that all is steady again. ``keys``: counts those of the store at a port."""
+        self.steady(self._spares)
+        supervisor = self._job.process.pid
+        who = {"supervisor": supervisor, "survivor": self.known.pids[SURVIVOR], "fork server": self._forker()}
+        return Sample(
+            failures=self.failures, lost=self.lost, seconds=time.monotonic() - self._started_s, step=self.step,
+            keys=keys(self._port()) if keys else -1, held={role: held_by(pid) for role, pid in who.items()},
+        )  # fmt: skip
+
+    def end(self) -> int:
+        """Its exit status after SIGTERM."""
+        self._job.process.send_signal(signal.SIGTERM)
+        return self._job.end()
+
+    def kill(self) -> None:
+        """Whatever it does."""
+        self._job.process.kill()
+        self._job.process.communicate(timeout=FAILURE_LIMIT_S)
+
+    def zombies(self) -> int:
+        """Children of the supervisor that nobody has waited for."""
+        return sum(fields[:2] == ["Z", str(self._job.process.pid)] for _, fields in processes.everybody())
+
+    def _forker(self) -> int:
+        for pid, fields in processes.everybody():
+            ours = fields[1] == str(self._job.process.pid) and pid not in self.known.pids.values()
+            if ours and b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError("no fork server")
+
+    def _port(self) -> int:
+        """Where the supervisor's store listens."""
+        folder = Path(f"/proc/{self._job.process.pid}/fd")
+        sockets = {os.readlink(path) for path in folder.iterdir()}
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                return int(words[1].split(":")[1], 16)
+        raise AssertionError("no store")
+
+
+def curve(samples: list[Sample]) -> str:
+    """For people."""
+    head = f"{'failures':>8} {'lost':>5} {'s':>6} {'step':>8} {'keys':>5}"
+    for role in samples[0].held:
+        head += f" | {role}: fds threads MiB"
+    rows = [head]
+    for one in samples:
+        row = f"{one.failures:8d} {one.lost:5d} {one.seconds:6.1f} {one.step:8d} {one.keys:5d}"
+        for role, held in one.held.items():
+            row += f" | {' ' * len(role)} {held.descriptors:4d} {held.threads:7d} {held.rss_kib / 1024:5.1f}"
+        rows.append(row)
+    return "\n".join(rows)

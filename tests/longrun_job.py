@@ -1,0 +1,56 @@
+"""A tiny job that is told to fail: SIGUSR1 has the rank raise an exception, SIGUSR2 has it compute one NaN."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import torch
+
+import recovery
+from recovery import job as module
+from recovery.mechanisms.group import Group
+
+COLLECTIVE_TIMEOUT_S = 20.0
+STEPS = 1_000_000_000
+ASKED = {"raise": False, "nan": False}
+
+
+class HastyGroup(Group):
+    """An operation that lost its wake-up ends after 20 s and not 300 s: a run of minutes shows what comes then."""
+
+    def __init__(self, **said: Any) -> None:
+        super().__init__(**{**said, "collective_timeout_s": COLLECTIVE_TIMEOUT_S})
+
+
+class Asked(Exception):
+    """By a signal."""
+
+
+def ask(signum: int, _: object) -> None:
+    """A signal came: the next step does as it says."""
+    ASKED["raise" if signum == signal.SIGUSR1 else "nan"] = True
+
+
+def main() -> None:
+    """Train until somebody ends it."""
+    module.Group = HastyGroup  # type: ignore[misc]
+    signal.signal(signal.SIGUSR1, ask)
+    signal.signal(signal.SIGUSR2, ask)
+    job = recovery.join(samples=256, steps=STEPS, global_batch=12)
+    torch.manual_seed(job.seed)
+    model = torch.nn.Linear(16, 8)
+    job.attach(model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
+    while job.running():
+        with job.step() as step:
+            loss = model(torch.randn(len(step.samples), 16)).square().mean()
+            if ASKED["raise"]:
+                raise Asked
+            if ASKED["nan"]:
+                ASKED["nan"], loss = False, loss * float("nan")
+            step.backward(loss * len(step.samples))
+            step.commit()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ ASKED = {"raise": False, "nan": False}
 
 
 class HastyGroup(Group):
-    """An operation that lost its wake-up ends after 20 s and not 300 s: a run of minutes shows what comes then."""
+    """An operation that lost its wake-up ends after 20 s and not a day: a run of minutes shows what comes then."""
 
     def __init__(self, **said: Any) -> None:
         super().__init__(**{**said, "collective_timeout_s": COLLECTIVE_TIMEOUT_S})

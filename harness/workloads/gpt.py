@@ -12,6 +12,7 @@ from pydantic import Field
 
 from harness import corpus
 from harness.workload import BuildContext, DataInfo, Trainable, Workload
+from harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,8 +41,9 @@ SIZES = {
 }
 
 
-class Gpt(Workload):
-    """Byte-level GPT (pre-norm, as GPT-2), AdamW with linear warm-up and cosine decay, deterministic.
+class Gpt(Rules, Workload):
+    """Byte-level GPT (pre-norm, as GPT-2), deterministic; AdamW with linear warm-up and cosine decay, unless
+    ``optimizer`` or ``schedule`` name others.
 
     ``data``: a file or folder; default: the source files of Python's standard library.
     """
@@ -108,10 +110,11 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
                 {"params": decayed, "weight_decay": spec.weight_decay},
                 {"params": plain, "weight_decay": 0.0},
             ]
-            return torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
+            named = spec.named_optimizer(groups, spec.lr)
+            return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
 
         def make_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-            return torch.optim.lr_scheduler.LambdaLR(
+            return spec.named_schedule(optimizer, context.steps) or torch.optim.lr_scheduler.LambdaLR(
                 optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
             )
 

@@ -11,18 +11,20 @@ from pydantic import Field
 
 from chaos.errors import InfrastructureError
 from harness.workload import BuildContext, DataInfo, Trainable, Workload
+from harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 FEATURES = 32
 WIDTHS = {"nano": 64, "small": 512}
 
 
-class Mlp(Workload):
+class Mlp(Rules, Workload):
     """Fits a fixed random non-linear function of 32 inputs; SGD with momentum, so it also shows an optimizer
-    without AdamW's slots. ``samples``: size of the data set."""
+    without AdamW's slots, unless ``optimizer`` or ``schedule`` name others. ``samples``: size of the data set."""
 
     size: Literal["nano", "small"] = "nano"
     samples: int = Field(default=8192, ge=16, le=1_000_000)
@@ -81,7 +83,11 @@ def _trainable(spec: Mlp, context: BuildContext) -> Trainable:
             self.units = [layer for layer in model if isinstance(layer, nn.Linear)]
 
         def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-            return torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9)
+            named = spec.named_optimizer(parameters, spec.lr)
+            return named or torch.optim.SGD(parameters, lr=spec.lr, momentum=0.9)
+
+        def make_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
+            return spec.named_schedule(optimizer, context.steps)
 
         def load(self, samples: Sequence[int]) -> Any:
             """Rows of shape (samples, 33)."""

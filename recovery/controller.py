@@ -189,8 +189,10 @@ class Controller(Corruptions, Lookout):
         self._digests.began(self.generation, self.members, shards=self.shards)
 
     def _on_joined(self, entry: Process, message: Joined) -> None:
-        if self.stage is not Stage.FORMING or not self._formation.joined(entry, message):
+        held = self._formation.joined(entry, message) if self.stage is Stage.FORMING else None
+        if held is None or self._refuse_start(held):
             return
+        self._formation.ready(message.step)
         self._failures.answered(self._formation.answer)
         self._note_formed(message.step if self._formation.afresh else None)
         self.stage = Stage.TRAINING

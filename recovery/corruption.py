@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 from chaos.events import Kind
 from recovery.adoption import Adopter
 from recovery.crew import Process
+from recovery.divergence import Disagreement
 from recovery.strategy import Cause, Failure
 from recovery.supervision import Stage
 from recovery.wire import Agreed, Digest, Parked
@@ -42,6 +44,16 @@ class Corruptions(Adopter):
         self._note_agreed()
         if found is None or self.stage not in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             return
+        self._diverged(found)
+
+    def _refuse_start(self, held: Mapping[str, tuple[int, str]]) -> bool:
+        """Stop a generation whose members do not hold the same step and state: it must not train. Whether it was."""
+        found = self._digests.joined(held)
+        if found is not None:
+            self._diverged(found)
+        return found is not None
+
+    def _diverged(self, found: Disagreement) -> None:
         odd: list[Process | None] = [self._crew[name] for name in found.odd]
         for process in odd or [None]:
             self._failures.current.append(self._declare(process, Cause.DIVERGED, found.step, found.detail))

@@ -8,7 +8,7 @@ supervisor compares when all have come.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recovery.layout import Layout
@@ -139,21 +139,54 @@ class DigestBook:
         return {step for step in self._saved if self.agreed is not None and step <= self.agreed}
 
     def _compare(self, step: int, digests: dict[str, str]) -> Disagreement | None:
-        odd: list[str] = []
-        for shard in range(self._layout.shards):
-            holders = [self._members[rank] for rank in self._layout.holders(shard)]
-            counts = Counter(digests[name] for name in holders)
-            if len(counts) == 1:
-                continue
-            common, times = counts.most_common(1)[0]
-            if 2 * times <= len(holders):
-                what = "" if self._layout.shards == 1 else f" of shard {shard}"
-                detail = f"{len(counts)} different states{what} in {len(holders)} replicas at step {step}, no majority"
-                return Disagreement(step=step, odd=(), detail=detail)
-            odd.extend(name for name in holders if digests[name] != common)
-        if not odd:
+        found = odd_ones(self._members, digests, shards=self._layout.shards)
+        if found is None:
             return None
-        detail = f"parameters or optimizer state of step {step} differ from those of most other replicas"
+        odd, what = found
+        if odd:
+            what = f"parameters or optimizer state of step {step} differ from those of most other replicas"
+        else:
+            what = what.replace("replicas,", f"replicas at step {step},")
+        return Disagreement(step=step, odd=odd, detail=what)
+
+    def joined(self, held: Mapping[str, tuple[int, str]]) -> Disagreement | None:
+        """What is wrong with what the members of a new generation hold, each a step and a digest ("": none was made).
+
+        They were brought to one state, so that whoever differs has got or kept another one: by a defect, by a value
+        that went wrong unnoticed, or by a model that is not built alike on every rank.
+        """
+        steps = {name: str(step) for name, (step, _) in held.items()}
+        step = min(step for step, _ in held.values())
+        found = odd_ones(self._members, steps, shards=1)
+        if found is None:
+            digests = {name: digest for name, (_, digest) in held.items()}
+            found = odd_ones(self._members, digests, shards=self._layout.shards)
+        if found is None:
+            return None
+        odd, what = found
+        self._doubtful = True
+        if odd:
+            told = ", ".join(f"{name} step {held[name][0]}" for name in odd)
+            what = f"joined with another state than most others ({told})"
         return Disagreement(
-            step=step, odd=tuple(name for name in self._members if name in odd), detail=detail
+            step=step, odd=odd, detail=what if odd else f"at the start of a generation, {what}"
         )
+
+
+def odd_ones(
+    members: Sequence[str], digests: Mapping[str, str], *, shards: int
+) -> tuple[tuple[str, ...], str] | None:
+    """Members whose digest differs from that of most that hold the same shard, in rank order; none of them, and why,
+    where there is no majority; None when all are the same."""
+    layout, odd = Layout(world=len(members), shards=shards), set[str]()
+    for shard in range(shards):
+        holders = [members[rank] for rank in layout.holders(shard)]
+        counts = Counter(digests[name] for name in holders)
+        if len(counts) == 1:
+            continue
+        common, times = counts.most_common(1)[0]
+        if 2 * times <= len(holders):
+            what = "" if shards == 1 else f" of shard {shard}"
+            return (), f"{len(counts)} different states{what} in {len(holders)} replicas, no majority"
+        odd.update(name for name in holders if digests[name] != common)
+    return (tuple(name for name in members if name in odd), "") if odd else None

@@ -107,24 +107,27 @@ class Formation:
             )
             self._hands.send(name, join)
 
-    def joined(self, process: Process, message: Joined) -> bool:
-        """A process holds the generation's state. True when it was the last one."""
+    def joined(self, process: Process, message: Joined) -> Mapping[str, tuple[int, str]] | None:
+        """A process holds the generation's state. When it was the last one: the step and the digest of each."""
         if message.generation != self.generation:
-            return False
+            return None
         process.step, process.valid, process.pending = message.step, True, 0
         self._joined[process.name] = message
         if len(self._joined) < len(self._crew.members):
-            return False
+            return None
+        return {name: (joined.step, joined.digest) for name, joined in self._joined.items()}
+
+    def ready(self, step: int) -> None:
+        """All hold the same, and train."""
         for waiting in self._crew.where(Health.READY):
             waiting.valid = False  # from now on the job goes where its state does not follow
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self.restored = bool(names)
         self._hands.record(
             Kind.GENERATION_READY,
-            step=message.step,
+            step=step,
             generation=self.generation,
             members=list(self._crew.members),
-            resume_step=message.step,
+            resume_step=step,
             checkpoint=names[0] if names else None,
         )
-        return True

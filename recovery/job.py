@@ -36,7 +36,7 @@ from recovery.mechanisms.dialing import Address
 from recovery.mechanisms.elastic import ElasticReducer
 from recovery.mechanisms.examine import LossOf, samples_to_blame
 from recovery.mechanisms.facts import JobFacts
-from recovery.mechanisms.fingerprint import tell_digest
+from recovery.mechanisms.fingerprint import tell_digest, tell_joined
 from recovery.mechanisms.finishing import noted
 from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.misuse import guard_scaling, in_step
@@ -48,7 +48,6 @@ from recovery.mechanisms.storelink import StoreLink
 from recovery.mechanisms.taking import Holding, take_state
 from recovery.versions import versions
 from recovery.wire import Abort, Finished, Join, Parked, Ready, Status, Stop
-from recovery.wire import Joined as JoinedMessage
 
 __all__ = ["Job", "JobConfig"]
 
@@ -342,9 +341,7 @@ class Job(JobFacts):
         self.checkpoints.began(self.state.step)
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
-        self.agent.channel.send(
-            JoinedMessage(generation=self.generation, step=self.state.step, checkpoint=name)
-        )
+        tell_joined(self, name)
 
     def _take_part(self) -> None:
         """Shard the model, if it is to be and is not yet."""

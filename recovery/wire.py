@@ -130,12 +130,14 @@ class Parked(Message):
 
 
 class Joined(Message):
-    """From a rank: in ``generation``, group formed, state of ``step`` in place."""
+    """From a rank: in ``generation``, group formed, state of ``step`` in place. ``digest``: of what it holds, the same
+    on all that hold the same; empty where nobody else does."""
 
     type: Literal["joined"] = "joined"
     generation: int
     step: int
     checkpoint: str | None
+    digest: str = ""
 
 
 class CheckpointNote(Message):

@@ -105,6 +105,13 @@ class Rig:
             message = Joined(generation=self.control.generation, step=step, checkpoint=None)
             self.control.on_message(name, message)
 
+    def join_with(self, held: dict[str, tuple[int, str]]) -> None:
+        """Each with a step and a digest of what it holds."""
+        for name, (step, digest) in held.items():
+            self.at(name, step=step, committed=step, phase="joining")
+            message = Joined(generation=self.control.generation, step=step, checkpoint=None, digest=digest)
+            self.control.on_message(name, message)
+
     def park(self, *names: str, step: int, why: Any = "aborted", valid: bool = True, **more: Any) -> None:
         for name in names:
             more.setdefault("generation", self.control.generation)
@@ -624,6 +631,34 @@ def test_the_word_of_an_earlier_generation_is_ignored() -> None:
     rig.park("w0", "w2", step=57)
     assert rig.members == ("w0", "w2")
     assert rig.copies() == {}
+
+
+@pytest.mark.parametrize("odd", [(56, "b"), (57, "a")], ids=["state", "step"])
+def test_a_member_that_joins_with_something_else_is_named_and_does_not_train(odd: tuple[int, str]) -> None:
+    """Nobody hears that the generation is ready; the next one goes without it, as the loss of w1 is unanswered too."""
+    rig = Rig(DropReplica())
+    rig.train(steps=56)
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=56)
+    before = [kind for kind, _ in rig.hands.events].count(Kind.GENERATION_READY)
+    rig.join_with({"w0": (56, "a"), "w2": odd, "w3": (56, "a")})
+    assert rig.stage is Stage.STOPPING
+    assert [kind for kind, _ in rig.hands.events].count(Kind.GENERATION_READY) == before
+    (failure,) = [data for kind, data in rig.hands.events if data.get("cause") == "diverged"]
+    assert failure["process"] == "w2"
+    rig.park("w0", "w2", "w3", step=56)
+    assert rig.members == ("w0", "w3") and not rig.copies()
+    rig.join_with({name: (56, "a") for name in rig.members})
+    assert rig.stage is Stage.TRAINING
+
+
+def test_models_that_are_not_built_alike_end_the_job_before_its_first_step() -> None:
+    rig = Rig(DropReplica(), world=2)
+    rig.ready("w0", "w1")
+    rig.join_with({"w0": (0, "a"), "w1": (0, "b")})
+    rig.park("w0", "w1", step=0)
+    assert rig.control.outcome == "gave-up"
+    assert "seed the model alike on every rank" in rig.control.reason
 
 
 def test_the_word_of_the_dead_is_ignored() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from recovery.divergence import MAX_OPEN_STEPS, MAX_SAVED_STEPS, DigestBook, Disagreement
-from recovery.mechanisms.fingerprint import fingerprint
+from recovery.layout import Layout
+from recovery.mechanisms.fingerprint import fingerprint, starting_digest
 from recovery.mechanisms.state import TrainState
 
 FOUR = ("w0", "w1", "w2", "w3")
@@ -180,3 +182,54 @@ def test_where_a_tensor_lies_makes_no_difference() -> None:
     assert moved.storage_offset() % 2
     weight.data = moved.copy_(weight.data)  # type: ignore[union-attr]
     assert fingerprint(one) == fingerprint(other)
+
+
+def start(made: DigestBook, **held: tuple[int, str]) -> Disagreement | None:
+    return made.joined(held)
+
+
+def test_members_that_join_with_the_same_may_train() -> None:
+    assert start(book(), w0=(5, "a"), w1=(5, "a"), w2=(5, "a"), w3=(5, "a")) is None
+    shards = book(FOUR, shards=2)
+    assert start(shards, w0=(5, "a"), w1=(5, "b"), w2=(5, "a"), w3=(5, "b")) is None
+    assert start(shards, w0=(5, ""), w1=(5, ""), w2=(5, ""), w3=(5, "")) is None
+    assert shards.trust == -1
+
+
+def test_who_joins_with_another_state_or_step_is_named() -> None:
+    made = book()
+    found = start(made, w0=(5, "a"), w1=(5, "a"), w2=(5, "b"), w3=(5, "a"))
+    assert found is not None and (found.step, found.odd) == (5, ("w2",))
+    assert "joined with another state than most others (w2 step 5)" in found.detail
+    assert made.trust == 0
+    found = start(book(FOUR, shards=4), w0=(5, ""), w1=(6, ""), w2=(5, ""), w3=(5, ""))
+    assert found is not None and found.odd == ("w1",)
+
+
+def test_without_a_majority_at_the_start_nobody_is_named() -> None:
+    found = start(book(FOUR[:2]), w0=(0, "a"), w1=(0, "b"))
+    assert found is not None and found.odd == ()
+    assert found.detail == "at the start of a generation, 2 different states in 2 replicas, no majority"
+
+
+class Alike:
+    """As much of a job as its digest at the start of a generation needs."""
+
+    layout = Layout(world=2, shards=1)
+
+    def __init__(self) -> None:
+        self.state: Any = state()
+
+
+def test_the_digest_at_the_start_sees_another_state_and_costs_little() -> None:
+    one, other = Alike(), Alike()
+    assert starting_digest(cast(Any, one)) == starting_digest(cast(Any, other)) != ""
+    other.state.optimizer.param_groups[0]["lr"] = 0.5
+    assert starting_digest(cast(Any, one)) != starting_digest(cast(Any, other))
+    other = Alike()
+    for parameter in other.state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    other.state.apply(0.0)  # a step further
+    assert starting_digest(cast(Any, one)) != starting_digest(cast(Any, other))
+    one.layout = Layout(world=2, shards=2)
+    assert starting_digest(cast(Any, one)) == ""

@@ -239,7 +239,8 @@ class SimRank:
             return
         self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
-        self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name))
+        held = "".join(self.state.digests().values())
+        self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held))
 
     def _take_seat(self, layout: Layout) -> None:
         """A process is told its shard once, and holds it for life."""

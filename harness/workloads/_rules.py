@@ -29,12 +29,13 @@ class Rules(BaseModel):
 
         if self.optimizer is None:
             return None
-        kinds: dict[str, type[Optimizer]] = {
+        kinds: dict[str, Any] = {
             "adam": optim.Adam, "adamw": optim.AdamW, "nadam": optim.NAdam, "radam": optim.RAdam,
             "rmsprop": optim.RMSprop, "sgd": optim.SGD,
         }  # fmt: skip
-        more = {"momentum": self.momentum} if self.optimizer in ("sgd", "rmsprop") else {}
-        return kinds[self.optimizer](groups, lr=lr, **more)  # type: ignore[call-arg]
+        more: dict[str, Any] = {"momentum": self.momentum} if self.optimizer in ("sgd", "rmsprop") else {}
+        made: Optimizer = kinds[self.optimizer](groups, lr=lr, **more)
+        return made
 
     def named_schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         """The schedule that is named, over a job of so many steps."""

@@ -6,14 +6,18 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import torch
+import xxhash
 from torch import Tensor
 
-from recovery.mechanisms.digest import numbers, words_of
+from recovery.mechanisms.digest import bytes_of, numbers, words_of
 from recovery.mechanisms.state import TrainState
-from recovery.wire import Digest
+from recovery.wire import Digest, Joined
 
 if TYPE_CHECKING:
     from recovery.job import Job
+
+SAMPLED = 48  # tensors of which the digest at a generation's start looks at some values
+VALUES = 64  # of each of them
 
 
 def fingerprint(state: TrainState) -> str:
@@ -28,6 +32,33 @@ def fingerprint(state: TrainState) -> str:
     sums = numbers(_sum(tensor) for tensor in parts.values())
     text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)])
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
+
+
+def starting_digest(job: Job) -> str:
+    """Of what this rank holds as a generation begins, 16 hexadecimal digits; empty where nobody holds the same. All
+    that is no tensor, and of at most SAMPLED tensors some values each: who has another state differs nearly everywhere,
+    and a look at each byte would be waited for."""
+    if job.layout.replicas == 1:
+        return ""
+    state = job.state
+    trained = {f"model.{name}" for name in state.trained}
+    parts = [t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")]
+    chosen = parts[:: -(-len(parts) // SAMPLED) or 1]
+    found = xxhash.xxh3_64(state.rules().encode())
+    with torch.no_grad():
+        values = [tensor.reshape(-1)[:: -(-tensor.numel() // VALUES) or 1] for tensor in chosen]
+        for device in sorted({str(value.device) for value in values}):
+            raw = [v.contiguous().view(torch.uint8) for v in values if str(v.device) == device and v.numel()]
+            found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for a device
+    return found.hexdigest()
+
+
+def tell_joined(job: Job, checkpoint: str | None) -> None:
+    """Send the supervisor that this rank is in the generation, and what it holds. ``checkpoint``: that it restored."""
+    message = Joined(
+        generation=job.generation, step=job.state.step, checkpoint=checkpoint, digest=starting_digest(job)
+    )
+    job.agent.channel.send(message)
 
 
 def tell_digest(job: Job, step: int, *, saving: bool) -> None:

@@ -90,3 +90,19 @@ def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(strategy:
     assert {e.data["target"]["rank"] for e in struck} == {1, 2}
     (second,) = [e.data["target"]["process"] for e in struck if e.data["target"]["rank"] == 2]
     assert second in spawned and second != "w2", "the one that died never counted as stopped"
+
+
+def test_a_fault_that_acts_everywhere_does_not_take_a_notice_from_the_fault_that_gave_it(
+    memory: Path,
+) -> None:
+    """Nobody hears of the notice until the coordinator is back; by then a sample was poisoned in that rank too."""
+    faults: list[dict[str, Any]] = [
+        {"id": "poison", "kind": "poison-sample", "at": {"step": 9}},
+        {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"time": 0.18}},
+        {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.4}, "at": {"time": 0.18}},
+    ]
+    faulted, problems = found(cell_of("drop-replica", faults), memory, 3)
+    causes = [e.data["cause"] for e in faulted.log.of(Kind.FAILURE_DETECTED)]
+    order = [e.kind for e in faulted.log.of(Kind.FAULT_INJECTED, Kind.FAILURE_DETECTED)]
+    assert causes[0] == "notice" and order[:4] == [Kind.FAULT_INJECTED] * 3 + [Kind.FAILURE_DETECTED]
+    assert problems == {}

@@ -170,7 +170,8 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
             if index in paired or episode.injected is None:
                 continue
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
-            due = [failure for failure in left if start <= failure.time_ns < end]
+            values = _spoilt_everywhere(episodes, index) if direct else end
+            due = [f for f in left if start <= f.time_ns < (min(end, values) if _of_values(f) else end)]
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
@@ -196,7 +197,7 @@ def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
 def _explains(episode: Episode, failure: Event) -> bool:
     """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
     if episode.target.get("everywhere"):
-        return bool(failure.data["cause"] == "nonfinite")
+        return _of_values(failure)
     return episode.may_be_blamed(failure) or episode.may_have_split(failure)
 
 
@@ -206,8 +207,18 @@ def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
         return float("inf")  # another one on one of its targets does not end it
     mine = set(episodes[index].processes)
     for other in episodes[index + 1 :]:
-        if other.injected and (
-            not same_target or mine & set(other.processes) or mine == set(other.processes)
-        ):
+        if other.injected is None or (same_target and other.target.get("everywhere")):
+            continue
+        if not same_target or mine & set(other.processes) or mine == set(other.processes):
             return other.injected.time_ns
     return float("inf")
+
+
+def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
+    """Time from which on what acts everywhere, and spoils nothing but values, explains what was not finite."""
+    later = (other for other in episodes[index + 1 :] if other.injected and other.target.get("everywhere"))
+    return min((other.injected.time_ns for other in later if other.injected), default=float("inf"))
+
+
+def _of_values(failure: Event) -> bool:
+    return bool(failure.data["cause"] == "nonfinite")

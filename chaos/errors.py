@@ -5,6 +5,8 @@ Each carries the exit code the command line returns. A dead rank is not an error
 
 from __future__ import annotations
 
+import errno
+
 EXIT_PASS = 0
 EXIT_FAIL = 1
 EXIT_USAGE = 2
@@ -15,6 +17,8 @@ EXIT_HALTED = 6
 EXIT_SKIPPED = 7
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 class ChaosError(Exception):

@@ -2,6 +2,8 @@
 
 One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a
 SIGKILL loses no whole line and tears at most the last one (a rank's lines go the way of ``recovery.ring``).
+A disk that takes nothing ends nobody's work: events keep their numbers and are dropped, the next line that fits says
+which, and whoever reads the log knows that it has a hole.
 Times are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are on
 other hosts, ``read_log`` brings them to the coordinator's clock
 (``chaos.clocks``).
@@ -9,6 +11,7 @@ other hosts, ``read_log`` brings them to the coordinator's clock
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -18,8 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from chaos import disk
 from chaos.clocks import Clocks
-from chaos.errors import LogError
+from chaos.errors import DISK_TAKES_NOTHING, LogError
 from chaos.kinds import REQUIRED, Kind
 
 __all__ = [
@@ -87,73 +91,112 @@ def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
 
 class EventWriter:
     """Appends one actor's events to ``directory/<actor>.jsonl``; from any thread. ``after``: what a writer that is
-    gone has left there, to go on from (``read_actor``); a last line that it tore is cut off.
+    gone has left there, to go on from (``read_actor``); a last line that it tore is cut off. ``reserve``: bytes to be
+    kept free for this file, where the file system can: they take its lines when the disk is full.
 
-    Raises LogError when the file exists already (one writer per actor) or a line cannot be written.
+    Raises LogError when the file exists already (one writer per actor), or there is nothing to go on from.
     """
 
+    _closed = False
+    _dropped: tuple[int, str] | None = None
+    """Number of the first event that was dropped and that no line tells of yet, and why."""
+
     def __init__(
-        self, directory: Path, actor: str, clock_ns: Callable[[], int], *, after: ActorLog | None = None
-    ) -> None:
+        self, directory: Path, actor: str, clock_ns: Callable[[], int], *, after: ActorLog | None = None,
+        reserve: int = 0,
+    ) -> None:  # fmt: skip
         self.actor = actor
         self.last_seq = after.events[-1].seq if after is not None and after.events else -1
         self.generation = 0
         self._one = threading.Lock()  # a checkpoint saved in the background writes events too
         self._clock_ns = clock_ns
         self._path = directory / f"{actor}.jsonl"
-        try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(
-                self._path, flags | (0 if after is not None else os.O_CREAT | os.O_EXCL), 0o644
-            )
-            if after is not None:
-                os.ftruncate(self._fd, self._path.read_bytes().rfind(b"\n") + 1)
-        except OSError as error:
-            raise LogError(
-                f"cannot {'go on with' if after else 'create'} event log {self._path}: {error.strerror}"
-            ) from error
+        self._reserve, self._reserved = reserve, 0
+        self._fd = -1
+        self._open(new=after is None)
+        if after is not None:
+            os.ftruncate(self._fd, self._path.read_bytes().rfind(b"\n") + 1)
 
     def write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Append one event and return it. ``generation`` defaults to the writer's current one."""
+        """Append one event and return it. ``generation`` defaults to the writer's current one. Where the disk takes
+        nothing the event has its number, and is dropped."""
         require_keys(kind, data)
         with self._one:
-            event = Event(
-                kind=kind, actor=self.actor, seq=self.last_seq + 1, time_ns=self._clock_ns(),
-                generation=self.generation if generation is None else generation, step=step, data=data,
-            )  # fmt: skip
-            self._put((event.to_line() + "\n").encode())
+            if self._dropped is not None:
+                first, why = self._dropped
+                said = {"first": first, "last": self.last_seq, "why": why}
+                if not self._refused(self._event(Kind.EVENTS_DROPPED, None, None, said)):
+                    self._dropped = None
+                    self.last_seq += 1
+            event = self._event(kind, step, generation, data)
+            if self._dropped is None and (why := self._refused(event)):
+                self._dropped = event.seq, why
             self.last_seq = event.seq
         return event
 
-    def _put(self, line: bytes) -> None:
-        """Have a whole line written; where it goes first is for a subclass to say. Raises LogError."""
+    def _event(self, kind: Kind, step: int | None, generation: int | None, data: Mapping[str, Any]) -> Event:
+        return Event(
+            kind=kind, actor=self.actor, seq=self.last_seq + 1, time_ns=self._clock_ns(),
+            generation=self.generation if generation is None else generation, step=step, data=data,
+        )  # fmt: skip
+
+    def _refused(self, event: Event) -> str:
+        """Why the line could not be written; empty: it is."""
         try:
-            written = os.write(self._fd, line)
+            self._put((event.to_line() + "\n").encode())
         except OSError as error:
-            raise LogError(
-                f"cannot write event log {self._path}: {error.strerror}", hint="free disk space"
-            ) from error
+            return error.strerror or type(error).__name__
+        return ""
+
+    def _put(self, line: bytes) -> None:
+        """Have a whole line written; where it goes first is for a subclass to say. Raises OSError: nothing of it is."""
+        self._ensure_open()
+        size = os.fstat(self._fd).st_size if self._reserve else 0
+        if self._reserve and size + self._reserve // 2 >= self._reserved:
+            self._reserved = size + self._reserve
+            disk.reserve(self._fd, size, self._reserve)
+        written = os.write(self._fd, line)
         if written != len(line):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise disk.full()
+
+    def _ensure_open(self) -> None:
+        """Raises OSError after ``close``, and while there is no room for a file."""
+        if self._closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if self._fd < 0:
+            self._open(new=True)
+        if self._fd < 0:
+            raise disk.full()
+
+    def _open(self, *, new: bool) -> None:
+        """Raises LogError; where the disk takes nothing the file is made later."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if new else 0)
+        try:
+            self._fd = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            if new and error.errno in DISK_TAKES_NOTHING:
+                return
             raise LogError(
-                f"event log {self._path} took {written} of {len(line)} bytes", hint="free disk space"
-            )
+                f"cannot {'create' if new else 'go on with'} event log {self._path}: {error.strerror}"
+            ) from error
 
     def abandon(self) -> None:
         """Close the file without an end mark, as the kernel does for a killed process."""
+        self._closed = True
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def close(self) -> None:
         """Write the end mark and close the file; later calls do nothing."""
-        if self._fd >= 0:
+        if not self._closed:
             try:
                 self.write(Kind.ACTOR_ENDED)
             finally:
-                os.close(self._fd)
-                self._fd = -1
+                self.abandon()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +230,17 @@ class Log:
         """Everything wrong with the files: gaps, torn or foreign lines, unexplained ends, clocks nobody measured."""
         return (
             *(problem for log in self.actors.values() for problem in log.problems),
+            *(
+                f"{len(event.data['files'])} files ({event.data['bytes']} bytes) were dropped: {event.data['why']}"
+                for event in self.of(Kind.FILES_DROPPED)
+            ),
             *self.clocks.problems(),
         )
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether anything was left out on purpose, for want of room: what is missing proves nothing then."""
+        return self.first(Kind.EVENTS_DROPPED) is not None or self.first(Kind.FILES_DROPPED) is not None
 
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
@@ -218,6 +270,10 @@ def read_actor(path: Path) -> ActorLog:
         if event.actor != path.stem:
             problems.append(f"{path.name}:{number}: written by {event.actor}")
         expected = events[-1].seq + 1 if events else 0
+        if event.kind is Kind.EVENTS_DROPPED:
+            first, last, why = (event.data[key] for key in ("first", "last", "why"))
+            problems.append(f"{path.name}:{number}: events {first} to {last} were dropped: {why}")
+            expected = last + 1 if first == expected else expected
         if event.seq != expected:
             problems.append(f"{path.name}:{number}: seq {event.seq} where {expected} was due")
         events.append(event)

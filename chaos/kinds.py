@@ -13,6 +13,7 @@ class Kind(StrEnum):
     # every actor
     ACTOR_STARTED = "actor_started"
     ACTOR_ENDED = "actor_ended"
+    EVENTS_DROPPED = "events_dropped"
     # orchestrator: the run and its processes
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
@@ -20,6 +21,7 @@ class Kind(StrEnum):
     PROCESS_READY = "process_ready"
     PROCESS_EXITED = "process_exited"
     LEFTOVERS = "leftovers"
+    FILES_DROPPED = "files_dropped"
     # orchestrator: nodes with an agent of their own
     NODE_JOINED = "node_joined"
     NODE_LOST = "node_lost"
@@ -70,6 +72,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # host: machine name; wall_ns: unix time at the same moment as time_ns
         Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
         Kind.ACTOR_ENDED: frozenset(),
+        # the file took none of this actor's lines from number `first` to `last`; why: in the system's words
+        Kind.EVENTS_DROPPED: frozenset({"first", "last", "why"}),
         # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of this arm
         # order: {"seed", "samples"} of the reference sample order; plus steps, global_batch, strategy,
         # checkpoint_every
@@ -86,6 +90,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
         # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
+        # event logs and outputs that were deleted, cut or not taken; bytes: of all of them; why: in words
+        Kind.FILES_DROPPED: frozenset({"files", "bytes", "why"}),
         # an agent was admitted, again too. host: name of the machine; boot: id of its boot; address: where its ranks
         # listen; devices: that torch can see there
         Kind.NODE_JOINED: frozenset({"node", "host", "boot", "address", "devices"}),

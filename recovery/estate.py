@@ -50,6 +50,12 @@ def read_estate(events: Path) -> Estate | str:
     for event in log.events:
         data = event.data
         match event.kind:
+            case Kind.EVENTS_DROPPED:
+                raise InfrastructureError(
+                    f"events {data['first']} to {data['last']} of the job in {events} were dropped ({data['why']}): "
+                    "nobody knows who trains",
+                    hint="start it anew with another --events: it goes on from its newest checkpoint",
+                )
             case Kind.RUN_FINISHED:
                 return str(data["outcome"])
             case Kind.ACTOR_STARTED:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.errors import DISK_TAKES_NOTHING
+
 EXIT_ORPHANED = 70
 END_LIMIT_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -32,8 +34,14 @@ def die_with(parent: int) -> None:
 
 
 def redirect_output(log: Path) -> None:
-    """Append standard output and error to a file from now on, and read nothing from standard input."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Append standard output and error to a file from now on, and read nothing from standard input. Where the disk has
+    no room for a file they go nowhere."""
+    try:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        if error.errno not in DISK_TAKES_NOTHING:
+            raise
+        fd = os.open(os.devnull, os.O_WRONLY)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

@@ -8,10 +8,12 @@ whoever was killed in the middle of what.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from chaos.errors import LogError
@@ -19,7 +21,10 @@ from chaos.events import EventWriter, Kind
 
 CAPACITY = 1 << 20
 DRAIN_EVERY_S = 0.02
-ROOM_LIMIT_S = 60.0
+PATIENCE_S = (
+    0.2  # with a disk that is slow: a rank that waits for it longer would be taken for one that hangs
+)
+END_LIMIT_S = 60.0
 _HEADER = mmap.ALLOCATIONGRANULARITY
 SIZE = _HEADER + CAPACITY
 _HEAD, _TAIL = range(2)
@@ -42,6 +47,11 @@ class LineRing:
     def head(self) -> int:
         """Bytes ever put in."""
         return self._words[_HEAD]
+
+    @property
+    def used(self) -> int:
+        """Bytes that wait for the file."""
+        return self._words[_HEAD] - self._words[_TAIL]
 
     def put(self, line: bytes) -> bool:
         """Store a line; False when there is no room for it now. For one thread at a time."""
@@ -69,16 +79,20 @@ class LineRing:
 
     def salvage(self, path: Path) -> None:
         """Complete the file of a process that is reaped. Raises OSError."""
-        with open(path, "r+b", buffering=0) as stream:
-            size, head = os.fstat(stream.fileno()).st_size, self.head
+        # A disk that was full may have kept the process from making the file.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if self.head else 0), 0o644)
+        try:
+            size, head = os.fstat(fd).st_size, self.head
             if size > head:
-                _cut_torn_line(stream.fileno(), size)
+                _cut_torn_line(fd, size)
                 return
-            stream.seek(0, os.SEEK_END)
+            os.lseek(fd, 0, os.SEEK_END)
             # It may have been killed between writing and noting so: the size counts, not the tail.
             start = max(size, self._words[_TAIL])
             while start < head:
-                start += os.writev(stream.fileno(), self._parts(start, head))
+                start += os.writev(fd, self._parts(start, head))
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Release the memory."""
@@ -109,8 +123,8 @@ def _cut_torn_line(fd: int, size: int) -> None:
 class RingWriter(EventWriter):
     """Writes events into a ring; a thread moves them to the file every ``DRAIN_EVERY_S``.
 
-    The training path makes no system call. When the ring is full the writer moves lines itself, for up to
-    ``ROOM_LIMIT_S``. Raises LogError when even that fails.
+    The training path makes no system call. When the ring is full the writer moves lines itself; when the file does not
+    take them, or not within ``PATIENCE_S``, events are dropped until there is room again.
     """
 
     def __init__(self, directory: Path, actor: str, clock_ns: Callable[[], int], ring: LineRing) -> None:
@@ -123,17 +137,12 @@ class RingWriter(EventWriter):
 
     def flush(self) -> None:
         """Have every line in the file. Raises LogError."""
-        if not self._draining.acquire(timeout=ROOM_LIMIT_S):
-            raise LogError(f"event log {self._path} takes nothing for {ROOM_LIMIT_S:.0f} s")
         try:
-            if self._fd >= 0:
-                self._ring.drain(self._fd)
+            self._drain(END_LIMIT_S)
         except OSError as error:
             raise LogError(
                 f"cannot write event log {self._path}: {error.strerror}", hint="free disk space"
             ) from error
-        finally:
-            self._draining.release()
 
     def abandon(self) -> None:
         """Close the file without an end mark; what the ring holds stays there."""
@@ -141,31 +150,51 @@ class RingWriter(EventWriter):
         super().abandon()
 
     def close(self) -> None:
-        """Write the end mark and everything else, and close the file; later calls do nothing."""
-        if self._fd < 0:
+        """Write the end mark and everything else, and close the file; later calls do nothing. What the disk does not
+        take stays in the ring, for the supervisor."""
+        if self._closed:
             return
         try:
+            if self._dropped is not None:
+                with suppress(LogError):  # there may be room by now to tell of it
+                    self.flush()
             self.write(Kind.ACTOR_ENDED)
-            self.flush()
+            with suppress(LogError):
+                self.flush()
         finally:
             self.abandon()
 
     def _put(self, line: bytes) -> None:
+        dropping = self._dropped is not None
+        if not dropping and self._ring.put(line):
+            return
+        self._drain(0.0 if dropping else PATIENCE_S)
+        if dropping and self._ring.used > CAPACITY // 2:  # not again after a line or two
+            raise OSError(errno.EAGAIN, "the file does not keep up")
         if self._ring.put(line):
             return
-        self.flush()
-        if not self._ring.put(line):  # longer than the whole ring
-            super()._put(line)
-            self._ring.passed(len(line))
+        if len(line) <= CAPACITY:
+            raise OSError(errno.EAGAIN, "the file does not keep up")
+        super()._put(line)
+        self._ring.passed(len(line))
+
+    def _drain(self, limit_s: float) -> None:
+        """Move all lines to the file. Raises OSError, also when another thread still does so after ``limit_s``."""
+        if not self._draining.acquire(timeout=limit_s):
+            raise OSError(errno.EAGAIN, f"the file takes nothing for {limit_s:g} s")
+        try:
+            if self._ring.head:
+                self._ensure_open()
+                self._ring.drain(self._fd)
+        finally:
+            self._draining.release()
 
     def _keep_draining(self) -> None:
         while not self._ending.wait(DRAIN_EVERY_S):
-            try:
-                self.flush()
-            except LogError:
-                continue  # the lines are kept; whoever finds the ring full, or closes it, says so
+            with suppress(OSError, LogError):  # the lines are kept; events are dropped once the ring is full
+                self._drain(END_LIMIT_S)
 
     def _end_thread(self) -> None:
         self._ending.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(ROOM_LIMIT_S)
+            self._thread.join(END_LIMIT_S)

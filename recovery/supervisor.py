@@ -32,6 +32,7 @@ from recovery.starvation import Pulse
 from recovery.strategy import Cause, StateFrom, Strategy
 from recovery.wire import CheckpointNote, Failed, Message, Ready
 
+LOG_RESERVE = 4 << 20  # bytes: a failure takes about 2,500, so that many can be written down on a full disk
 LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 
@@ -94,7 +95,9 @@ class Supervisor:
         self._home = home
         self._estate = estate
         log = estate.log if estate is not None else None
-        self._writer = EventWriter(spec.events, ORCHESTRATOR, time.monotonic_ns, after=log)
+        self._writer = EventWriter(
+            spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
+        )
         left = estate.processes if estate is not None else {}
         # Of processes that live, or whose end is still to be told.
         self._pids = {name: entry.pid for name, entry in left.items() if not entry.gone}

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import LogError
 from chaos.events import Kind, read_actor
-from recovery import marks, ring
+from recovery import marks
 from recovery.local import Children, Exited
 from recovery.ring import CAPACITY, LineRing, RingWriter
 
@@ -122,29 +121,6 @@ def test_a_line_longer_than_the_ring_comes_in_its_place(fd: int, tmp_path: Path)
     log = read_actor(tmp_path / "w0.jsonl")
     assert not log.problems
     assert [len(event.data["message"]) for event in log.events[:3]] == [6, CAPACITY + 1, 5]
-
-
-def test_a_disk_that_takes_nothing_is_felt_when_the_ring_is_full(
-    fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, marks.ring_of(fd))
-    real = os.writev
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ring.os, "writev", full)  # type: ignore[attr-defined]
-    count = 0
-    with pytest.raises(LogError, match="No space left"):
-        while True:
-            write(writer, "x" * 5000)
-            count += 1
-    assert count > CAPACITY // 5200
-    monkeypatch.setattr(ring.os, "writev", real)  # type: ignore[attr-defined]
-    write(writer, "space again")
-    writer.close()
-    log = read_actor(tmp_path / "w0.jsonl")
-    assert not log.problems and len(log.events) == count + 2
 
 
 @pytest.mark.real

@@ -63,6 +63,10 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
         finding = checker(evidence)
     except Exception as error:
         return unknown(f"the checker could not work on this log: {type(error).__name__}: {error}")
+    if finding.verdict == "fail" and evidence.log.has_dropped:
+        return unknown(
+            f"parts of the log were dropped for want of room, so that this proves nothing: {finding.witness}"
+        )
     if finding.verdict == "pass" and evidence.log.problems:
         return unknown(f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}")
     return finding

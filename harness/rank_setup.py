@@ -67,6 +67,7 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         "backend": desk.backend,
         "net": desk.net.model_dump(),
         "memory": desk.memory.model_dump(mode="json") if desk.memory is not None else None,
+        "job_id": f"{setup.id}-{setup.seed}",
         "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
         "checkpoint_keep": spec.checkpoint.keep,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import uuid
 from typing import Any
 
 from chaos.events import Event, EventWriter, Kind
@@ -23,6 +24,7 @@ def lone_job(config: JobConfig) -> Job:
     channel = _Answers(restore=config.checkpoint_dir is not None)
     agent = Agent(channel, orphaned=lambda: None)
     channel.agent = agent
+    config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
     return Job(config, agent, MarkPage(marks.create()), _Unwritten())
 
 

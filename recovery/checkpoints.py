@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,14 @@ REFUSED = "refused.json"
 FORMAT = 2
 _NAME = re.compile(r"^step-(\d{8})$")
 _STAGING, TRASH = ".staging-", ".deleted-"
+_WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
 
 Disk = Callable[[str, Path], None]
 """Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done, and may raise
 OSError in its place: the disk's own voice, or somebody who imitates it."""
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""Around each rename: whoever may not write (any more) gets an error instead. See ``recovery.fence``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,28 +197,32 @@ def newest_good(
     return None
 
 
-def staging_of(directory: Path, step: int, generation: int) -> Path:
+def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> Path:
     """Where the files of a checkpoint that is not committed yet are put, by all ranks that write a part of it."""
-    return directory / f"{_STAGING}{name_of(step)}-{generation}"
+    return directory / f"{_STAGING}{name_of(step)}-{epoch}-{generation}"
 
 
-def sweep(directory: Path, *, but: Path | None = None) -> None:
-    """Remove what saves that never came to their end left behind, except ``but``; only one job saves at a time."""
+def sweep(directory: Path, *, but: Path | None = None, until: tuple[int, int] | None = None) -> None:
+    """Remove what saves that never came to their end left behind, except ``but`` and what later epochs and generations
+    than ``until`` are writing."""
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name.startswith((_STAGING, TRASH)) and path != but:
+        writer = _WRITER.search(path.name)
+        newer = writer is not None and until is not None and (int(writer[1]), int(writer[2])) > until
+        if path.name.startswith((_STAGING, TRASH)) and path != but and not newer:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def commit(
     staging: Path, directory: Path, step: int, facts: Mapping[str, Any], *,
-    streams: Mapping[str, Sequence[Piece]] | None = None, disk: Disk | None = None,
+    streams: Mapping[str, Sequence[Piece]] | None = None, disk: Disk | None = None, guard: Guard = nullcontext,
 ) -> tuple[Checkpoint, int]:  # fmt: skip
     """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and
     its bytes.
 
     ``streams``: the pieces of files that are written, checksummed and synced; others are read for it. ``facts`` go
     into the manifest (JSON). A checkpoint of the same step left from before a rollback is replaced: the staged one
-    belongs to the lineage that survives. Raises OSError when the disk refuses; then nothing was committed.
+    belongs to the lineage that survives. Raises OSError when the disk refuses, and what ``guard`` raises; then nothing
+    was committed.
     """
     tell = disk or _silent
     files = {}
@@ -235,12 +243,14 @@ def commit(
     fsync_directory(staging)
     final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
     tell("rename", final)
-    take_back = put_in_place(staging, final, trash)
+    with guard():
+        take_back = put_in_place(staging, final, trash)
     try:
         tell("fsync", directory)
         fsync_directory(directory)
     except OSError:
-        take_back()  # reported as failed, so it must not be there
+        with guard():
+            take_back()  # reported as failed, so it must not be there
         raise
     for left in (staging, trash):
         shutil.rmtree(left, ignore_errors=True)

@@ -322,7 +322,7 @@ class Job(JobFacts):
         )  # fmt: skip
         self._group = group
         self.agent.entering(group)
-        self.checkpoints.joined(self.rank, self.layout)
+        self.checkpoints.joined(self.rank, self.layout, order.generation)
         self.checkpoints.distrust(order.trust, before=order.generation, deletes=self.rank == 0)
         try:
             self.check()
@@ -371,7 +371,7 @@ class Job(JobFacts):
             self.marks.enter(marks.IDLE)
         else:
             self._leave()
-            self.checkpoints.lost()
+        self.checkpoints.parked(lost=why not in ("pause", "nonfinite"))
         self._write(Kind.PARKED, step=self.state.step, valid=held.valid, why=why)
         self.agent.channel.send(
             Parked(

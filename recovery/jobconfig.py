@@ -55,8 +55,8 @@ class JobConfig(BaseModel):
 
     ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.interval``), 0 for never; ``memory``: checkpoints in
     memory besides, None: none; ``fresh``: initial values will do where nothing can be restored, and checkpoints of
-    earlier jobs are left alone; ``collective_timeout_s``, ``form_timeout_s``: last resorts, the supervisor is
-    faster.
+    earlier jobs are left alone; ``job_id``: the same in all processes of a job, and in no other (see
+    ``recovery.fence``); ``collective_timeout_s``, ``form_timeout_s``: last resorts, the supervisor is faster.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,5 +81,6 @@ class JobConfig(BaseModel):
     net: Net = Net()
     device: str = "cpu"
     fresh: bool = False
+    job_id: str = ""
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     form_timeout_s: float = FORM_TIMEOUT_S

@@ -55,7 +55,7 @@ class Seat(BaseModel):
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks that hold one copy
     of the model; ``batch``: see Strategy; ``restores``: the strategy needs checkpoints; ``memory``: there are some in
-    memory; ``fresh``: see JobConfig.
+    memory; ``fresh``, ``job_id``: see JobConfig.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,6 +82,7 @@ class Seat(BaseModel):
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     fresh: bool = False
+    job_id: str = ""
 
 
 @dataclass(kw_only=True)
@@ -187,7 +188,7 @@ def settle(
         checkpoint_every=every,
         checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
         saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory, net=seat.net,
-        verify_every=seat.verify_every, nonfinite=seat.nonfinite, fresh=seat.fresh,
+        verify_every=seat.verify_every, nonfinite=seat.nonfinite, fresh=seat.fresh, job_id=seat.job_id,
     )  # fmt: skip
     for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
         if getattr(config, name) < 1:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import checkpoints
-from recovery.checkpoints import TRASH, Checkpoint, Disk
+from recovery.checkpoints import TRASH, Checkpoint, Disk, Guard
 from recovery.pieces import CorruptCheckpoint
 
 MOST_ASIDE = 3  # set-aside checkpoints that are kept in a directory
@@ -44,12 +45,14 @@ class Agreement:
 def prune(
     directory: Path, keep: int, *, agreed: Agreement | None = None, recorded: Collection[str] = (),
     refused: Refused | None = None, disk: Disk | None = None, progress: Callable[[], None] | None = None,
+    guard: Guard = nullcontext,
 ) -> list[Checkpoint]:  # fmt: skip
     """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None: replicas are not
     compared) with the one to be agreed on next, and what those refer to; returns what is gone.
 
     Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or else verified, with
-    calls of ``progress``. Nothing goes either while it is not known when the replicas last agreed.
+    calls of ``progress``. Nothing goes either while it is not known when the replicas last agreed. Raises what
+    ``guard`` raises.
     """
     own, abandoned = checkpoints.by_lineage(directory)
     sound = [checkpoint for checkpoint in own if not checkpoints.is_refused(checkpoint)]
@@ -65,11 +68,16 @@ def prune(
     old = [checkpoint for checkpoint in (*own, *abandoned) if checkpoint.name not in needed]
     if not old or not any(_is_good(checkpoint, recorded, progress) for checkpoint in stay):
         return []
-    return _delete(directory, old, refused=refused, disk=disk)
+    return _delete(directory, old, refused=refused, disk=disk, guard=guard)
 
 
 def set_aside(
-    directory: Path, step: int, *, refused: Refused | None = None, disk: Disk | None = None
+    directory: Path,
+    step: int,
+    *,
+    refused: Refused | None = None,
+    disk: Disk | None = None,
+    guard: Guard = nullcontext,
 ) -> tuple[list[Checkpoint], list[str]]:
     """Rename the checkpoints of later steps, which may hold a corrupted state: ``doubtful-step-...``. Returns them,
     oldest first, and the names of those that had been set aside and are deleted, because there are more than
@@ -83,7 +91,8 @@ def set_aside(
         try:
             (disk or _silent)("delete", checkpoint.path)
             shutil.rmtree(aside, ignore_errors=True)
-            checkpoint.path.rename(aside)
+            with guard():
+                checkpoint.path.rename(aside)
         except OSError as error:
             if refused is not None:
                 refused(checkpoint, checkpoints.first_line(error))
@@ -106,7 +115,7 @@ def aside_in(directory: Path) -> list[str]:
 
 
 def _delete(
-    directory: Path, old: Sequence[Checkpoint], *, refused: Refused | None, disk: Disk | None
+    directory: Path, old: Sequence[Checkpoint], *, refused: Refused | None, disk: Disk | None, guard: Guard
 ) -> list[Checkpoint]:
     gone = []
     for checkpoint in old:
@@ -114,7 +123,8 @@ def _delete(
         try:
             (disk or _silent)("delete", checkpoint.path)
             shutil.rmtree(trash, ignore_errors=True)
-            checkpoint.path.rename(trash)  # so that it is there whole or not at all
+            with guard():
+                checkpoint.path.rename(trash)  # so that it is there whole or not at all
         except OSError as error:
             if refused is not None:
                 refused(checkpoint, checkpoints.first_line(error))

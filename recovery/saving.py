@@ -7,12 +7,14 @@ for one that is not there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.events import Kind
-from recovery.checkpoints import Checkpoint, Disk, first_line, name_of
+from recovery.checkpoints import Checkpoint, Disk, Guard, first_line, name_of
+from recovery.fence import Fenced
 from recovery.retention import prune, set_aside
 from recovery.wire import CheckpointNote
 
@@ -110,13 +112,15 @@ class Saving:
         ``recovery.retention.prune``."""
         self._report_pruned(pruned(directory, keep, **more))
 
-    def set_aside(self, directory: Path, step: int, *, disk: Disk | None = None) -> None:
+    def set_aside(
+        self, directory: Path, step: int, *, disk: Disk | None = None, guard: Guard = nullcontext
+    ) -> None:
         """Put checkpoints of later steps out of the way, which may hold a corrupted state, and say so."""
 
         def refused(old: Checkpoint, why: str) -> None:
             self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
 
-        moved, gone = set_aside(directory, step, refused=refused, disk=disk)
+        moved, gone = set_aside(directory, step, refused=refused, disk=disk, guard=guard)
         why = f"saved after step {step}, at which the replicas last agreed"
         for old in moved:
             self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
@@ -138,6 +142,8 @@ def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
     kept: list[tuple[Checkpoint | None, str]] = []
     try:
         gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), **more)
+    except Fenced:
+        return Pruned()  # it is for somebody else to say what goes
     except OSError as error:
         return Pruned(kept=((None, first_line(error)),))
     return Pruned(gone=tuple(gone), kept=tuple(kept))

@@ -126,9 +126,10 @@ class Supervisor:
         Raises InfrastructureError.
         """
         controller = self.controller
-        self._write(
-            Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns(), boot=boot_id()
-        )  # fmt: skip
+        host, now_ns = socket.gethostname(), time.time_ns()
+        self._name_job(
+            self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=host, wall_ns=now_ns, boot=boot_id())
+        )
         try:
             if self._estate is not None and self._estate.steps:
                 self._take_over(self._estate)
@@ -156,6 +157,13 @@ class Supervisor:
                 limit_bytes=self._spec.memory_bytes, replicate=False,
             )  # fmt: skip
         self.controller.start(self._first_state)
+
+    def _name_job(self, started: Event) -> None:
+        """By the first event of its log, whoever supervises it now."""
+        first = (
+            self._estate.log.events[0] if self._estate is not None and self._estate.log.events else started
+        )
+        self._job_id = f"{first.data['host']}-{first.data['pid']}-{first.data['wall_ns']:x}"
 
     @property
     def _first_state(self) -> StateFrom:
@@ -312,6 +320,7 @@ class Supervisor:
             checkpoint_dir=spec.checkpoint_dir, checkpoint_every=spec.checkpoint_every,
             checkpoint_keep=spec.checkpoint_keep, saves=spec.saves, memory=self._memory(),
             verify_every=spec.verify_every, nonfinite=self.strategy.nonfinite_policy, fresh=spec.fresh,
+            job_id=self._job_id,
         )  # fmt: skip
         return ScriptConfig(
             name=name, parent=0, events=spot.events, log=spot.logs / f"{name}.log" if spot.logs else None,

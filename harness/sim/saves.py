@@ -11,6 +11,7 @@ from chaos.events import Kind
 from harness.sim.state import State
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint
+from recovery.fence import Fence
 from recovery.retention import Agreement, aside_in
 from recovery.saving import Saving
 from recovery.wire import Agreed, Join, Unrecoverable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from harness.sim.rank import SimRank
 
 DATA_FILE = "state.bin"
+JOB = "simulated"
 
 
 class SimSaves:
@@ -29,6 +31,7 @@ class SimSaves:
         self._job = job
         self._agreed = -1
         self._refused: list[str] = []
+        self._fence = Fence(job.config.checkpoint_dir, JOB)
 
     def told(self, message: Agreed) -> None:
         """The replicas were the same at a step."""
@@ -38,11 +41,15 @@ class SimSaves:
         """A new generation; what may hold a corrupted state is put out of the way by rank 0."""
         job = self._job
         self._agreed = order.agreed if order.agreed >= 0 else self._agreed
+        if job.rank:
+            self._fence.give_up()
+        else:
+            self._fence.take(job.generation)
         if order.trust < 0 or job.rank:
             return
         if job.memory is not None:
             job.memory.distrust(order.trust, job.generation)
-        self._saving().set_aside(job.config.checkpoint_dir, order.trust)
+        self._saving().set_aside(job.config.checkpoint_dir, order.trust, guard=self._fence.held)
 
     def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
         """The one to restore, with its manifest."""
@@ -73,8 +80,9 @@ class SimSaves:
         agreed = Agreement(step=self._agreed, every=config.verify_every) if compared else None
         recorded = {checkpoints.name_of(step)}
         saving.prune(
-            config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk
-        )
+            config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk,
+            guard=self._fence.held,
+        )  # fmt: skip
         return True
 
     def _saving(self) -> Saving:
@@ -87,6 +95,7 @@ class SimSaves:
         if any(state.bad for state in states):
             raise RuntimeError("the state is not finite, so it is not saved")
         directory = job.config.checkpoint_dir
+        epoch = self._fence.enter(job.generation, takes=True)
         staging = directory / f".staging-{job.process.name}"
         checkpoints.sweep(directory)
         self._disk("mkdir", staging)
@@ -97,8 +106,9 @@ class SimSaves:
                 self._disk("write", path)
                 stream.write(part)
                 stream.flush()
-        facts = {"generation": job.generation, "since": self.since, "scalars": job.state.scalars()}
-        return checkpoints.commit(staging, directory, step, facts, disk=self._disk)
+        origin = {"epoch": epoch, "generation": job.generation, "since": self.since}
+        facts = {**origin, "scalars": job.state.scalars()}
+        return checkpoints.commit(staging, directory, step, facts, disk=self._disk, guard=self._fence.held)
 
     def _refuse(self, bad: Checkpoint, reason: str) -> None:
         self._refused.append(bad.name)

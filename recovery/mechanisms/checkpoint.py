@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recovery import checkpoints
-from recovery.checkpoints import Checkpoint, Disk
+from recovery.checkpoints import Checkpoint, Disk, Guard
 from recovery.mechanisms.saving import delta, sharded
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, described, share
 from recovery.mechanisms.saving.part import write_part
@@ -28,7 +29,8 @@ PARTS_TIMEOUT_S = 120.0
 class Order:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
     each is full; ``check``: raises when the save is to be given up; ``since``: the step from which the generation went
-    on (-1: unknown); ``progress``: called while something is read for it, None: not by the training thread.
+    on (-1: unknown); ``progress``: called while something is read for it, None: not by the training thread; ``enter``:
+    called before the first byte, returns the epoch; ``guard``: around each rename.
     """
 
     directory: Path
@@ -43,19 +45,21 @@ class Order:
     check: Callable[[], None]
     since: int = -1
     progress: Callable[[], None] | None = None
+    enter: Callable[[], int] = lambda: 0
+    guard: Guard = nullcontext
 
 
 def order_of(
     state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
     disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] | None = None, enter: Callable[[], int] = lambda: 0, guard: Guard = nullcontext,
 ) -> tuple[Order, list[Chunk]]:  # fmt: skip
     """A save of the state as it is now, and this writer's part of it: live references."""
     held = chunks_of(state.tensors())
     order = Order(
         directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
         writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
-        since=since, progress=progress,
+        since=since, progress=progress, enter=enter, guard=guard,
     )  # fmt: skip
     return order, share(held, writer, writers)
 
@@ -64,12 +68,15 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
     """Write this writer's part; writer 0 then waits for the others and commits: the checkpoint and its bytes.
 
     Raises OSError when the disk refuses, RuntimeError for a state that is not finite and for parts that are missing
-    or do not fit (TimeoutError is an OSError), and what ``check`` raises. Nothing is committed then.
+    or do not fit (TimeoutError is an OSError), and what ``check``, ``enter`` and ``guard`` raise. Nothing is committed
+    then.
     """
-    staging = checkpoints.staging_of(order.directory, order.step, order.generation)
+    epoch = order.enter()
+    staging = checkpoints.staging_of(order.directory, order.step, order.generation, epoch)
     known, number = delta.base_of(order.directory, order.step, order.writer, order.delta)
     if order.writer == 0:
-        checkpoints.sweep(order.directory, but=staging if order.writers > 1 else None)
+        but = staging if order.writers > 1 else None
+        checkpoints.sweep(order.directory, but=but, until=(epoch, order.generation))
         order.disk("mkdir", staging)
     staging.mkdir(parents=True, exist_ok=order.writers > 1)
     try:
@@ -84,10 +91,15 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
         gone = delta.missing(order.directory, streams)
         if gone is not None:
             raise RuntimeError(f"{gone} is gone, to which this delta refers: the next one is tried anew")
-        facts |= {"generation": order.generation, "since": order.since, "scalars": order.scalars}
+        facts |= {
+            "epoch": epoch,
+            "generation": order.generation,
+            "since": order.since,
+            "scalars": order.scalars,
+        }
         order.check()
         return checkpoints.commit(
-            staging, order.directory, order.step, facts, streams=streams, disk=order.disk
+            staging, order.directory, order.step, facts, streams=streams, disk=order.disk, guard=order.guard
         )
     except Exception as error:
         if order.writer:
@@ -129,16 +141,16 @@ def load(state: TrainState, reading: Reading) -> None:
 
 def restore_newest(
     state: TrainState, directory: Path, refused: Callable[[Checkpoint, str], None], *,
-    progress: Callable[[], None] | None = None, newer_than: int = -1,
+    progress: Callable[[], None] | None = None, wanted: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> Checkpoint | None:  # fmt: skip
     """Load the newest checkpoint that verifies into ``state``.
 
-    None when there is none, beyond step ``newer_than``. ``refused`` hears of bad ones. Raises CheckpointMismatch, with
+    None when there is none of those ``wanted``. ``refused`` hears of bad ones. Raises CheckpointMismatch, with
     nothing loaded, for one that is good and of another job.
     """
     for checkpoint in checkpoints.newest_first(directory):
-        if checkpoint.step <= newer_than:
-            return None
+        if not wanted(checkpoint):
+            continue
         try:
             reading = prepared(state, checkpoint, progress)
             reading.verify()

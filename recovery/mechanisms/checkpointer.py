@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from chaos.errors import EXIT_FAIL, ChaosError
 from chaos.events import Kind
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk
+from recovery.fence import Fence, Fenced
 from recovery.interval import History, parse
 from recovery.jobconfig import JobConfig
 from recovery.layout import Layout
@@ -29,6 +31,7 @@ from recovery.retention import Agreement, aside_in
 from recovery.saving import Outcome, Saving, Write, pruned
 from recovery.wire import Unrecoverable
 
+PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
 END_S = 60.0  # longest wait for a save that is under way, at the end and before a restore
 
 
@@ -77,6 +80,10 @@ class Checkpointer:
             set()
         )  # by this rank in this generation, so that nobody has to read them to know
         self._since = -1  # the step from which this generation went on
+        directory = config.checkpoint_dir
+        self._fence = Fence(directory, config.job_id) if directory is not None else None
+        self._placed = threading.Event()  # the save under way has its name
+        self._generation = 0  # the last that this rank joined
         self._doubted = (0, 0)  # generation and step, see distrust
         self._memory: Remembering | None = None
         if config.memory is not None:
@@ -118,26 +125,53 @@ class Checkpointer:
             began_s = self._saving.begin(step)
         self._entered(step, True)
         self._given_up, self._together, self._commits = threading.Event(), writers > 1, rank == 0
+        self._placed = threading.Event()
         order, chunks = self._order(directory, generation, rank, writers)
         if self._config.saves.mode == "async" and not pausing:
             self._save_later(order, chunks, began_s)
         else:
             self._save_now(order, chunks, began_s)
 
-    def lost(self) -> None:
-        """The generation is lost. A save by several ranks is given up; one that this rank writes alone goes on: what
-        it writes was committed by all.
+    def parked(self, *, lost: bool) -> None:
+        """This rank leaves its generation, and nothing that it saves gets its name from now on; one that has it already
+        is said here. A save that it writes alone goes on and waits: what it writes was committed by all, and this may
+        be the rank that saves in the next generation too. ``lost``: the generation is, and with it what others write.
         """
+        if self._fence is not None:
+            self._fence.suspend()
+        if self._placed.is_set():
+            self._background.wait(PLACED_S)
+        self._report()
+        if lost:
+            self.lost()
+
+    def lost(self) -> None:
+        """The generation is lost: a save by several ranks is given up."""
         self._history = self._history.failed()
         if self._together:
             self._given_up.set()
 
-    def joined(self, rank: int, layout: Layout) -> None:
-        """A new generation: what earlier ones have left of saves by several ranks is not to be mixed with its own."""
+    def joined(self, rank: int, layout: Layout, generation: int) -> None:
+        """A new generation: its rank 0 is who saves now, and nobody of an earlier one. What those have left of saves by
+        several ranks is not to be mixed with its own. Raises Fenced where somebody newer saves."""
         directory = self._config.checkpoint_dir
         self._written = set()
-        if rank == 0 and directory is not None and self._writers(layout) > 1:
-            checkpoints.sweep(directory)
+        if directory is None or self._fence is None:
+            return
+        if rank or generation != self._generation + 1:
+            self._fence.give_up()  # a save that waits for its name is not of this generation's past
+        self._generation = generation
+        try:
+            if rank == 0:
+                self._fence.take(generation)
+        except Fenced as error:
+            self._send(Unrecoverable(error=error.message))
+            raise
+        except OSError:
+            self._fence.give_up()  # a disk that takes nothing now: the next save tries again
+        if rank == 0 and self._writers(layout) > 1:
+            until = (self._fence.epoch, generation) if self._fence.epoch is not None else None
+            checkpoints.sweep(directory, until=until)
 
     def began(self, step: int) -> None:
         """The generation trains on from this step."""
@@ -154,7 +188,10 @@ class Checkpointer:
             self._memory.distrust(step, before)
         directory = self._config.checkpoint_dir
         if directory is not None and deletes:
-            self._saving.set_aside(directory, step, disk=self._on_disk)
+            try:
+                self._saving.set_aside(directory, step, disk=self._on_disk, guard=self._guard)
+            except Fenced:
+                pass  # whoever writes there now knows better
 
     def require(self, *, anew: bool, fresh: bool) -> None:
         """Nothing was restored: see whether initial values will do. ``anew``: the supervisor knows of no checkpoint
@@ -190,30 +227,50 @@ class Checkpointer:
         for candidate in self._memory.newest(group, layout) if self._memory is not None else ():
             if candidate.moment[0] < self._doubted[0] and candidate.step > self._doubted[1]:
                 continue
-            newer = self._from_disk(group, layout, newer_than=candidate.step)
+            newer = self._from_disk(group, layout, newer_than=candidate.moment)
             if newer is not None:
                 return newer
             if self._memory is not None and self._memory.restore(candidate, group, layout):
                 return candidate.name
-        return self._from_disk(group, layout, newer_than=-1)
+        return self._from_disk(group, layout, newer_than=None)
 
-    def _from_disk(self, group: Group, layout: Layout, *, newer_than: int) -> str | None:
-        directory = self._config.checkpoint_dir
+    def _from_disk(self, group: Group, layout: Layout, *, newer_than: tuple[int, int] | None) -> str | None:
+        directory, wanted = self._config.checkpoint_dir, partial(self._wanted, newer_than)
         if directory is None:
             return None
         if layout.shards > 1:
             found = restore_together(
                 self._state, directory, group, layout, self._refused, progress=self._progress,
-                device=self._config.device, newer_than=newer_than,
+                device=self._config.device, wanted=wanted,
             )  # fmt: skip
         else:
             found = checkpointing.restore_newest(
-                self._state, directory, self._refused, progress=self._progress, newer_than=newer_than
+                self._state, directory, self._refused, progress=self._progress, wanted=wanted
             )
         return found.name if found else None
 
+    def _wanted(self, newer_than: tuple[int, int] | None, checkpoint: Checkpoint) -> bool:
+        """Whether it may be restored: it is not in doubt, not of an earlier job where this one began anew, and newer
+        than generation and step of one in memory."""
+        epoch = self._fence.epoch if self._fence is not None else None
+        origin = checkpoints.origin_of(checkpoint)
+        if origin is None:  # it will be refused, and that is said
+            return newer_than is None or checkpoint.step > newer_than[1]
+        mine = origin.epoch == epoch
+        if self._config.fresh and not mine:
+            return False
+        before, step = self._doubted
+        if before and checkpoint.step > step and (not mine or origin.generation < before):
+            return False
+        if newer_than is None or epoch is None:
+            return newer_than is None or checkpoint.step > newer_than[1]
+        return mine and (origin.generation, checkpoint.step) > newer_than
+
     def close(self) -> None:
-        """Finish what is under way, within END_S."""
+        """Finish what is under way, within END_S. What waits for its name, as this rank has left its generation, is
+        given up."""
+        if self._fence is not None and self._fence.suspended:
+            self._fence.give_up()
         self._settle()
         if self._memory is not None:
             self._memory.close()
@@ -232,8 +289,22 @@ class Checkpointer:
         return checkpointing.order_of(
             self._state, directory, generation=generation, writer=rank, writers=writers,
             delta_every=self._config.saves.delta, disk=self._on_disk, check=check, since=self._since,
-            progress=self._progress,
+            progress=self._progress, enter=partial(self._enter, generation, rank == 0), guard=self._guard,
         )  # fmt: skip
+
+    def _enter(self, generation: int, takes: bool) -> int:
+        return self._fence.enter(generation, takes=takes) if self._fence is not None else 0
+
+    @contextmanager
+    def _guard(
+        self, *, waits: bool = False, check: Callable[[], None] | None = None,
+        placed: threading.Event | None = None, tenure: int | None = None,
+    ) -> Iterator[None]:  # fmt: skip
+        assert self._fence is not None
+        with self._fence.held(tenure=tenure, waits=waits, check=check):
+            yield
+            if placed is not None:
+                placed.set()
 
     def _save_now(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
         given_up = order.check
@@ -252,7 +323,9 @@ class Checkpointer:
         copies = self._snapshot.take(chunks)
         blocked_s = self._clock_s() - began_s
         self._history = self._history.saved(began_s, blocked_s)
-        order = replace(order, disk=self._on_disk_later, progress=None)
+        tenure = self._fence.tenure if self._fence is not None else None
+        guard = partial(self._guard, waits=True, check=order.check, placed=self._placed, tenure=tenure)
+        order = replace(order, disk=self._on_disk_later, progress=None, guard=guard)
         self._background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
 
     def _write_out(
@@ -267,7 +340,7 @@ class Checkpointer:
         self._written.add(outcome.saved[0].name)
         done = pruned(
             order.directory, self._config.checkpoint_keep, agreed=self._agreement(), recorded=self._written,
-            disk=order.disk, progress=order.progress,
+            disk=order.disk, progress=order.progress, guard=self._guard,
         )  # fmt: skip
         return replace(outcome, pruned=done)
 

@@ -21,17 +21,18 @@ _GOOD, _CORRUPT, _MISMATCH, _HALF = range(4)
 
 def restore_together(
     state: TrainState, directory: Path, group: Group, layout: Layout,
-    refused: Callable[[Checkpoint, str], None], *, progress: Callable[[], None], device: str, newer_than: int = -1,
+    refused: Callable[[Checkpoint, str], None], *, progress: Callable[[], None], device: str,
+    wanted: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> Checkpoint | None:  # fmt: skip
     """Load the newest checkpoint of which every rank of the first replica can verify its part; None when there is
-    none, beyond step ``newer_than``. Every rank of the group calls it; the others only learn which it is.
+    none of those ``wanted``. Every rank of the group calls it; the others only learn which it is.
 
     Rank 0 names one after the other. ``refused`` hears, on the ranks that found out, of those that do not verify.
     Raises GenerationLost, and on all ranks alike CheckpointMismatch and HalfLoaded.
     """
     reads = layout.replica_of(group.rank) == 0
     found = checkpoints.newest_first(directory) if group.rank == 0 else []
-    candidates = iter([checkpoint for checkpoint in found if checkpoint.step > newer_than])
+    candidates = iter([checkpoint for checkpoint in found if wanted(checkpoint)])
     while True:
         candidate = next(candidates, None)
         step = _told(group, candidate.step if candidate is not None else -1, device)

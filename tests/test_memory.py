@@ -329,7 +329,7 @@ def peer_of(keeper: Keeper, *, token: str = TOKEN) -> peering.Peers:
 def test_who_does_not_know_the_token_is_turned_away(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     keeper = start()
     with pytest.raises((OSError, talk.TalkError)):
-        peer_of(keeper, token="cd" * 32).note(0, (key(99),))
+        peer_of(keeper, token="cd" * 32).open(0)
     assert eventually(lambda: "does not know the run's token" in capfd.readouterr().err)
     assert peer_of(keeper).held() == ({0: ()}, {}), "and the keeper goes on"
 
@@ -425,7 +425,7 @@ def test_a_peer_lost_in_the_middle_of_a_copy_leaves_nothing_behind(start: Start)
     header, memory = part(7)
     peers = peer_of(keeper)
     with peers._connect(0) as sock:
-        talk.send(sock, talk.Put(node=9, held=(), header=header))
+        talk.send(sock, talk.Put(note=talk.Note(node=9, version=1, held=()), header=header))
         ready, _ = talk.receive_answer(sock, limit_s=5)
         assert isinstance(ready, talk.Kept)
         sock.sendall(memory.data[:4096])

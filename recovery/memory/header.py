@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recovery import pieces
 
-VERSION = 1  # of messages and headers
+VERSION = 2  # of messages and headers
 PIECE_BYTES = 4 << 20  # as on disk: small enough for a cache, large enough for speed
 MAX_STEP = 10**12
 _PREFIX = "memory-"

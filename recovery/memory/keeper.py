@@ -12,7 +12,9 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -20,10 +22,24 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field
 
 from recovery.memory import talk
+from recovery.memory.announcing import Announcer
 from recovery.memory.header import Key
 from recovery.memory.holdings import Holdings, Refusal
-from recovery.memory.peers import Address, Peers, receive_part
-from recovery.memory.talk import Ask, Fetch, Forget, Found, Held, Kept, Note, Offer, Put, Refused, TalkError
+from recovery.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
+from recovery.memory.talk import (
+    Ask,
+    Fetch,
+    Forget,
+    Found,
+    Held,
+    Kept,
+    Note,
+    Notes,
+    Offer,
+    Put,
+    Refused,
+    TalkError,
+)
 from recovery.processes import die_with, redirect_output
 from recovery.shown import say
 from recovery.wire import Channel, Extra, WireError
@@ -32,7 +48,8 @@ KEEPER = b'{"be":"keeper"'
 """What a KeeperConfig begins with, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
+TURN_S = 0.1
 LOOK_MS = 60_000
 CLOSE_LIMIT_S = 5.0
 REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
@@ -72,15 +89,22 @@ class Keeper:
             doubles=config.replicate and config.nodes > 1,
         )  # fmt: skip
         self._peers = Peers(config.node, self._token, config.peers)
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._announcer = Announcer(self._peers, heard=self._hear, failed=self._miss)
+        self._versions: dict[int, int] = {}
+        self._version = 0
+        self._lock = threading.Lock()
+        self._closed = False
         self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._ranks.bind("\0" + config.name)
         self._ranks.listen(MAX_CONNECTIONS)
         self._others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
         self.port: int = self._others.getsockname()[1]
         self._accepting = [
-            threading.Thread(target=self._accept, args=(listener, serve), daemon=True)
-            for listener, serve in ((self._ranks, self._serve_rank), (self._others, self._serve_peer))
+            threading.Thread(target=self._accept, args=(listener, serve, patient), daemon=True)
+            for listener, serve, patient in (
+                (self._ranks, self._serve_rank, False),
+                (self._others, self._serve_peer, True),
+            )
         ]
         for thread in self._accepting:
             thread.start()
@@ -88,13 +112,24 @@ class Keeper:
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
         """The other keepers are there now, and perhaps new: say what is here, and give the successor what it lacks; the
         thread returned ends when that is done."""
-        self._peers.know(addresses)
-        thread = threading.Thread(target=self._copy_again, daemon=True)
+        changed = self._peers.know(addresses)
+        for node in changed:
+            with self._lock:
+                self._versions.pop(node, None)
+            self._holdings.heard(node, ())
+        thread = threading.Thread(target=self._copy_again, args=(changed,), daemon=True)
         thread.start()
         return thread
 
+    def update(self, changes: dict[int, Address | None]) -> None:
+        """As ``know``, but only what is new; None: it is gone."""
+        known = {**self._peers.addresses, **changes}
+        self.know({node: address for node, address in known.items() if address is not None})
+
     def close(self) -> None:
         """Listen no longer."""
+        self._closed = True
+        self._announcer.close()
         for listener in (self._ranks, self._others):
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
@@ -104,26 +139,34 @@ class Keeper:
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], patient: bool) -> None:
+        """``patient``: whoever is one too many has to, and is not turned away."""
+        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         while True:
             try:
                 sock, _ = listener.accept()
             except OSError:
                 return  # closed
-            if not self._slots.acquire(blocking=False):
+            while (
+                not (free := slots.acquire(timeout=TURN_S if patient else 0)) and patient and not self._closed
+            ):
+                pass
+            if not free:
                 self._say(f"over {MAX_CONNECTIONS} connections: one is turned away")
                 sock.close()
                 continue
-            threading.Thread(target=self._attend, args=(sock, serve), daemon=True).start()
+            threading.Thread(target=self._attend, args=(sock, serve, slots), daemon=True).start()
 
-    def _attend(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    def _attend(
+        self, sock: socket.socket, serve: Callable[[socket.socket], None], slots: threading.BoundedSemaphore
+    ) -> None:
         try:
             with sock:
                 serve(sock)
         except (OSError, TalkError) as error:
             self._say(f"a connection ended: {type(error).__name__}: {error}")
         finally:
-            self._slots.release()
+            slots.release()
 
     def _serve_rank(self, sock: socket.socket) -> None:
         if not talk.same_user(sock):
@@ -152,13 +195,17 @@ class Keeper:
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         talk.admit(sock, self._token)
-        got = talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
-        ask = got[0] if got is not None else None
+        while (got := talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)) is not None:
+            self._answer_peer(sock, got[0])
+
+    def _answer_peer(self, sock: socket.socket, ask: Any) -> None:
         if isinstance(ask, Put):
             self._take_copy(sock, ask)
-        elif isinstance(ask, Note):
-            self._holdings.heard(ask.node, ask.held)
-            talk.send(sock, Kept(held=self._holdings.held()))
+        elif isinstance(ask, Notes):
+            for note in ask.notes:
+                self._hear(note.node, note)
+                self._announcer.announce(note, note.on)  # those may not have heard what is no news here
+            talk.send(sock, self._kept())
         elif isinstance(ask, Ask):
             talk.send(sock, Held(nodes={self._config.node: self._holdings.held()}))
         elif isinstance(ask, Forget):
@@ -170,8 +217,38 @@ class Keeper:
                 else:
                     talk.send(sock, Found(header=entry.header))
                     talk.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
-        elif ask is not None:
+        else:
             raise TalkError(f"a keeper may not send {type(ask).__name__}")
+
+    # ---- what they hold
+
+    def _note(self) -> Note:
+        """What is here now."""
+        with self._lock:
+            self._version = max(
+                self._version + 1, time.time_ns()
+            )  # above that of a keeper here before this one
+            return Note(node=self._config.node, version=self._version, held=self._holdings.held())
+
+    def _kept(self) -> Kept:
+        note = self._note()
+        return Kept(held=note.held, version=note.version)
+
+    def _hear(self, node: int, said: Note | Kept) -> None:
+        """What a keeper holds, unless something newer is known."""
+        with self._lock:
+            if said.version <= self._versions.get(node, 0) or node == self._config.node:
+                return
+            self._versions[node] = said.version
+            self._holdings.heard(node, said.held)
+
+    def _miss(self, node: int, error: Exception) -> None:
+        self._holdings.heard(node, ())
+        self._say(f"node {node} does not answer: {error}")
+
+    def _announce(self, nodes: Sequence[int]) -> None:
+        """Have others know what is here."""
+        wait(self._announcer.announce(self._note(), nodes), ASK_LIMIT_S)
 
     # ---- what they want
 
@@ -197,29 +274,21 @@ class Keeper:
             with self._holdings.lent(key) as entry:
                 try:
                     if entry is not None:
-                        kept = self._peers.put(successor, entry, self._holdings.held())
-                        self._holdings.heard(successor, kept.held)
+                        self._hear(successor, self._peers.put(successor, entry, self._note()))
                         copies = (successor,)
                 except (OSError, TalkError) as error:
                     alone = f"node {successor}: {error}"
                     if isinstance(error, OSError):  # it is gone, and what it held with it
                         self._holdings.heard(successor, ())
                     self._say(f"no copy of {key.label}: {alone}")
-        for node in self._peers.nodes():
-            if node != successor:
-                self._tell(node)
+        self._announce([node for node in self._peers.ring() if node != successor])
         return copies, alone
 
-    def _tell(self, node: int) -> None:
-        try:
-            self._holdings.heard(node, self._peers.note(node, self._holdings.held()))
-        except (OSError, TalkError) as error:
-            self._holdings.heard(node, ())
-            self._say(f"node {node} does not answer: {error}")
-
-    def _copy_again(self) -> None:
-        for node in self._peers.nodes():
-            self._tell(node)
+    def _copy_again(self, changed: Sequence[int]) -> None:
+        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything on to."""
+        note = self._note()
+        new = [node for node in self._peers.nodes() if node in changed and note.held]
+        wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
         successor = self._peers.successor() if self._config.replicate else None
         if successor is None:
             return
@@ -231,17 +300,16 @@ class Keeper:
     def _forget(self, ask: Forget) -> Kept:
         """Everywhere; a keeper that does not answer is lost, and so is what it held."""
         gone = set(self._holdings.forget(ask.step, ask.before))
-        for node in self._peers.nodes():
-            try:
-                gone |= set(self._peers.forget(node, ask.step, ask.before))
-            except (OSError, TalkError) as error:
-                self._say(f"node {node} was not told what is doubtful: {error}")
+        elsewhere, lost = self._peers.forget(ask.step, ask.before)
+        for node, why in lost.items():
+            self._say(f"node {node} was not told what is doubtful: {why}")
+        gone |= elsewhere
         return Kept(held=tuple(sorted(gone, key=lambda key: key.moment)))
 
     def _take_copy(self, sock: socket.socket, put: Put) -> None:
         header = put.header
         try:
-            self._holdings.heard(put.node, put.held)
+            self._hear(put.note.node, put.note)
             self._holdings.would_take(header)
             talk.send(sock, Kept())  # go on: now the data
             memory = receive_part(sock, header)
@@ -255,7 +323,7 @@ class Keeper:
             self._say(f"refused a copy of {header.key.label}: {error}")
             talk.send(sock, Refused(reason=str(error)))
             return
-        talk.send(sock, Kept(held=self._holdings.held()))
+        talk.send(sock, self._kept())
 
     def _hand_over(self, sock: socket.socket, key: Key) -> None:
         """Give a rank the descriptor of a part, of this node or fetched from another."""
@@ -303,9 +371,8 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
 
 def _obey(keeper: Keeper, message: Any) -> None:
     if isinstance(message, Extra) and message.topic == PEERS_TOPIC:
-        keeper.know(
-            {int(node): (str(host), int(port)) for node, (host, port) in message.payload["peers"].items()}
-        )
+        peers = message.payload["peers"].items()
+        keeper.update({int(node): (str(at[0]), int(at[1])) if at is not None else None for node, at in peers})
 
 
 def _awaited(sock: socket.socket) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -86,10 +86,12 @@ class Keepers:
 
     def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
         """Starts and ends since the last look; whoever ended has a successor, which begins empty."""
+        changed: set[int] = set()
         for report in self._housing.wait(timeout_s):
             if isinstance(report, Exited):
                 self._news.append(report)
                 node = self._node_of[report.process]
+                changed |= {node} if self._ports.pop(report.process, None) is not None else set()
                 wanted = not self._ending and self._keeper[node] == report.process
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
                     self._lacking.add(node)
@@ -99,7 +101,9 @@ class Keepers:
                 and report.message.topic == TOPIC
             ):
                 self._ports[report.process] = int(report.message.payload["port"])
-                self._introduce()
+                changed.add(self._node_of[report.process])
+        if changed and not self._ending:
+            self._introduce(changed)
         for node in sorted(self._lacking) if not self._ending else ():
             if self._housing.takes(node):
                 self._start(node)
@@ -146,12 +150,14 @@ class Keepers:
             if name in self._ports
         }
 
-    def _introduce(self) -> None:
-        """Tell all keepers where the others are."""
-        peers = self._peers()
+    def _introduce(self, changed: Collection[int]) -> None:
+        """Tell new keepers where all others are, and the others who is new and who is gone, all in one message each."""
+        peers = {str(node): list(address) for node, address in self._peers().items()}
+        news = {str(node): peers.get(str(node)) for node in changed}
         for node, process in self._keeper.items():
             if process in self._ports:
-                others = {str(n): list(address) for n, address in peers.items() if n != node}
+                told = peers if node in changed else news
+                others = {n: address for n, address in told.items() if n != str(node)}
                 self._housing.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
 
     def _await(self, nodes: Sequence[int]) -> None:
@@ -168,4 +174,4 @@ class Keepers:
                     )
             if time.monotonic() > deadline_s:
                 raise InfrastructureError(f"the keepers did not start within {START_LIMIT_S:.0f} s")
-        self._introduce()
+        self._introduce(nodes)

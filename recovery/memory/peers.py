@@ -1,11 +1,12 @@
-"""The keepers of the other nodes, as one keeper sees them: one short connection for each request."""
+"""The keepers of the other nodes, as one keeper sees them: a short connection for each request (announcements have
+others: ``recovery.memory.announcing``)."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ SEND_LIMIT_S = 10.0  # for the other side to take or give some bytes more, not f
 SHUN_S = (
     10.0  # a node that did not answer in time is not asked again for so long: each save would wait for it
 )
+AT_ONCE = 16  # nodes that are asked
 MIN_RATE = 10e6  # bytes/s; a transfer slower than this is given up
 
 Address = tuple[str, int]
@@ -41,11 +43,23 @@ class Peers:
         self._shunned: dict[int, float] = {}  # node -> until when
         self._lock = threading.Lock()
 
-    def know(self, addresses: Mapping[int, Address]) -> None:
-        """Where they are from now on."""
+    def know(self, addresses: Mapping[int, Address]) -> list[int]:
+        """Where they are from now on; those that are there anew, and those that are not there any more."""
         with self._lock:
-            self._addresses = dict(addresses)
+            before, self._addresses = self._addresses, dict(addresses)
             self._shunned = {}
+        return [n for n in sorted(before.keys() | addresses) if before.get(n) != addresses.get(n)]
+
+    @property
+    def addresses(self) -> dict[int, Address]:
+        """Where they are."""
+        with self._lock:
+            return dict(self._addresses)
+
+    def ring(self) -> list[int]:
+        """All others, from the next one on."""
+        nodes = self.nodes()
+        return [n for n in nodes if n > self._node] + [n for n in nodes if n < self._node]
 
     def nodes(self) -> list[int]:
         """All others."""
@@ -54,29 +68,24 @@ class Peers:
 
     def successor(self) -> int | None:
         """The node that holds copies of this one's: the next one in a ring of all; None: there is no other."""
-        nodes = self.nodes()
-        return next((node for node in nodes if node > self._node), nodes[0]) if nodes else None
+        return next(iter(self.ring()), None)
 
     def held(self) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
         """What they hold, and who does not answer and why; all are asked at once."""
         held: dict[int, tuple[Key, ...]] = {}
         lost: dict[int, str] = {}
-        nodes = self.nodes()
-        if not nodes:
-            return held, lost
-        with ThreadPoolExecutor(max_workers=min(16, len(nodes))) as pool:
-            for node, answer in zip(nodes, pool.map(self._ask_held, nodes), strict=True):
-                if isinstance(answer, str):
-                    lost[node] = answer
-                else:
-                    held[node] = answer
+        for node, answer in self._ask_all(self._ask_held):
+            if isinstance(answer, str):
+                lost[node] = answer
+            else:
+                held[node] = answer
         return held, lost
 
-    def put(self, node: int, entry: Entry, held: tuple[Key, ...]) -> Kept:
-        """Send a copy. Raises TalkError when it is refused, OSError."""
+    def put(self, node: int, entry: Entry, note: Note) -> Kept:
+        """Send a copy, and say what is held here. Raises TalkError when it is refused, OSError."""
         header = entry.header
         with self._connect(node) as sock:
-            talk.send(sock, Put(node=self._node, held=held, header=header))
+            talk.send(sock, Put(note=note, header=header))
             ready, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)  # a full keeper says so before the data
             if isinstance(ready, talk.Refused):
                 raise TalkError(ready.reason)
@@ -86,17 +95,18 @@ class Peers:
             return answer
         raise TalkError(answer.reason if isinstance(answer, talk.Refused) else "not an answer to a copy")
 
-    def note(self, node: int, held: tuple[Key, ...]) -> tuple[Key, ...]:
-        """Say what is held here; returns what is held there. Raises TalkError, OSError."""
-        with self._connect(node) as sock:
-            talk.send(sock, Note(node=self._node, held=held))
-            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
-        if isinstance(answer, Kept):
-            return answer.held
-        raise TalkError("not an answer to a note")
+    def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
+        """Have all let go of what is doubtful; what is gone, and who was not told and why. All are told at once."""
+        gone: set[Key] = set()
+        lost: dict[int, str] = {}
+        for node, answer in self._ask_all(lambda node: self._forget(node, step, before)):
+            if isinstance(answer, str):
+                lost[node] = answer
+            else:
+                gone |= set(answer)
+        return gone, lost
 
-    def forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
-        """Have it let go of what is doubtful; what is gone there. Raises TalkError, OSError."""
+    def _forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
         with self._connect(node) as sock:
             talk.send(sock, Forget(step=step, before=before))
             answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
@@ -115,18 +125,39 @@ class Peers:
                 )
             return answer.header, receive_part(sock, answer.header, check=False)
 
-    def _ask_held(self, node: int) -> tuple[Key, ...] | str:
-        try:
-            with self._connect(node, restoring=True) as sock:
-                talk.send(sock, Ask())
-                answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
-        except (OSError, TalkError) as error:
-            return str(error) or type(error).__name__
-        return answer.nodes.get(node, ()) if isinstance(answer, Held) else "not an answer to a list"
+    def _ask_all(self, ask: Callable[[int], tuple[Key, ...]]) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
+        """Each other node with what it answers, or why it does not."""
+
+        def answer(node: int) -> tuple[Key, ...] | str:
+            try:
+                return ask(node)
+            except (OSError, TalkError) as error:
+                return str(error) or type(error).__name__
+
+        if nodes := self.nodes():
+            with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(nodes))) as pool:
+                yield from zip(nodes, pool.map(answer, nodes), strict=True)
+
+    def _ask_held(self, node: int) -> tuple[Key, ...]:
+        with self._connect(node, restoring=True) as sock:
+            talk.send(sock, Ask())
+            answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
+        if isinstance(answer, Held):
+            return answer.nodes.get(node, ())
+        raise TalkError("not an answer to a list")
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
         """``restoring``: it is worth the wait, whatever happened a moment ago."""
+        try:
+            with self.open(node, restoring=restoring) as sock:
+                yield sock
+        except TimeoutError:
+            self._shun(node)
+            raise
+
+    def open(self, node: int, *, restoring: bool = False) -> socket.socket:
+        """A connection, both ends proven. Raises TalkError, OSError."""
         with self._lock:
             address = self._addresses.get(node)
             shunned = time.monotonic() < self._shunned.get(node, 0.0)
@@ -135,14 +166,21 @@ class Peers:
         if shunned and not restoring:
             raise ConnectionRefusedError(f"node {node} did not answer in time a moment ago")
         try:
-            with socket.create_connection(address, timeout=CONNECT_LIMIT_S) as sock:
+            sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
+            try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 talk.enter(sock, self._token)
-                yield sock
+            except BaseException:
+                sock.close()
+                raise
         except TimeoutError:
-            with self._lock:
-                self._shunned[node] = time.monotonic() + SHUN_S
+            self._shun(node)
             raise
+        return sock
+
+    def _shun(self, node: int) -> None:
+        with self._lock:
+            self._shunned[node] = time.monotonic() + SHUN_S
 
 
 def receive_part(sock: socket.socket, header: Header, *, check: bool = True) -> MemoryFile:

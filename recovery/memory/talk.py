@@ -42,20 +42,28 @@ class Offer(_Message):
 
 
 class Put(_Message):
-    """From the keeper of ``node``, which holds ``held``; the data follow: keep a copy of this."""
+    """From a keeper, which says what it holds; the data follow: keep a copy of this."""
 
     ask: Literal["put"] = "put"
-    node: int
-    held: tuple[Key, ...]
+    note: Note
     header: Header
 
 
 class Note(_Message):
-    """From the keeper of ``node``: it holds ``held`` now."""
+    """The keeper of ``node`` holds ``held``; ``version``: higher than that of anything it said before; ``on``: nodes
+    that whoever gets this passes it on to, in the order of the ring."""
 
-    ask: Literal["note"] = "note"
     node: int
+    version: int
     held: tuple[Key, ...]
+    on: tuple[int, ...] = ()
+
+
+class Notes(_Message):
+    """From a keeper, over a connection that stays: what some hold now."""
+
+    ask: Literal["notes"] = "notes"
+    notes: tuple[Note, ...]
 
 
 class Ask(_Message):
@@ -82,10 +90,11 @@ class Forget(_Message):
 
 class Kept(_Message):
     """It is kept. ``released``: buffers of this seat that may be used again; ``copies``: nodes that hold it besides;
-    ``alone``: why there is no copy."""
+    ``alone``: why there is no copy; ``version``: as of ``Note``, in an answer to a keeper."""
 
     answer: Literal["kept"] = "kept"
     held: tuple[Key, ...] = ()
+    version: int = 0
     released: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
     alone: str = ""
@@ -113,7 +122,7 @@ class Found(_Message):
     header: Header
 
 
-Request = Offer | Put | Note | Ask | Fetch | Forget
+Request = Offer | Put | Notes | Ask | Fetch | Forget
 _ASKS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 _ANSWERS: TypeAdapter[Kept | Refused | Held | Found] = TypeAdapter(
     Annotated[Kept | Refused | Held | Found, Field(discriminator="answer")]

@@ -31,16 +31,13 @@ def test_one_that_hangs_is_found_while_others_are_not_heard_of() -> None:
 
 
 def test_a_rank_is_not_late_at_once_when_it_is_heard_of_again() -> None:
-    detector = trained()
+    detector, away = trained(), {"w0": UNHEARD, "w1": UNHEARD}
     marks = {"w0": mark("forward"), "w1": mark("collective")}
-    assert watch(detector, marks, for_s=60.0, states={"w0": UNHEARD}) is not None, "w1 waits for it"
-    detector = trained()
-    both = {"w0": mark("forward"), "w1": mark("forward", step=30)}
-    assert watch(detector, {**both}, for_s=0.3) is None
-    assert watch(detector, both, for_s=60.0, states={"w0": UNHEARD, "w1": UNHEARD}) is None
-    assert watch(detector, both, for_s=0.2) is None, "only what was seen counts"
-    late = watch(detector, both, for_s=0.4)
-    assert late is not None and late.process
+    assert watch(detector, marks, for_s=0.3) is None
+    assert watch(detector, marks, for_s=60.0, states=away) is None
+    assert watch(detector, marks, for_s=0.2) is None, "only what was seen counts"
+    late = watch(detector, marks, for_s=0.6)
+    assert late is not None and late.process == "w0" and late.silent_s < 1.0
 
 
 def test_all_that_are_heard_of_wait_for_others_and_nobody_is_to_blame() -> None:

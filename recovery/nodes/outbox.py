@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recovery.nodes.link import Lazy, Link, Post
 from recovery.nodes.protocol import Frame, Tell
-from recovery.wire import Message
+from recovery.wire import Extra, Message
 
-LONGEST = 1 << 20  # characters in one line, as far as it is one message's choice
+LONGEST = 1 << 20  # characters in one line, unless one message has more
+USUAL = 400  # in what a message has of its own; only a message of others may have more
 
 Letter = tuple[str, Message]
 """A message, and the process that it is for."""
@@ -69,17 +69,21 @@ class Outbox(Post):
 def together(letters: Sequence[Letter]) -> Iterator[Tell]:
     """Lines for some messages, in their order."""
     for _, group in itertools.groupby(letters, key=lambda letter: type(letter[1])):
-        dumped = [(process, message.model_dump(mode="json")) for process, message in group]
-        first = dumped[0][1]
-        common = {key: value for key, value in first.items() if all(d[key] == value for _, d in dumped)}
+        people = list(group)
+        first = vars(people[0][1])
+        common = {
+            key: value for key, value in first.items() if all(vars(message)[key] == value for _, message in people)
+        }  # fmt: skip
+        apart = [key for key in first if key not in common]
         each: list[tuple[str, dict[str, Any]]] = []
         length = 0
-        for process, fields in dumped:
-            own = {key: value for key, value in fields.items() if key not in common}
-            size = len(json.dumps(own)) + len(process)
+        for process, message in people:
+            fields = vars(message)
+            own = {key: fields[key] for key in apart}
+            size = len(message.model_dump_json()) if isinstance(message, Extra) else USUAL
             if each and length + size > LONGEST:
-                yield Tell(common=common, each=tuple(each))
+                yield Tell.model_construct(common=common, each=tuple(each))
                 each, length = [], 0
             each.append((process, own))
             length += size
-        yield Tell(common=common, each=tuple(each))
+        yield Tell.model_construct(common=common, each=tuple(each))

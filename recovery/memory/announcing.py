@@ -59,9 +59,9 @@ class Line:
         """End it, after what waits."""
         self._waiting.put(None)
 
-    def join(self) -> None:
-        """Wait for its end."""
-        self._thread.join(CLOSE_LIMIT_S)
+    def await_end(self, limit_s: float) -> None:
+        """After ``close``, wait until nothing is told any more."""
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
         ends = False
@@ -78,11 +78,12 @@ class Line:
 
     def _take(self) -> list[tuple[Note, Future[None]] | None]:
         """All that waits; waits for something to."""
-        try:
-            letters = [self._waiting.get(timeout=IDLE_S)]
-        except queue.Empty:
-            self._hang_up()
-            letters = [self._waiting.get()]
+        letters: list[tuple[Note, Future[None]] | None] = []
+        while not letters:
+            try:
+                letters.append(self._waiting.get(timeout=IDLE_S))
+            except queue.Empty:
+                self._hang_up()
         while letters[-1] is not None and not self._waiting.empty():
             letters.append(self._waiting.get_nowait())
         return letters
@@ -149,7 +150,7 @@ class Announcer:
         for line in lines:
             line.close()
         for line in lines:
-            line.join()
+            line.await_end(CLOSE_LIMIT_S)
 
     def _say(self, node: int, note: Note) -> Future[None]:
         with self._lock:

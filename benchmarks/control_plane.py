@@ -1,0 +1,218 @@
+"""What a failure costs the supervisor, by the number of ranks: ``python -m benchmarks.control_plane``.
+
+The real controller and strategies over hands that do nothing but serialize each message, as a link would; no processes.
+One rank of a job that trains dies, the others park. Measured is one core's time from the last park to the joins sent, and
+how much memory that took besides what was there; the whole of the failure, with every message read; and one tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.events import Kind
+from recovery.controller import Controller, Stage
+from recovery.marks import Mark
+from recovery.strategies.checkpoint_restart import CheckpointRestart
+from recovery.strategies.drop_replica import DropReplica
+from recovery.strategies.hot_spare import HotSpare
+from recovery.strategy import Strategy
+from recovery.wire import Joined, Message, Parked, Ready
+
+WORLDS = (64, 256, 1024, 4096, 16384)
+ROUNDS = 3
+STEP = 57
+BLANK = Mark(generation=0, step=0, phase="idle", collective=0, time_ns=0, committed=0, last_seq=-1)
+
+
+class Nobody:
+    """Hands without a world. ``sent``: messages by type, ``bytes``: their length on the wire."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sent: Counter[str] = Counter()
+        self.bytes = 0
+        self.logged = 0
+        self.marks: dict[str, Mark] = {}
+        self.count = 0
+
+    def now_s(self) -> float:
+        """A clock that stands still while the controller thinks."""
+        return self.now
+
+    def spawn(self, role: str, mode: str) -> str:
+        """A name."""
+        name = f"{'s' if role == 'spare' else 'w'}{self.count}"
+        self.count += 1
+        self.marks[name] = BLANK
+        return name
+
+    def send(self, process: str, message: Message) -> bool:
+        """To nowhere."""
+        self.sent[type(message).__name__] += 1
+        self.bytes += len(message.model_dump_json()) + 1
+        return True
+
+    def kill(self, process: str) -> None:
+        """Nothing."""
+
+    def mark(self, process: str) -> Mark:
+        """As the benchmark says."""
+        return self.marks[process]
+
+    def os_state(self, process: str) -> str:
+        """Asleep."""
+        return "S"
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> None:
+        """Counted."""
+        self.logged += 1
+
+
+@dataclass(kw_only=True)
+class Cost:
+    """Of one failure. Seconds, except for ``messages`` and ``wire_mb`` (all four kinds) and ``extra_mb`` (memory)."""
+
+    world: int
+    decide_s: float = 0.0
+    whole_s: float = 0.0
+    start_s: float = 0.0
+    tick_s: float = 0.0
+    extra_mb: float = 0.0
+    messages: int = 0
+    wire_mb: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+
+
+class Job:
+    """A job in training."""
+
+    def __init__(self, strategy: Strategy, world: int, shards: int = 1) -> None:
+        self.hands = Nobody()
+        self.control = Controller(
+            strategy, self.hands, world=world, shards=shards, steps=10_000, store_port=1
+        )
+        self.control.start()
+        for name in list(self.hands.marks):
+            self.control.on_message(name, Ready())
+        self.all_join(STEP - 1)
+
+    def all_join(self, step: int) -> None:
+        """Everybody who was told to has joined."""
+        for name in self.control.members:
+            self.at(name, step)
+            self.control.on_message(
+                name, Joined(generation=self.control.generation, step=step, checkpoint=None)
+            )
+        assert self.control.stage is Stage.TRAINING
+
+    def at(self, name: str, step: int) -> None:
+        """Its mark, of this moment."""
+        self.hands.marks[name] = Mark(
+            generation=self.control.generation, step=step + 1, phase="forward", collective=1,
+            time_ns=int(self.hands.now * 1e9), committed=step, last_seq=0,
+        )  # fmt: skip
+
+    def park(self, name: str) -> None:
+        """It left the generation."""
+        self.control.on_message(
+            name, Parked(generation=self.control.generation, step=STEP, valid=True, why="aborted")
+        )
+
+
+def cost_of(strategy: Strategy, world: int, *, shards: int = 1, memory: bool = False) -> Cost:
+    """Of the loss of one rank. ``memory``: traced, which makes it slower."""
+    cost, began = Cost(world=world), time.perf_counter()
+    job = Job(strategy, world, shards)
+    cost.start_s = time.perf_counter() - began
+    for name in job.control.members:
+        job.at(name, STEP)
+    began = time.perf_counter()
+    job.control.tick()
+    cost.tick_s = time.perf_counter() - began
+    job.hands.sent.clear()
+    job.hands.bytes = 0
+    gc.collect()
+    others = list(job.control.members)
+    victim = others.pop(world // 2)
+    began = time.perf_counter()
+    job.control.on_exit(victim, "signal 9")
+    for name in others[:-1] if strategy.keeps_survivors else ():
+        job.park(name)
+    for name in list(job.hands.marks)[world:-1] if not strategy.keeps_survivors else ():
+        job.control.on_message(name, Ready())
+    if memory:
+        tracemalloc.start()
+    last = time.perf_counter()
+    if strategy.keeps_survivors:
+        job.park(others[-1])
+    else:
+        for name in list(job.hands.marks)[-1:]:
+            job.control.on_message(name, Ready())
+    cost.decide_s = time.perf_counter() - last
+    if memory:
+        cost.extra_mb = tracemalloc.get_traced_memory()[1] / 1e6
+        tracemalloc.stop()
+    job.all_join(STEP)
+    cost.whole_s = time.perf_counter() - began
+    cost.sent, cost.wire_mb = job.hands.sent, job.hands.bytes / 1e6
+    return cost
+
+
+def curve(
+    strategy: Strategy, worlds: Sequence[int] = WORLDS, *, shards: int = 1, rounds: int = ROUNDS
+) -> list[Cost]:
+    """The median of ``rounds`` for each number of ranks."""
+    found = []
+    for world in worlds:
+        costs = [cost_of(strategy, world, shards=min(shards, world)) for _ in range(rounds)]
+        cost = sorted(costs, key=lambda each: each.decide_s)[rounds // 2]
+        cost.whole_s = statistics.median(each.whole_s for each in costs)
+        cost.extra_mb = cost_of(strategy, world, shards=min(shards, world), memory=True).extra_mb
+        found.append(cost)
+    return found
+
+
+HEAD = (
+    "ranks", "last park to joins sent, ms", "memory for it, MB", "whole failure, ms", "messages", "sent, MB", "a tick, ms",
+)  # fmt: skip
+
+
+def rows_of(costs: Sequence[Cost]) -> str:
+    """A table in Markdown."""
+    rows = [HEAD, ("---",) * len(HEAD)]
+    for cost in costs:
+        figures = 1e3 * cost.decide_s, cost.extra_mb, 1e3 * cost.whole_s
+        rows.append((
+            str(cost.world), *(f"{each:.1f}" for each in figures), str(sum(cost.sent.values())),
+            f"{cost.wire_mb:.2f}", f"{1e3 * cost.tick_s:.1f}",
+        ))  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def main() -> None:
+    """Print the tables."""
+    args = argparse.ArgumentParser(description=__doc__)
+    args.add_argument("--most", type=int, default=WORLDS[-1], help="ranks")
+    args.add_argument("--rounds", type=int, default=ROUNDS)
+    given = args.parse_args()
+    worlds = [world for world in WORLDS if world <= given.most]
+    for title, strategy, shards in (
+        ("hot-spare", HotSpare(), 1), ("hot-spare, replicas of 8 shards", HotSpare(), 8),
+        ("drop-replica", DropReplica(), 1), ("checkpoint-restart, from the last process ready", CheckpointRestart(), 1),
+    ):  # fmt: skip
+        print(f"**{title}**, one rank of all dies, median of {given.rounds}\n", flush=True)
+        print(rows_of(curve(strategy, worlds, shards=shards, rounds=given.rounds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -118,14 +118,15 @@ class Adopter(Standing):
         what ``start`` was, or would have been, told."""
         self._past, self._first_state = known, state
         self.stage = Stage.ADOPTING
+        ranks = {name: rank for rank, name in enumerate(known.members)}
         for name, role in known.roles.items():
             entry = self._crew.know(name, role)
-            entry.rank = known.members.index(name) if name in known.members else None
+            entry.rank = ranks.get(name)
             entry.shard = known.shard.get(name)
             if name in known.dead:
                 entry.health, entry.expected_exit = Health.DEAD, True
             elif name in known.ready:
-                entry.health = Health.TRAINING if name in known.members else Health.READY
+                entry.health = Health.TRAINING if name in ranks else Health.READY
         self._crew.members = known.members
         self._formation.restore(known.generation, known.rollbacks)
         self._digests.adopted(
@@ -154,12 +155,12 @@ class Adopter(Standing):
             entry.health = Health.TRAINING
             entry.finished = status.place == "finished"
             if (
-                entry.name not in self.members
+                self._crew.rank_of(entry.name) is None
                 or status.generation != self.generation
                 or status.place == "joining"
             ):
                 self._past.ready_generation = -1  # it is on its way into another
-        elif status.generation and entry.name in self.members:
+        elif status.generation and self._crew.rank_of(entry.name) is not None:
             entry.health = Health.PARKED
         elif status.generation:  # its replica is broken; the job may have gone on without it since
             entry.health, entry.valid = Health.READY, False

@@ -106,8 +106,8 @@ class Controller(Corruptions, Lookout):
 
     def on_message(self, process: str, message: object) -> None:
         """A process sent something."""
-        entry = self._crew[process]
-        if entry.health is Health.DEAD or self.stage is Stage.DONE:
+        entry = self._crew.get(process)
+        if entry is None or entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
         match message:
             case Status():
@@ -135,17 +135,22 @@ class Controller(Corruptions, Lookout):
 
     def on_dying(self, process: str) -> None:
         """A process is ending and trains no more; ``on_exit`` follows. There may be no such warning."""
-        entry = self._crew[process]
-        if self.stage not in (Stage.ENDING, Stage.DONE) and entry.health is not Health.DEAD:
+        entry = self._crew.get(process)
+        if entry is None or self.stage in (Stage.ENDING, Stage.DONE):
+            return
+        if entry.health is not Health.DEAD:
             entry.health = Health.DEAD
             self._fail(entry, Cause.EXIT, entry.error or "its process ends")
 
     def on_exit(self, process: str, how: str) -> None:
         """A process is gone. ``how``: for people, such as ``signal 9``."""
-        entry = self._crew[process]
-        if entry.health is Health.DEAD:
-            return  # it was given up before
-        entry.health = Health.DEAD
+        entry = self._crew.get(process)
+        if entry is None:
+            return
+        given_up = entry.health is Health.DEAD
+        self._crew.exited(entry)
+        if given_up:
+            return
         if self.stage is Stage.ENDING:
             self._finish_if_gone()
         else:
@@ -163,8 +168,7 @@ class Controller(Corruptions, Lookout):
     def _on_ready(self, entry: Process, versions: Mapping[str, str] | None = None) -> None:
         entry.health, entry.versions = Health.READY, versions or {}
         self.hands.record(Kind.PROCESS_READY, process=entry.name)
-        others = (p.versions for p in self._crew.alive if p is not entry and p.versions)
-        if why := misfit(entry.versions, next(others, {})):
+        if why := misfit(entry.versions, self._crew.other_versions(entry)):
             self._fail(entry, Cause.UNFIT, why)
             return
         if self.stage in (Stage.STARTING, Stage.WAITING):
@@ -211,7 +215,7 @@ class Controller(Corruptions, Lookout):
         entry.noticed = True
         detail = "told by SIGTERM that it will be ended soon"
         self._failures.history.append(self._declare(entry, Cause.NOTICE, self._crew.step_of(entry), detail))
-        if entry.name in self.members or self._formation.awaits(entry.name):
+        if self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name):
             answer = self.strategy.on_notice
         else:
             self._crew.fence(entry)
@@ -228,7 +232,7 @@ class Controller(Corruptions, Lookout):
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
         if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
-        concerned = entry.name in self.members or self._formation.awaits(entry.name)
+        concerned = self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name)
         (self._failures.current if concerned else self._failures.history).append(failure)
         if self.stage is Stage.ADOPTING:
             self._heard(entry)
@@ -237,7 +241,7 @@ class Controller(Corruptions, Lookout):
         elif self.stage is Stage.STOPPING:
             self._decide_if_parked()
         elif self.stage is Stage.WAITING and self._formation.awaits(entry.name):
-            self._formation.pending = None
+            self._formation.drop()
             self._decide()
         elif self.stage is not Stage.WAITING and concerned:
             self._stop_generation()
@@ -268,7 +272,7 @@ class Controller(Corruptions, Lookout):
         self._crew.abort(self.generation)
 
     def _on_parked(self, entry: Process, message: Parked) -> None:
-        if message.generation != self.generation or entry.name not in self.members:
+        if message.generation != self.generation or self._crew.rank_of(entry.name) is None:
             return
         entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
         entry.finished, entry.pending = False, message.pending
@@ -278,7 +282,7 @@ class Controller(Corruptions, Lookout):
         elif self.stage is Stage.STOPPING:
             self._decide_if_parked()
         elif message.why == "pause" and self.stage is Stage.PAUSING:
-            if all(member.health is Health.PARKED for member in self._crew.member_processes()):
+            if self._crew.all_parked:
                 self._act(self.strategy.on_paused(self._view()))
         elif message.why != "pause":
             self._suspect(message.error)
@@ -292,8 +296,7 @@ class Controller(Corruptions, Lookout):
     def _decide_if_parked(self) -> None:
         if self.stage is not Stage.STOPPING:
             return
-        members = self._crew.member_processes()
-        if any(entry.health is Health.TRAINING for entry in members):
+        if self._crew.some_train:
             return
         if not self._failures.current:
             if self._failures.suspected_s is None:
@@ -304,6 +307,7 @@ class Controller(Corruptions, Lookout):
                 return
             failure = self._declare(None, Cause.ERROR, self.committed + 1, self._failures.suspicion)
             self._failures.current.append(failure)
+        members = self._crew.member_processes()
         parked = [entry for entry in members if entry.health is Health.PARKED]
         held = {e.name: {"step": e.step, "valid": e.valid, "pending": e.pending} for e in parked}
         self.hands.record(Kind.SURVIVORS_PARKED, processes=held)
@@ -347,7 +351,7 @@ class Controller(Corruptions, Lookout):
     def _end_if_finished(self) -> None:
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
             return
-        if all(member.finished for member in self._crew.member_processes()):
+        if self._crew.all_finished:
             self._complete()
 
     def _complete(self) -> None:
@@ -362,7 +366,7 @@ class Controller(Corruptions, Lookout):
         self._finish_if_gone()
 
     def _finish_if_gone(self) -> None:
-        if not self._crew.alive:
+        if self._crew.all_dead:
             self.stage = Stage.DONE
 
     def _view(self) -> ClusterView:

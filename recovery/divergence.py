@@ -46,6 +46,7 @@ class DigestBook:
         self.agreed: int | None = 0
         self._generation = 0
         self._members: tuple[str, ...] = ()
+        self._awaited: frozenset[str] = frozenset()
         self._layout = Layout(world=1)
         self._open: dict[int, dict[str, str]] = {}
         self._saved: set[int] = set()
@@ -91,6 +92,7 @@ class DigestBook:
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
         """A generation is told to form."""
         self._generation, self._members, self._open = generation, tuple(members), {}
+        self._awaited = frozenset(members)
         self._layout = Layout(world=len(members), shards=shards)
 
     def formed(self, *, restored: int | None, checkpoint: bool = False) -> None:
@@ -105,7 +107,7 @@ class DigestBook:
 
     def note(self, process: str, generation: int, step: int, digest: str) -> Disagreement | None:
         """A member's digest of a step; what is wrong with it, once all have come."""
-        if generation != self._generation or process not in self._members:
+        if generation != self._generation or process not in self._awaited:
             return None
         digests = self._open.setdefault(step, {})
         digests[process] = digest

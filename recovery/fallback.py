@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from recovery.patience import Row
-from recovery.seating import common_step, missing_shards, seat
+from recovery.seating import by_shard, common_step, missing_shards, seat
 from recovery.strategy import (
     Cause,
     ClusterView,
@@ -55,7 +56,7 @@ def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
     One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it gets the
     state from another.
     """
-    blamed = suspects(view)
+    blamed = set(suspects(view))
     return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
 
 
@@ -86,12 +87,13 @@ def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
     """
     people = kept(view)
     members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
-    if common_step([p for p in people if p.name in members], view.shards) is None:
+    seated = set(members)
+    if common_step([p for p in people if p.name in seated], view.shards) is None:
         return None
-    return Form(members=members, state=StateFrom.PEER, bench=waiting(people, members))
+    return Form(members=members, state=StateFrom.PEER, bench=waiting(people, seated))
 
 
-def waiting(people: Iterable[ProcessView], members: Collection[str]) -> tuple[str, ...]:
+def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[str, ...]:
     """Of these processes, the parked ones that are no members: they wait for a place in a whole replica."""
     return tuple(p.name for p in people if p.health is Health.PARKED and p.name not in members)
 
@@ -152,10 +154,11 @@ def replaceable(view: ClusterView) -> tuple[str, ...] | None:
 
     None when the parts that are left do not make one whole state.
     """
-    blamed = suspects(view)
+    blamed = set(suspects(view))
     healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
     replaced = tuple(p.name for p in view.survivors if p.name in blamed and p.shard in healthy)
-    left = [p for p in view.survivors if p.name not in replaced]
+    removed = set(replaced)
+    left = [p for p in view.survivors if p.name not in removed]
     return replaced if common_step(left, view.shards) is not None else None
 
 
@@ -276,7 +279,8 @@ def with_room(view: ClusterView) -> tuple[str, ...]:
 def grow(view: ClusterView) -> Decision:
     """Answer a pause: the paused members, and whoever is ready as far as the world has room."""
     form = Form(members=with_room(view), state=StateFrom.PEER, cause="grow")
-    joining = [name for name in form.members if name not in view.members]
+    there = set(view.members)
+    joining = [name for name in form.members if name not in there]
     if not joining:
         return Decision(actions=(form,), reason="whoever was to join is gone: the same members go on")
     verb = "joins" if len(joining) == 1 else "join"
@@ -289,8 +293,8 @@ def make_way(view: ClusterView) -> Decision:
     When nobody else holds some shard, a checkpoint keeps the state.
     """
     names = ", ".join(view.leaving)
-    shards = range(view.shards)
-    alone = any(set(view.members[shard :: view.shards]) <= set(view.leaving) for shard in shards)
+    leaving, shards = set(view.leaving), range(view.shards)
+    alone = any(leaving.issuperset(view.members[shard :: view.shards]) for shard in shards)
     return Decision(actions=(Pause(save=alone),), reason=f"{names} will be ended soon")
 
 
@@ -304,10 +308,11 @@ def relieve(view: ClusterView) -> Decision | None:
     leaving = view.leaving
     if not leaving:
         return None
-    stay = [p for name in view.members if (p := view.process(name)).name not in leaving]
+    stay = [p for name in view.members if not (p := view.process(name)).noticed]
     people = (*stay, *view.benched)
     members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
-    if common_step([p for p in people if p.name in members], view.shards) is None:
+    seated, there = set(members), set(view.members)
+    if common_step([p for p in people if p.name in seated], view.shards) is None:
         why = f"{', '.join(leaving)} will be ended soon, and nobody else holds the state"
         held = common_step([view.process(name) for name in view.members], view.shards)
         if held is None or held <= view.saved_step or view.pause_saves:
@@ -316,9 +321,9 @@ def relieve(view: ClusterView) -> Decision | None:
         return Decision(
             actions=(again,), reason=f"{why}: step {held} is not saved, so they go on until one is"
         )
-    bench = waiting(people, members)
+    bench = waiting(people, seated)
     form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
-    new = [name for name in members if name not in view.members]
+    new = [name for name in members if name not in there]
     taken = f"{', '.join(new)} in place of" if new else "without"
     return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline")
 
@@ -343,8 +348,8 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     most = view.replicas if view.saved else view.replicas - 1
     reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))
     columns = []
-    for shard in range(view.shards):
-        again = [p.name for p in used if p.shard == shard][:most]
+    for holders in by_shard(used, view.shards):
+        again = [p.name for p in holders][:most]
         columns.append([*itertools.islice(reserve, view.replicas - len(again)), *again])
     members = tuple(column[replica] for replica in range(view.replicas) for column in columns)
     spawns = tuple(Spawn(role="worker") for name in members if name.startswith("new-"))

@@ -23,7 +23,7 @@ class Formation:
         self, hands: Hands, crew: Crew, *, shards: int, store_port: int, join_timeout_s: float
     ) -> None:
         self._shards = shards
-        self.pending: Form | None = None
+        self._set(None)
         self.generation = 0
         self.rollbacks = 0
         self.answer = ""  # see recovery.strategy.Failure
@@ -38,7 +38,16 @@ class Formation:
     def want(self, form: Form, new: Sequence[str]) -> None:
         """Form this next; ``new``: names of the processes that stand behind ``new-0``, ``new-1``, ..."""
         names = tuple(new[int(name[4:])] if name.startswith("new-") else name for name in form.members)
-        self.pending = replace(form, members=names)
+        self._set(replace(form, members=names))
+
+    def drop(self) -> None:
+        """Form nothing for now."""
+        self._set(None)
+
+    def _set(self, form: Form | None) -> None:
+        self.pending, self._unable = form, 0
+        self._awaited = frozenset(form.members if form else ())
+        self._benched = frozenset(form.bench if form else ())
 
     def restore(self, generation: int, rollbacks: int) -> None:
         """Go on where another supervisor ended."""
@@ -46,18 +55,24 @@ class Formation:
 
     def awaits(self, name: str) -> bool:
         """Whether the pending form names that process."""
-        return self.pending is not None and name in self.pending.members
+        return name in self._awaited
 
     def benches(self, name: str) -> bool:
         """Whether a parked process is to wait, instead of being let go."""
-        return self.pending is not None and name in self.pending.bench
+        return name in self._benched
 
     def can_begin(self, *, with_spares: bool) -> bool:
         """Whether all members can be told. ``with_spares``: a job starts with everything it was promised."""
         if self.pending is None:
             return False
-        wanted = self._crew if with_spares else [self._crew[name] for name in self.pending.members]
-        return all(process.health in _ABLE for process in wanted)
+        if with_spares:
+            return self._crew.only(*_ABLE)
+        members = self.pending.members
+        for rank in range(self._unable, len(members)):
+            if self._crew[members[rank]].health not in _ABLE:
+                self._unable = rank  # the next look begins here
+                return False
+        return all(self._crew[name].health in _ABLE for name in members)
 
     def begin(self, *, skip: Mapping[int, int], examine: int, word: Word | None = None) -> None:
         """Tell every member of the pending form to join a new generation; see ``recovery.wire.Join``."""
@@ -65,7 +80,7 @@ class Formation:
         assert form is not None
         copies, finish = self._crew.plan_transfer(form, self._shards)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
-        self.pending = None
+        self._set(None)
         self.generation += 1
         self.rollbacks += form.state is StateFrom.CHECKPOINT
         self.afresh = form.state is not StateFrom.PEER

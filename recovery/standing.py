@@ -49,4 +49,5 @@ class Standing:
 
     def exit_was_expected(self, process: str) -> bool:
         """Whether the controller asked for this process's end."""
-        return process in self._crew and self._crew[process].expected_exit
+        entry = self._crew.get(process)
+        return entry is not None and entry.expected_exit

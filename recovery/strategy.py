@@ -6,8 +6,10 @@ Nothing here performs anything: ``recovery.controller`` carries decisions out th
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -109,12 +111,13 @@ class ClusterView:
 
     def process(self, name: str) -> ProcessView:
         """The process of that name. Raises KeyError when there is none."""
-        for process in self.processes:
-            if process.name == name:
-                return process
-        raise KeyError(name)
+        return self._by_name[name]
 
-    @property
+    @cached_property
+    def _by_name(self) -> Mapping[str, ProcessView]:
+        return {process.name: process for process in self.processes}
+
+    @cached_property
     def survivors(self) -> tuple[ProcessView, ...]:
         """Members that parked, in rank order."""
         views = (self.process(name) for name in self.members)
@@ -125,27 +128,27 @@ class ClusterView:
         """Copies of the model in the full world."""
         return self.world // self.shards
 
-    @property
+    @cached_property
     def ready(self) -> tuple[ProcessView, ...]:
         """Processes built and waiting outside the generation, oldest first."""
         return tuple(view for view in self.processes if view.health is Health.READY)
 
-    @property
+    @cached_property
     def benched(self) -> tuple[ProcessView, ...]:
         """Those of the ready that held a rank: they left with a broken replica, and keep their shard."""
         return tuple(view for view in self.ready if view.shard is not None)
 
-    @property
+    @cached_property
     def fresh(self) -> tuple[ProcessView, ...]:
         """Those of the ready that never held a rank, and can take any."""
         return tuple(view for view in self.ready if view.shard is None)
 
-    @property
+    @cached_property
     def leaving(self) -> tuple[str, ...]:
         """Members that were told they will be ended soon, in rank order."""
         return tuple(name for name in self.members if self.process(name).noticed)
 
-    @property
+    @cached_property
     def starting(self) -> tuple[ProcessView, ...]:
         """Processes on their way."""
         return tuple(view for view in self.processes if view.health is Health.STARTING)

@@ -1002,9 +1002,10 @@ def test_no_order_of_news_confuses_the_supervisor(strategy: Strategy, choices: l
     rig = Rig(strategy)
     rig.train(steps=10)
     for who, what in choices:
-        process = rig.control._crew[rig.names()[who % len(rig.names())]]
-        sayings = SAYINGS[process.health]
-        hear(rig, process.name, sayings[what % len(sayings)])
+        name = rig.names()[who % len(rig.names())]
+        process = rig.control._crew.get(name)  # who is gone is forgotten, and may still be heard of
+        sayings = SAYINGS[process.health if process is not None else Health.DEAD]
+        hear(rig, name, sayings[what % len(sayings)])
         crew = rig.control._crew
         if rig.stage in (Stage.FORMING, Stage.TRAINING, Stage.PAUSING):
             assert 1 <= len(rig.members) <= rig.control.world

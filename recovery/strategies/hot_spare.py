@@ -46,7 +46,8 @@ class HotSpare(Strategy):
             rest = "" if form is None else ", what they cannot fill is dropped"
             why = f"{len(lost)} lost, {len(fresh)} spares ready{rest}"
             return fallback.shrink(view, why=why, fresh=fresh)
-        takers = [name for name in form.members if name not in view.members]
+        before = set(view.members)
+        takers = [name for name in form.members if name not in before]
         verb = "takes" if len(takers) == 1 else "take"
         reason = f"{', '.join(takers)} {verb} over from {', '.join(lost)}"
         return Decision(actions=(form,), reason=reason)

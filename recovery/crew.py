@@ -245,9 +245,7 @@ class Crew:
         heard of."""
         ready = self._lists[Health.READY]
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
-        seen = [
-            p for p in self._processes.values() if p.health is not Health.DEAD or p.name in self._ranks
-        ]
+        seen = [p for p in self._processes.values() if p.health is not Health.DEAD or p.name in self._ranks]
         return tuple(
             ProcessView(
                 name=p.name,

@@ -60,6 +60,7 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.nodes
+	$(BIN)/python -m benchmarks.control_plane
 
 schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json

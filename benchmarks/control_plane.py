@@ -21,6 +21,7 @@ from typing import Any
 from chaos.events import Kind
 from recovery.controller import Controller, Stage
 from recovery.marks import Mark
+from recovery.starvation import Pulse
 from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
@@ -72,6 +73,10 @@ class Nobody:
     def os_state(self, process: str) -> str:
         """Asleep."""
         return "S"
+
+    def pulse(self, process: str) -> Pulse:
+        """As much of the processors as it wants."""
+        return Pulse(starved_s=0.0)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -132,6 +132,10 @@ class Fault(BaseModel):
         """The phase at which this fault, with its parameters, acts when asked to act at ``phase``."""
         return phase
 
+    def shows_after_s(self) -> float:
+        """How long after the act there may be nothing to see of it yet, seconds."""
+        return 0.0
+
     @abstractmethod
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Evidence from a witness other than the injector; None: not yet.

@@ -50,6 +50,7 @@ __all__ = [
     "StopCondition",
     "Strict",
     "TargetSpec",
+    "Timeouts",
     "TraceSpec",
     "TriggerSpec",
     "WorkloadSpec",
@@ -166,6 +167,22 @@ class LauncherSpec(Strict):
         return {"kind": value} if isinstance(value, str) else value
 
 
+class Timeouts(Strict):
+    """How long the supervisor waits: seconds, or 30s, 5m. What is left out is learned from the job, or usual."""
+
+    hang: float | None = Field(
+        default=None, gt=0, description="silence of a rank, whatever it does, and of all ranks together"
+    )
+    park: float | None = Field(
+        default=None, gt=0, description="least time a rank has to leave a generation that is aborted (1s)"
+    )
+    join: float | None = Field(
+        default=None,
+        gt=0,
+        description="without a sign of life while a group forms, restores and copies (60s)",
+    )
+
+
 class LeaveOut(Strict):
     """All invariants but these, which the verdict does then not rest on."""
 
@@ -186,6 +203,7 @@ class Scenario(Strict):
     launcher: LauncherSpec = LauncherSpec()
     workload: WorkloadSpec
     recovery: RecoverySpec
+    timeouts: Timeouts = Timeouts()
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
     invariants: Literal["default"] | list[str] | LeaveOut = "default"
@@ -205,6 +223,14 @@ class Scenario(Strict):
             ranks=self.workload.ranks, nodes=place.nodes, nodes_per_rack=place.nodes_per_rack,
             shards=self.workload.shards,
         )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _timeouts_are_ours(self) -> Scenario:
+        if self.workload.command is not None and self.timeouts != Timeouts():
+            raise ValueError(
+                "timeouts: a command is supervised by itself; leave them out, or use workload.progress_deadline"
+            )
+        return self
 
     @model_validator(mode="after")
     def _unique_fault_ids(self) -> Scenario:

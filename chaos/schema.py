@@ -115,11 +115,18 @@ def _list_of(names: Iterable[str]) -> Json:
 
 def _command(schema: Json, workload: Json) -> None:
     """A workload is a kind or a command; only the first needs a recovery."""
-    for name in ("progress_deadline", "start_deadline"):
-        found = workload["properties"][name]
-        workload["properties"][name] = {**_texts(found), "anyOf": [_bare(found), _SECONDS]}
+    _durations(workload, "progress_deadline", "start_deadline")
+    _durations(schema["$defs"]["EvaluateSpec"], "takes")
+    _durations(schema["$defs"]["Timeouts"], "hang", "park", "join")
     workload["oneOf"] = [{"required": ["kind"]}, {"required": ["command"]}]
     schema["required"] = [name for name in schema["required"] if name != "recovery"]
+
+
+def _durations(model: Json, *names: str) -> None:
+    """A number of seconds, or a time such as 30s."""
+    for name in names:
+        found = model["properties"][name]
+        model["properties"][name] = {**_texts(found), "anyOf": [_bare(found), _SECONDS]}
 
 
 def _leave_out(names: Iterable[str]) -> Json:

@@ -12,7 +12,7 @@ from chaos.sla import parse_duration
 
 COMMAND = "command"
 """The kind of a workload that is a command."""
-ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every")
+ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every", "evaluate")
 ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "start_deadline", "restarts", "points")
 
 
@@ -120,6 +120,16 @@ class CheckpointSpec(Strict):
         return MemorySpec() if self.memory is True else self.memory or None
 
 
+class EvaluateSpec(Strict):
+    """Rank 0 evaluates the model between two steps, while the others wait for it."""
+
+    every: int = Field(ge=1, description="steps between evaluations")
+    takes: float = Field(gt=0, le=3600, description="how long each takes: seconds, or 30s")
+    declared: bool = Field(
+        default=True, description="rank 0 says so (job.busy); false: it is only known not to train"
+    )
+
+
 class RegexProgress(Strict):
     """Progress read from a command's output: a regular expression with a group ``step`` (``loss``, ``samples``
     and ``rank`` are optional groups), searched in each line.
@@ -170,6 +180,9 @@ class WorkloadSpec(Strict):
         default=None,
         ge=0,
         description="steps after which replicas compare digests of their state, 0 for never; else with each checkpoint",
+    )
+    evaluate: EvaluateSpec | None = Field(
+        default=None, description="rank 0 evaluates between steps: {every: 20, takes: 8s}"
     )
     checkpoint: CheckpointSpec = CheckpointSpec()
     command: list[str] | None = Field(
@@ -243,6 +256,14 @@ class WorkloadSpec(Strict):
             raise ValueError(
                 f"parallelism hsdp with {replicas} replicas of {shards} shards is {replicas * shards} ranks, "
                 f"not {self.ranks}: use ranks: {replicas * shards}" + (f", or {shapes}" if shapes else "")
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_rank_evaluates(self) -> WorkloadSpec:
+        if self.evaluate is not None and self.shards > 1:
+            raise ValueError(
+                "evaluate: rank 0 evaluates alone, and of a sharded model it holds a part; use parallelism: ddp"
             )
         return self
 

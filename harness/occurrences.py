@@ -107,7 +107,7 @@ class Occurrences:
     # ---- evidence
 
     def look(self, live: Live) -> None:
-        """Look for evidence, at most EVIDENCE_LIMIT_S long."""
+        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show."""
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
             seen = live.aim.look()
@@ -119,8 +119,8 @@ class Occurrences:
         landed = live.fault.landed(live.occurrence, live.seen)
         if landed is not None:
             self._settle(live, landed)
-        elif now - live.occurrence.time_ns > EVIDENCE_LIMIT_S * 1e9:
-            self.fail(live, f"no evidence within {EVIDENCE_LIMIT_S:.0f} s")
+        elif now - live.occurrence.time_ns > (limit_s := EVIDENCE_LIMIT_S + live.fault.shows_after_s()) * 1e9:
+            self.fail(live, f"no evidence within {limit_s:.0f} s")
 
     def tick(self, committed: int) -> None:
         """Look for evidence, and end what is over after so many steps, or by now."""

@@ -34,6 +34,7 @@ from harness.launcher import (
 )  # fmt: skip
 from harness.ledger import Ledger
 from harness.roster import Roster
+from harness.timeouts import timing_of
 from recovery.controller import Controller, Stage, Timing
 from recovery.local import Dying
 from recovery.marks import Mark
@@ -80,7 +81,7 @@ class Orchestrator:
         self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
         self._roster = Roster(self, cluster, spares=strategy.spares_wanted)
         self._keeping = Keeping(self, cluster)
-        self._timing = timing
+        self._timing = timing or timing_of(setup.cell.scenario)
         self.strategy = strategy
         log = setup.run.events(setup.id) / f"{ORCHESTRATOR}.jsonl"
         self._coordinator = Coordinator(self._new_controller, self, log, self.before_act)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from chaos import plugins
 from chaos.events import EventWriter
+from chaos.workspec import EvaluateSpec
 from harness.links.route import Address, Router
 from harness.stores import StoreConfig, be_store
 from harness.workload import Workload
@@ -40,6 +41,7 @@ class RankConfig(Birth):
     data: Path
     device: str
     threads: int
+    evaluate: EvaluateSpec | None = None
     job: dict[str, Any]
     link_proxy: Address | None = None
     group: str | None = None
@@ -79,7 +81,7 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
         units=trainable.units,
     )  # fmt: skip
     warm_up(job, trainable)
-    train(job, trainable)
+    train(job, trainable, config.evaluate)
 
 
 def _admit_faults(config: RankConfig, job: Job) -> None:

@@ -85,4 +85,5 @@ def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankCon
         workload=spec.kind, workload_params=spec.params, data=setup.data.path.absolute(),
         device=devices.torch_name(desk.device), threads=1, job=job, link_proxy=desk.door, group=desk.group,
         faults=tuple(sorted({fault.kind for fault in scenario.faults})) if setup.arm == "faulted" else (),
+        evaluate=spec.evaluate,
     )  # fmt: skip

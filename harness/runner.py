@@ -39,6 +39,7 @@ from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write
 from harness.script.arm import ScriptArm
 from harness.script.check import refuse_unstartable
 from harness.slurm.facts import told_to_end
+from harness.timeouts import refuse_clashing
 from harness.undo import RemoveTree
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
@@ -61,6 +62,7 @@ def run_scenario(
     for cell in cells:
         _launcher(cell).check(cell)
         refuse_impossible(cell, _launcher(cell))
+        refuse_clashing(cell.scenario)
         refuse_unstartable(cell, f"{loaded.path}:{loaded.lines.get('workload.command', 1)}")
     runnable, skipped = _split(cells)
     now = datetime.now(UTC)

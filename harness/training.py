@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from contextlib import nullcontext
 
 import torch
 
 from chaos import plugins
+from chaos.workspec import EvaluateSpec
 from harness.rank import RankConfig
 from harness.workload import BuildContext, Trainable, Workload
 from recovery.job import Job, JobConfig
+
+SLACK_S = 60.0
 
 
 def build(config: RankConfig, job: JobConfig) -> Trainable:
@@ -34,7 +39,7 @@ def warm_up(job: Job, trainable: Trainable) -> None:
     job.reducer.rehearse()
 
 
-def train(job: Job, trainable: Trainable) -> None:
+def train(job: Job, trainable: Trainable, evaluate: EvaluateSpec | None = None) -> None:
     """Train until the supervisor says stop."""
     job.loss_of = lambda samples: trainable.loss(trainable.load(samples))
     while job.running():
@@ -45,3 +50,21 @@ def train(job: Job, trainable: Trainable) -> None:
                 loss = trainable.loss(batch)
                 step.backward(loss)
             step.commit()
+        if (
+            evaluate is not None
+            and job.rank == 0
+            and step.number == job.done
+            and job.done % evaluate.every == 0
+        ):
+            _evaluate(job, trainable, evaluate)
+
+
+def _evaluate(job: Job, trainable: Trainable, spec: EvaluateSpec) -> None:
+    """Compute losses, for as long as it is to take, and learn nothing from them."""
+    until_s = time.monotonic() + spec.takes
+    with job.busy("evaluation", limit_s=2 * spec.takes + SLACK_S) if spec.declared else nullcontext():
+        trainable.model.eval()
+        with torch.no_grad():
+            while time.monotonic() < until_s:
+                trainable.loss(trainable.load([0, 0]))
+        trainable.model.train()

@@ -31,6 +31,10 @@ class DataStall(Fault):
         """Where data are loaded."""
         return "data"
 
+    def shows_after_s(self) -> float:
+        """A rank says how long its data took once they have come."""
+        return self.delay_s
+
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Begin to stall."""
         target.set_data_delay(self.delay_s)

@@ -47,6 +47,10 @@ def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, 
         problems += _seconds(recovery, names, ("recovery",))
         problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
     problems += _seconds(out.get("workload"), ("progress_deadline", "start_deadline"), ("workload",))
+    workload = out.get("workload")
+    if isinstance(workload, dict):
+        problems += _seconds(workload.get("evaluate"), ("takes",), ("workload", "evaluate"))
+    problems += _seconds(out.get("timeouts"), ("hang", "park", "join"), ("timeouts",))
     problems += _merge_size(out.get("workload"))
     commandchecks.own_recovery(out)
     return out, problems

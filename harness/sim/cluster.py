@@ -228,4 +228,5 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         checkpoint_dir=setup.checkpoints, checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep, checkpoint_mode=spec.checkpoint.mode,
         checkpoint_mtbf_s=spec.checkpoint.mtbf, wall_ns=WALL_NS, timings=timings,
+        evaluate=spec.evaluate,
     )  # fmt: skip

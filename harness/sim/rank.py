@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from math import ceil
 from typing import Any, Literal
 
 from chaos.events import EventWriter, Kind
 from harness.sim.behaviour import Behaviour
+from harness.sim.clock import NS_PER_S
 from harness.sim.faults import SimFaultAgent, TrainingError
 from harness.sim.group import Group, Lost
 from harness.sim.keepers import SimRemembering
@@ -165,9 +167,10 @@ class SimRank:
 
     def _running(self) -> Generator[float | None, Any, bool]:
         while True:
-            if self.group is not None and self.state.step < self.config.steps:
+            over = self.state.step >= self.config.steps
+            if self.group is not None and not over and self._aborted_generation < self.generation:
                 return True
-            if self.group is not None:
+            if self.group is not None and over:
                 self.mark.enter(marks.IDLE)
                 self.send(Finished(step=self.state.step))
             order = yield from self._next_order()
@@ -192,8 +195,11 @@ class SimRank:
         self.attempt = Attempt(self)
         try:
             yield from self.attempt.run()
+            self.mark.enter(marks.BETWEEN)
             if self.pausing and self.state.step < self.config.steps:
                 self._park("pause")
+            else:
+                yield from self._evaluate()
         except Lost as error:
             self._park_lost(error)
         except NonFinite as error:
@@ -207,6 +213,16 @@ class SimRank:
             )
             samples = yield from self.attempt.examined(error.blamed)
             self._park("nonfinite", blamed=blamed, samples=samples)
+
+    def _evaluate(self) -> Sleeping:
+        """What code of the user's does between steps; nothing ends it early."""
+        spec = self.config.evaluate
+        if spec is None or self.rank or self.state.step % spec.every:
+            return
+        if spec.declared:
+            self.mark.busy(ceil(2 * spec.takes) + 1)
+        yield spec.takes * NS_PER_S
+        self.mark.busy(0)
 
     def _join(self, order: Join) -> Sleeping:
         self.leave()

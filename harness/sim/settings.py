@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.workspec import EvaluateSpec
 from recovery.checkpoints import Disk
 
 MS = 1_000_000
@@ -58,3 +59,4 @@ class RankConfig:
     wall_ns: int
     timings: Timings
     disk: Disk | None = None
+    evaluate: EvaluateSpec | None = None

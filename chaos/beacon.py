@@ -5,6 +5,8 @@
     if beacon.point("gradient", step) == "nan":
         ...  # fill this rank's gradients with NaN, then say so: beacon.did("nan", step, after=...)
     beacon.step(step, loss=loss.item(), samples=len(batch))
+    with beacon.busy("evaluation"):
+        evaluate(model)
 
 Standard library only; the file may also be copied beside a script whose environment lacks this package. Outside a
 run a call is one look-up. In a run ``step`` appends one short line to a file in a single write: it never blocks on the
@@ -50,6 +52,40 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
         what = f" {int(step)} {'-' if loss is None else repr(float(loss))} {'-' if samples is None else int(samples)}\n"
         os.write(fd, f"{VERSION} {time.monotonic_ns()}{who}{what}".encode())
     except Exception:  # a report must never harm the training it reports on
+        return
+
+
+class _Busy:
+    """What ``busy`` returns."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        _say_busy("-", 0.0)
+
+
+def busy(what: str, *, limit_s: float = 3600.0) -> _Busy:
+    """Say that this process does something else than training, such as an evaluation, for ``limit_s`` seconds at most:
+    that no step is reported meanwhile is then no hang.
+
+    ``with beacon.busy("evaluation"):`` around it; or a call before it, which holds until the process's next ``step``.
+    """
+    _say_busy(what, limit_s)
+    return _Busy()
+
+
+def _say_busy(what: str, limit_s: float) -> None:
+    path = os.environ.get(VARIABLE)
+    if path is None:
+        return
+    try:
+        pid, rank = os.getpid(), _rank()
+        word = "".join(c if c.isascii() and c.isalnum() else "-" for c in what)[:40] or "-"
+        who = f"{pid} {rank if rank.isdigit() else '-'}"
+        line = f"{VERSION} {time.monotonic_ns()} {who} busy {float(limit_s)!r} {word}\n"
+        os.write(_open(path, pid), line.encode())
+    except Exception:  # as in step()
         return
 
 

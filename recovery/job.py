@@ -280,7 +280,7 @@ class Job(JobFacts):
         """The model is called: the forward phase begins, if the loop has not said so itself."""
         if torch.compiler.is_compiling():
             return  # nothing of this belongs into a compiled graph
-        if self._in_step and self.current.in_data and not (self._busy and self._busy.inside):
+        if self._in_step and self.current.in_data and self._inside() is None:
             self.current.phase("forward")
 
     def _in_exchange(self, begins: bool) -> None:

@@ -54,6 +54,21 @@ def test_a_report_is_read_back(heard: Path) -> None:
     assert (second.step, second.loss, second.samples) == (8, None, None)
 
 
+def test_a_busy_process_says_so(heard: Path) -> None:
+    with beacon.busy("evaluation on the test set\n1 1 1 1 1 1 1", limit_s=90):
+        pass
+    beacon.busy("x")
+    first, second, third = BeaconReader(Lines(heard)).read()
+    assert (first.busy_s, first.rank, first.pid) == (90, 3, os.getpid())
+    assert (second.busy_s, third.busy_s) == (0, 3600)
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "inf", "1e99", "x"])
+def test_a_busy_line_that_makes_no_sense_is_refused(limit: str) -> None:
+    assert parse_beacon(f"1 5 7 3 busy {limit} evaluation") is None
+    assert parse_beacon("1 5 7 3 busy 90.0 evaluation") is not None
+
+
 def test_a_forked_process_speaks_for_itself(heard: Path) -> None:
     beacon.step(1)
     child = os.fork()

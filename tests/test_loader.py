@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import builtins
 import os
+import queue
 import random
 import select
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -35,6 +39,7 @@ class Job:
         self.done, self.steps, self.seed = 0, STEPS, SEED
         self.skip: dict[int, int] = {}
         self.lost = False
+        self.waits: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def micro_batches(self, number: int) -> list[MicroBatch]:
         ids = order.without(order.batch(number, BATCH, SAMPLES, SEED), number, self.skip)
@@ -45,6 +50,14 @@ class Job:
     def check(self) -> None:
         if self.lost:
             raise GenerationLost("aborted")
+
+    @contextmanager
+    def busy(self, what: str, *, limit_s: float) -> Iterator[None]:
+        self.waits.put(f"{what} {limit_s:g}")
+        try:
+            yield
+        finally:
+            self.waits.put("")
 
     def step(self, loader: Loader) -> list[list[int]]:
         """One step: what was loaded is what was asked for."""
@@ -201,6 +214,84 @@ def test_an_aborted_generation_is_noticed(job: Job, loader: Loader) -> None:
     job.lost = True
     with pytest.raises(GenerationLost):
         job.step(loader)
+
+
+class Late(Numbers):
+    """Data that come when the test says so."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        select.select([self.reader], [], [], LIMIT_S)
+        return super().__getitem__(index)
+
+    def come(self) -> None:
+        """All of them from now on."""
+        os.write(self.writer, b"x")
+
+
+def late_loader(job: Job) -> tuple[Loader, Late]:
+    """Of a process that has no rank yet: its workers have nothing to do."""
+    world, job.world, data = job.world, 0, Late()
+    loader = loader_of(job, dataset=data)
+    job.world = world
+    return loader, data
+
+
+def begun(job: Job, loader: Loader) -> Future[Any]:
+    """Load a step on a thread, until it says that it waits for a worker."""
+    made: Future[Any] = Future()
+
+    def load() -> None:
+        try:
+            made.set_result(job.step(loader))
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=load, daemon=True).start()
+    said = [job.waits.get(timeout=LIMIT_S) for _ in range(3)]
+    assert said == [f"data {LIMIT_S + 1:g}", "", f"data {LIMIT_S + 1:g}"], "it restarts, and then waits"
+    return made
+
+
+def test_a_rank_that_waits_for_its_workers_says_so_and_gets_what_it_waits_for(job: Job) -> None:
+    loader, data = late_loader(job)
+    made = begun(job, loader)
+    data.come()
+    assert made.result(timeout=LIMIT_S) == reference()[0]
+    assert job.waits.get(timeout=LIMIT_S) == ""
+
+
+def test_a_rank_that_waits_for_its_workers_leaves_an_aborted_generation_and_loads_the_step_again(
+    job: Job,
+) -> None:
+    loader, data = late_loader(job)
+    made = begun(job, loader)
+    job.lost = True
+    with pytest.raises(GenerationLost):
+        made.result(timeout=LIMIT_S)
+    assert job.waits.get(timeout=LIMIT_S) == ""
+    job.lost, job.rank = (
+        False,
+        1,
+    )  # another share: the workers begin anew, when they are done with what they are at
+    made = Future()
+    threading.Thread(target=lambda: made.set_exception(_raised(job, loader)), daemon=True).start()
+    assert job.waits.get(timeout=LIMIT_S).startswith("data")
+    job.lost = True
+    assert isinstance(made.exception(timeout=LIMIT_S), GenerationLost), "in the midst of that too"
+    job.lost = False
+    data.come()
+    assert job.step(loader) == reference(rank=1)[0]
+
+
+def _raised(job: Job, loader: Loader) -> BaseException:
+    try:
+        job.step(loader)
+    except GenerationLost as error:
+        return error
+    return AssertionError("it was loaded")
 
 
 def test_a_killed_worker_is_an_error(job: Job, loader: Loader) -> None:

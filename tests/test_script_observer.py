@@ -129,6 +129,34 @@ def test_a_hang_is_seen_and_blamed_on_the_stopped_one(job: Job) -> None:
     assert recovery.first_new is not None and recovery.first_new.step == 31
 
 
+def test_a_process_that_says_it_is_busy_does_not_hang_within_its_limit(job: Job) -> None:
+    job.train(*range(1, 30))
+    job.observer.on_progress(Progress(step=0, rank=0, busy_s=300), job.now)
+    job.wait(299)
+    assert job.failures() == [] and job.observer.committed == 29
+    job.wait(STALL_FLOOR_S + 2)
+    assert job.failures() == [("hang", None)], "and has as long as usual afterwards"
+
+
+def test_what_an_evaluation_takes_is_not_learned_as_a_step(job: Job) -> None:
+    job.train(*range(1, 30))
+    job.observer.on_progress(Progress(step=0, rank=0, busy_s=3600), job.now)
+    job.wait(600)
+    job.observer.on_progress(Progress(step=0, rank=0, busy_s=0), job.now)
+    job.train(*range(30, 40))
+    assert job.failures() == [] and job.observer.stall_bound_s() == STALL_FLOOR_S
+    job.wait(STALL_FLOOR_S + 1)
+    assert job.failures() == [("hang", None)]
+
+
+def test_a_call_of_busy_holds_until_the_next_step(job: Job) -> None:
+    job.train(*range(1, 30), rank=0)
+    job.observer.on_progress(Progress(step=0, rank=0, busy_s=3600), job.now)
+    job.train(30, seconds=20, rank=0)
+    job.wait(STALL_FLOOR_S + 1)
+    assert len(job.failures()) == 1
+
+
 def test_the_one_whose_reports_are_behind_hangs(job: Job) -> None:
     for step in range(1, 31):
         job.train(step, rank=0)

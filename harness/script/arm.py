@@ -244,10 +244,10 @@ class ScriptArm(Outside):
         if not again:
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), ended))
             return
-        self.record(
-            Kind.DECISION, actions=[{"start": "command"}],
-            reason=f"the command ended with {ended.how}: started again ({self._attempt} of {self._spec.restarts})",
-        )  # fmt: skip
+        reason = (
+            f"the command ended with {ended.how}: started again ({self._attempt} of {self._spec.restarts})"
+        )
+        self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
         self._start_command()
 
     def _check_bounds(self) -> None:
@@ -263,7 +263,8 @@ class ScriptArm(Outside):
         )  # fmt: skip
         if reason := to_stop(self._rules, facts):
             self._finish("halted", reason)
-        if (now - self._sign_ns) / NS > self._spec.patience(begun=bool(self.observer.reports))[0]:
+        waited_ns = now - max(self._sign_ns, self.observer.busy_until_ns)
+        if waited_ns / NS > self._spec.patience(begun=bool(self.observer.reports))[0]:
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), None))
 
     def _finish(self, outcome: str, reason: str) -> None:
@@ -272,9 +273,11 @@ class ScriptArm(Outside):
 
     def _do_what_is_due(self) -> None:
         now = self.now_ns()
-        due = [action for when, action in self._later if when <= now]
-        self._later = [row for row in self._later if row[0] > now]
-        for action in due:
+        due, self._later = (
+            [row for row in self._later if row[0] <= now],
+            [row for row in self._later if row[0] > now],
+        )
+        for _, action in due:
             action()
 
     # ---- beginning and end

@@ -74,6 +74,8 @@ class Observer:
         self._failed_rank: int | None = None
         self._failures = 0
         self._zero_based = False
+        self._busy: dict[int | None, int] = {}  # rank -> until when it says that it does something else
+        self._paused = False  # somebody was busy since the last step: the time to the next is no step's
 
     @property
     def failing(self) -> bool:
@@ -148,7 +150,11 @@ class Observer:
             self._fail("exit", None, None, f"the command ended with {how}", now_ns)
 
     def on_progress(self, progress: Progress, now_ns: int) -> None:
-        """A step was reported."""
+        """A step was reported, or that a process is busy."""
+        if progress.busy_s is not None:
+            self._on_busy(progress.rank, progress.busy_s, now_ns)
+            return
+        self._busy.pop(progress.rank, None)
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
@@ -171,19 +177,32 @@ class Observer:
             self._steps_of[progress.rank] = step
         if self._last_step is None or step > self._last_step:
             if self._last_step is not None:
-                self._intervals.append((when - started) / NS)
+                if not self._paused:
+                    self._intervals.append((when - started) / NS)
                 self._stride = min(step - self._last_step, self._stride if self.reports > 2 else step)
             self._last_step, self._last_ns, self.committed = step, when, step
+            self._paused = bool(self._busy)
 
     def tick(self, now_ns: int) -> None:
         """Notice a hang."""
+        if now_ns < self.busy_until_ns:
+            return
         bound = self.stall_bound_s()
-        waited = (now_ns - self._last_ns) / NS
+        waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
         if self._last_step is not None and not self._cause and not self.finished and waited > bound:
             rank = self._suspect()
             usual = f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
             detail = f"no step reported for {waited:.1f} s (usual: {usual})"
             self._fail("hang", None if rank is None else self.members[rank], rank, detail, now_ns)
+
+    @property
+    def busy_until_ns(self) -> int:
+        """Until when a process says that it does something else than training; 0: none says so."""
+        return max(self._busy.values(), default=0)
+
+    def _on_busy(self, rank: int | None, limit_s: float, now_ns: int) -> None:
+        self._paused = True
+        self._busy[rank] = now_ns + int(limit_s * NS)  # from its end on a step is waited for
 
     def stall_bound_s(self) -> float:
         """How long without a step is a hang: learned from the gaps so far, at most the progress deadline."""

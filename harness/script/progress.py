@@ -22,12 +22,14 @@ KEPT_LINES = 12
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
 PID_LIMIT = 1 << 31
+BUSY_LIMIT_S = 7 * 86_400.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said."""
+    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
+    ``busy_s``: no step, but for how long at most the process does something else (0: not any more)."""
 
     step: int
     rank: int | None = None
@@ -35,6 +37,7 @@ class Progress:
     loss: float | None = None
     samples: int | None = None
     time_ns: int | None = None
+    busy_s: float | None = None
 
 
 class Reader(Protocol):
@@ -140,11 +143,17 @@ class RegexReader:
 
 
 def parse_beacon(line: str) -> Progress | None:
-    """A line of the beacon, or None when it is not one: ``version time pid rank step loss samples``."""
+    """A line of the beacon, or None when it is not one: ``version time pid rank step loss samples``, or ``version time
+    pid rank busy seconds word``."""
     words = line.split(" ")
     if len(words) != 7 or words[0] != str(VERSION):
         return None
     time_ns, pid = _whole(words[1], 1 << 63), _whole(words[2], PID_LIMIT)
+    if words[4] == "busy":
+        limit_s, rank = _real(words[5]), _whole(words[3], 1 << 16)
+        if time_ns is None or pid is None or limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
+            return None
+        return Progress(step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s)
     step = _whole(words[4], STEP_LIMIT)
     if time_ns is None or pid is None or step is None:
         return None

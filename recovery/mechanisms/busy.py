@@ -13,17 +13,20 @@ class Busy:
     """From its making on, to the end of its ``with`` block, or to the next phase of a step where there is none."""
 
     def __init__(
-        self, what: str, limit_s: float, *, note: Callable[[int], None], wanted: Callable[[], bool]
-    ) -> None:
+        self, what: str, limit_s: float, *, note: Callable[[int], None], wanted: Callable[[], bool],
+        outer: Busy | None = None,
+    ) -> None:  # fmt: skip
         if not 0 < limit_s < float("inf"):
             raise ValueError(
                 f"busy with {what} for {limit_s} s: say how long it may take, more than 0 seconds"
             )
         self.what = what
+        self.outer = outer
+        self.limit_s = math.ceil(limit_s)
         self._note = note
         self._wanted = wanted
         self.inside = False
-        note(math.ceil(limit_s))
+        note(self.limit_s)
 
     @property
     def wanted(self) -> bool:
@@ -38,4 +41,4 @@ class Busy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.inside = False
-        self._note(0)
+        self._note(self.outer.limit_s if self.outer is not None else 0)

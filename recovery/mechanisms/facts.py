@@ -12,6 +12,7 @@ from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms.busy import LIMIT_S, Busy
 from recovery.mechanisms.group import GenerationLost
+from recovery.mechanisms.loader import LIMIT_S as LOADER_LIMIT_S
 from recovery.mechanisms.loader import Loader
 from recovery.mechanisms.registered import Stateful
 from recovery.mechanisms.state import TrainState
@@ -35,12 +36,19 @@ class JobFacts(ABC):
         ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next phase of a step. Its
         ``wanted`` says whether another rank has failed meanwhile and the job waits. Raises ValueError.
         """
-        self._busy = Busy(what, limit_s, note=self.marks.busy, wanted=self._lost)
+        self._busy = Busy(what, limit_s, note=self.marks.busy, wanted=self._lost, outer=self._inside())
         return self._busy
+
+    def _inside(self) -> Busy | None:
+        """In which block of ``busy`` the script is, if in any."""
+        busy = self._busy
+        while busy is not None and not busy.inside:
+            busy = busy.outer
+        return busy
 
     def not_busy(self) -> None:
         """Training goes on: what ``busy`` said without a ``with`` does not hold any more."""
-        if self._busy is not None and not self._busy.inside:
+        if self._busy is not None and self._inside() is None:
             self._busy = None
             self.marks.busy(0)
 
@@ -103,15 +111,18 @@ class JobFacts(ABC):
 
     def loader(
         self, dataset: Dataset[Any], *, num_workers: int = 2, collate_fn: Callable[[list[Any]], Any] | None = None,
-        prefetch: int = 2,
+        prefetch: int = 2, limit_s: float = LOADER_LIMIT_S,
     ) -> Loader:  # fmt: skip
         """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)`` in a step. Make it
         after ``attach`` and before the loop.
 
         ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0 workers samples are
-        computed when they are asked for. Raises ImportError when torchdata is not installed, TypeError for an iterable
+        computed when they are asked for. ``limit_s``: how long data may take to come; a rank that waits for its workers
+        is not taken for hung until then. Raises ImportError when torchdata is not installed, TypeError for an iterable
         dataset, RuntimeError before ``attach``.
         """
         if not hasattr(self, "state"):
             raise RuntimeError("job.attach(model, optimizer) comes before job.loader(dataset)")
-        return Loader(self, dataset, num_workers=num_workers, collate_fn=collate_fn, prefetch=prefetch)
+        return Loader(
+            self, dataset, num_workers=num_workers, collate_fn=collate_fn, prefetch=prefetch, limit_s=limit_s
+        )

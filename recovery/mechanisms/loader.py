@@ -17,9 +17,12 @@ import hashlib
 import multiprocessing
 import os
 import random
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
 LIMIT_S = 300.0
+LOOK_S = 0.1
+"""How often a rank that waits for its workers looks whether its generation is over."""
 Key = tuple[int, int]
 """Step and sample."""
 Collate = Callable[[list[Any]], Any]
@@ -62,6 +67,9 @@ class Plan(Protocol):
     def check(self) -> None:
         """Raise GenerationLost if this generation is over."""
 
+    def busy(self, what: str, *, limit_s: float) -> AbstractContextManager[Any]:
+        """Say that this rank waits for something, for so long at most."""
+
 
 class Loader:
     """See ``Job.loader``. Used by the training thread."""
@@ -79,7 +87,9 @@ class Loader:
         self._dataset = _Keyed(dataset, plan.seed)
         self._collate = collate_fn or default_collate
         self._sampler = StepSampler(plan)
-        self._batches: Iterator[tuple[list[Key], Any]] | None = None
+        self._batches: Any = None  # an iterator over (keys, batch)
+        self._restarting: Future[Any] | None = None
+        self._limit_s = limit_s
         self.workers: Sequence[Any] = ()
         self.stateful: StatefulDataLoader[Any] | None = None
         if num_workers:
@@ -88,7 +98,8 @@ class Loader:
     def load(self, samples: Sequence[int]) -> Any:
         """What ``collate_fn`` makes of these samples, of ``step.samples`` or one of ``step.batches()``.
 
-        From the workers where they are this rank's in the next step; others are computed here. Raises RuntimeError when
+        From the workers where they are this rank's in the next step; others are computed here. While it waits for a
+        worker the rank says that it is busy, and leaves when its generation is aborted. Raises RuntimeError when
         a worker was lost or nothing came within the limit, GenerationLost, and whatever the dataset raises.
         """
         self._plan.check()
@@ -98,9 +109,7 @@ class Loader:
         if self.stateful is None or place is None:
             with _generators_kept():
                 return self._collate([self._dataset[key][1] for key in keys])
-        for worker in self.workers:
-            if not worker.is_alive():
-                raise RuntimeError(f"data loader worker {worker.pid} ended with exit code {worker.exitcode}")
+        self._refuse_lost_workers()
         made, batch = self._next(number, place)
         if made != keys:
             self._batches = None  # made for another share of the batch, or a step that is done again
@@ -118,13 +127,72 @@ class Loader:
 
     def _next(self, number: int, place: int) -> tuple[list[Key], Any]:
         if self._batches is not None:
-            following = next(self._batches, None)
+            following = self._awaited()
             if following is not None:
                 return following
-        assert self.stateful is not None
-        self._sampler.start = (number, place)
-        self._batches = iter(self.stateful)
-        return next(self._batches)
+        self._restart(number, place)
+        following = self._awaited()
+        if following is None:
+            raise RuntimeError(f"the data loader has nothing for step {number}")
+        return following
+
+    def _awaited(self) -> tuple[list[Key], Any] | None:
+        """The next batch, None after the last. Workers may take as long as the limit allows."""
+        try:
+            found: tuple[list[Key], Any] | None = next(self._batches, None)
+            return found
+        except RuntimeError as error:
+            if not _took_long(error):
+                raise
+        deadline_s = time.monotonic() + self._limit_s
+        with self._plan.busy("data", limit_s=self._limit_s + 1):
+            while True:
+                self._plan.check()
+                self._refuse_lost_workers()
+                try:
+                    found = next(self._batches, None)
+                    return found
+                except RuntimeError as error:
+                    if not _took_long(error) or time.monotonic() > deadline_s:
+                        raise
+
+    def _restart(self, number: int, place: int) -> None:
+        """Have the workers begin anew. They first finish what they are at, which may take long: a thread waits for it,
+        so that this one can leave."""
+        before, self._batches = self._restarting, None
+        with self._plan.busy("data", limit_s=self._limit_s + 1):
+            if before is not None:
+                self._until_done(before)
+            self._sampler.start = (number, place)
+            made = self._restarting = Future[Any]()
+            threading.Thread(target=self._begin_anew, args=(made,), name="restart-data", daemon=True).start()
+            self._until_done(made)
+        self._batches, self._restarting = made.result(), None
+
+    def _until_done(self, made: Future[Any]) -> None:
+        while not wait([made], timeout=LOOK_S / 4).done:
+            self._plan.check()
+
+    def _begin_anew(self, made: Future[Any]) -> None:
+        try:
+            assert self.stateful is not None
+            self._patience(self._limit_s)
+            batches = iter(self.stateful)
+            self._patience(LOOK_S)
+            made.set_result(batches)
+        except BaseException as error:
+            made.set_exception(error)
+
+    def _patience(self, seconds: float) -> None:
+        """How long torch's own wait for a worker is. After it nothing is lost: what comes later comes next."""
+        iterator = getattr(self.stateful, "_iterator", None)
+        if iterator is not None:
+            iterator._timeout = seconds
+
+    def _refuse_lost_workers(self) -> None:
+        for worker in self.workers:
+            if not worker.is_alive():
+                raise RuntimeError(f"data loader worker {worker.pid} ended with exit code {worker.exitcode}")
 
     def _start(self, num_workers: int, prefetch: int, limit_s: float) -> None:
         try:
@@ -202,6 +270,10 @@ class _Keyed(Dataset[tuple[Key, Any]]):
         random.seed(value)
         numpy.random.seed(value & 0xFFFFFFFF)
         return key, self._dataset[key[1]]
+
+
+def _took_long(error: RuntimeError) -> bool:
+    return "timed out" in str(error)
 
 
 def _with_keys(collate: Collate, items: list[tuple[Key, Any]]) -> tuple[list[Key], Any]:

@@ -272,12 +272,9 @@ class ScriptArm(Outside):
             self.outcome, self.reason = outcome, reason
 
     def _do_what_is_due(self) -> None:
-        now = self.now_ns()
-        due, self._later = (
-            [row for row in self._later if row[0] <= now],
-            [row for row in self._later if row[0] > now],
-        )
-        for _, action in due:
+        now, rows = self.now_ns(), self._later
+        self._later = [row for row in rows if row[0] > now]
+        for action in [row[1] for row in rows if row[0] <= now]:
             action()
 
     # ---- beginning and end

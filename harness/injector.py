@@ -19,7 +19,7 @@ from harness.guard import Guard
 from harness.occurrences import Occurrences
 from harness.scene import Scene
 from harness.sites import Aim, Miss, Site, site
-from harness.sites.process import miss_rank
+from harness.sites.process import DEAD, miss_rank
 from harness.struck import (
     NOT_HELD,
     NOT_THERE,
@@ -34,8 +34,6 @@ from harness.struck import (
     widened,
 )
 from recovery.wire import Extra
-
-DEAD = ("Z", "X")
 
 
 class Injector:

@@ -318,6 +318,27 @@ def test_a_stopped_process_that_is_killed_as_hung_has_been_hit(tmp_path: Path) -
     assert rig.scene.told("fault_landed") and not rig.scene.told("fault_failed")
 
 
+@pytest.mark.parametrize("at", [{"time": 1}, {"event": "recovered"}])
+def test_a_dead_process_is_nobody_to_hit_at_a_time_or_an_event_either(
+    tmp_path: Path, at: dict[str, Any]
+) -> None:
+    rig = Rig(tmp_path, {"id": "f", "kind": "process-kill", "target": {"rank": 2}, "at": at})
+    rig.scene.states["w2"] = "Z"
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(5)
+    rig.injector.on_event("recovered")
+    rig.died("w2")
+    rig.injector.tick(5)
+    assert not rig.scene.told("signal") and not rig.scene.told("fault_landed"), "it died of something else"
+    rig.scene.members[2] = "s4"
+    rig.form()
+    rig.injector.tick(5)
+    hit = [told["process"] for told in rig.scene.told("signal")]
+    assert hit == (["s4"] if "time" in at else []), "an event comes once, and that it hit nobody is said"
+    reasons = [told["reason"] for told in rig.scene.told("fault_failed")]
+    assert reasons == ([] if "time" in at else ["nobody holds rank 2"])
+
+
 # --- what an act needs is there before
 
 

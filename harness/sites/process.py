@@ -13,6 +13,7 @@ from harness.scene import Scene
 from harness.sites import Aim, Miss
 from recovery.wire import Extra
 
+DEAD = ("Z", "X")
 HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it
 
 
@@ -68,7 +69,7 @@ class ProcessSite:
         """The present holders of the ranks, then the spares."""
         found: list[Aim | Miss] = []
         for rank in planned.ranks:
-            process = self._scene.process_of(rank)
+            process = self._living(rank)
             who: dict[str, Any] = {"process": process, "rank": rank}
             found.append(self._aim(fault, process, rank, who) if process else miss_rank(rank))
         for index in planned.spares:
@@ -83,8 +84,14 @@ class ProcessSite:
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Whether somebody holds each rank, and each spare waits."""
-        held = all(self._scene.process_of(rank) for rank in planned.ranks)
+        held = all(self._living(rank) for rank in planned.ranks)
         return held and all(self._scene.spare(index) for index in planned.spares)
+
+    def _living(self, rank: int) -> str | None:
+        """Who holds a rank; nobody where that process is dead already and its exit only not noticed yet: what then ends
+        it would be taken for this fault's doing."""
+        process = self._scene.process_of(rank)
+        return process if process and self._scene.os_state(process) not in DEAD else None
 
     def _aim(self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
         limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from ranks import Self, results
 from torch import Tensor, nn
 
 from recovery import order
+from recovery.layout import Layout
 from recovery.mechanisms import buckets
+from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.reduce import GradientReducer, Reduced
 
 BATCH = 7
@@ -189,6 +191,47 @@ def alone(model: nn.Module) -> GradientReducer:
     group: Any = OneGroup()
     reducer.new_generation(group)
     return reducer
+
+
+class Pair(OneGroup):
+    """Of two ranks, the other of which sends what it is told to."""
+
+    world = 2
+    ranks = range(2)
+    layout = Layout(world=2, shards=1)
+
+    def __init__(self, other: float) -> None:
+        self.other = other
+
+    def start_all_reduce(self, tensor: Tensor) -> object:
+        tensor.data[-3] += self.other  # the flag of rank 1 of 4
+        return super().start_all_reduce(tensor)
+
+
+@pytest.mark.parametrize("blamed", [(), (1,)])
+def test_ranks_that_began_with_different_states_apply_no_step(blamed: tuple[int, ...]) -> None:
+    """What each holds goes with the flags of a generation's first step, exactly, and of no other."""
+    model, mine, other = net(), "0123456789abcdef", "0123456789abcdee"
+    shown = GradientReducer(net(), max_world=4, entering=lambda _: None)
+    shown.starts_with(mine)
+    flag = float(bool(blamed)) + float(cast(float, shown._with_start(0.0)))
+    reducer = GradientReducer(model, max_world=4, entering=lambda _: None)
+    for starts, sent, fits in ((mine, flag, True), ("", float(bool(blamed)), True), (other, flag, False)):
+        group: Any = Pair(sent)
+        reducer.new_generation(group)
+        reducer.starts_with(starts)
+        reducer.begin()
+        reducer.expect()
+        loss_of(model, range(BATCH)).backward()
+        if fits:
+            assert reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False).blamed == blamed
+            reducer.begin()
+            group.other = float(bool(blamed))
+            reducer.expect()
+            assert reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False).blamed == blamed
+        else:
+            with pytest.raises(GenerationLost, match="began with different states"):
+                reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
 
 
 def test_parameters_without_a_gradient_do_not_keep_the_others_waiting(

@@ -101,6 +101,7 @@ class ElasticReducer(Buckets):
         last = self._buckets[-1]
         self._flaws.look(last.gradients)
         self._seal(rank, loss_sum, count)
+        last.tail[_FLAGS + rank] = self._with_start(last.tail[_FLAGS + rank])
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
         self._launch()
@@ -109,7 +110,7 @@ class ElasticReducer(Buckets):
         samples = round(tail[_COUNT])
         return Reduced(
             loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, save=tail[_SAVE] > 0,
-            blamed=tuple(r for r, flag in enumerate(tail[_FLAGS : self._tail]) if flag),
+            blamed=self._blamed(tail[_FLAGS : self._tail]),
             grad_norm=norm,
         )  # fmt: skip
 

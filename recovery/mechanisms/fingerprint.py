@@ -55,9 +55,10 @@ def starting_digest(job: Job) -> str:
 
 def tell_joined(job: Job, checkpoint: str | None) -> None:
     """Send the supervisor that this rank is in the generation, and what it holds. ``checkpoint``: that it restored."""
-    message = Joined(
-        generation=job.generation, step=job.state.step, checkpoint=checkpoint, digest=starting_digest(job)
-    )
+    step, digest = job.state.step, starting_digest(job)
+    # The step is part of what is compared, and nothing is applied where it differs.
+    job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
+    message = Joined(generation=job.generation, step=step, checkpoint=checkpoint, digest=digest)
     job.agent.channel.send(message)
 
 

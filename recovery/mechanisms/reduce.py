@@ -21,9 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from recovery.mechanisms.buckets import Bucket, check_types, make_buckets
 from recovery.mechanisms.finite import Amount, Flaws, all_finite
-from recovery.mechanisms.group import Circle, Group
+from recovery.mechanisms.group import Circle, GenerationLost, Group
 
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
+_EXACT = 1 << 24  # integers below are exact in float32
+_FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,10 @@ class Reducer(Protocol):
 
     def new_generation(self, group: Group) -> None:
         """Use this group from now on, and count collectives anew."""
+
+    def starts_with(self, digest: str) -> None:
+        """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes with the flags of the
+        first step, and ``finish`` raises GenerationLost unless all that hold the same have sent the same."""
 
     def rehearse(self) -> None:
         """Clear gradients and get ready for a backward pass that is not reduced."""
@@ -119,6 +125,7 @@ class Buckets:
         self._guarded = False  # gradients that come now belong to a step
         self._expected = False  # and come from a pass that the step was told of
         self._passes = 0
+        self._start = 0  # see starts_with; 0 after the first step
         self._flaws = Flaws()
         self._parameters: list[nn.Parameter] = []
         self._trained: list[bool] = []  # which of them the buckets are made for
@@ -149,6 +156,24 @@ class Buckets:
         self._group = group
         self._collectives = 0
         self._armed = False
+
+    def starts_with(self, digest: str) -> None:
+        """See Reducer."""
+        self._start = 1 + int(digest, 16) % (_EXACT // _FLAG_ROOM - 1) if digest else 0
+
+    def _with_start(self, flag: Amount) -> Amount:
+        """This rank's flag of non-finite values, with what it started with."""
+        return flag + float(_FLAG_ROOM * self._start)
+
+    def _blamed(self, flags: Sequence[float]) -> tuple[int, ...]:
+        """Ranks with non-finite values. Raises GenerationLost when those that should hold the same did not as the
+        generation began; nothing is applied then."""
+        first, self._start = self._start > 0, 0
+        for shard in range(self._joined().layout.shards) if first else ():
+            holders = self._joined().layout.holders(shard)
+            if len({int(flags[rank]) // _FLAG_ROOM for rank in holders}) > 1:
+                raise GenerationLost("the ranks of this generation began with different states")
+        return tuple(rank for rank, flag in enumerate(flags) if int(flag) % _FLAG_ROOM)
 
     def rehearse(self) -> None:
         """See Reducer."""
@@ -352,7 +377,7 @@ class GradientReducer(Buckets):
         last.tail[_COUNT] = count
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
-        last.tail[_FLAGS + rank] = self._flaws.flag()
+        last.tail[_FLAGS + rank] = self._with_start(self._flaws.flag())
         self._launch()
         group = self._joined()
         for bucket in self._buckets:
@@ -361,7 +386,7 @@ class GradientReducer(Buckets):
             bucket.require_sealed()
         tail, norm = self._conclude(last.tail)
         samples = round(tail[_COUNT])
-        blamed = tuple(r for r, flag in enumerate(tail[_FLAGS : _FLAGS + group.world]) if flag)
+        blamed = self._blamed(tail[_FLAGS : _FLAGS + group.world])
         return Reduced(
             loss=tail[_LOSS] / samples, samples=samples, pause=tail[_PAUSE] > 0, blamed=blamed, grad_norm=norm,
             save=tail[_SAVE] > 0,

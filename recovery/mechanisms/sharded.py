@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recovery.mechanisms.finite import Amount, Flaws
-from recovery.mechanisms.group import Circle, Group
+from recovery.mechanisms.group import Circle, GenerationLost, Group
 from recovery.mechanisms.reduce import Buckets, Reduced
 from recovery.mechanisms.sharding import reset
 
@@ -100,11 +100,16 @@ class ShardedReducer(Buckets):
             circle.wait(bucket.work)
             bucket.require_sealed()
         word = self._last_word(rank, [loss_sum, count, float(pause), float(save)], bad)
+        try:
+            blamed = self._blamed(word[_FLAGS:])
+        except GenerationLost:
+            self._complete = False  # nobody applies it
+            raise
         samples = round(word[_COUNT])
         self.settle(samples)
         return Reduced(
             loss=word[_LOSS] / samples, samples=samples, pause=word[_PAUSE] > 0, save=word[_SAVE] > 0,
-            blamed=tuple(r for r, flag in enumerate(word[_FLAGS:]) if flag),
+            blamed=blamed,
             grad_norm=math.sqrt(word[_SQUARES]) / samples,
         )  # fmt: skip
 
@@ -137,7 +142,7 @@ class ShardedReducer(Buckets):
             word[_SQUARES] = self._norms().double().square().sum()
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
-        word[_FLAGS + rank] = bad
+        word[_FLAGS + rank] = self._with_start(bad)
         # Whoever gets the others' word knows that all have come this far. One that does not get it may have
         # missed a step that others go on to apply, and holds all that is needed to follow.
         self._complete = True

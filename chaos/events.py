@@ -239,7 +239,7 @@ class Log:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether anything was left out on purpose, for want of room: what is missing proves nothing then."""
+        """Whether anything was left out for want of room: what is missing proves nothing then."""
         return self.first(Kind.EVENTS_DROPPED) is not None or self.first(Kind.FILES_DROPPED) is not None
 
     @cached_property
@@ -256,11 +256,11 @@ class Log:
 
 def read_actor(path: Path) -> ActorLog:
     """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted."""
-    raw = path.read_bytes().decode(errors="replace")
-    lines = raw.split("\n")
+    data, cut = _without_hole(path)
+    lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()
     events: list[Event] = []
-    problems: list[str] = []
+    problems = [f"{path.name}: its first {cut} bytes were dropped"] if cut else []
     for number, line in enumerate(lines, start=1):
         try:
             event = Event.from_line(line)
@@ -274,13 +274,29 @@ def read_actor(path: Path) -> ActorLog:
             first, last, why = (event.data[key] for key in ("first", "last", "why"))
             problems.append(f"{path.name}:{number}: events {first} to {last} were dropped: {why}")
             expected = last + 1 if first == expected else expected
-        if event.seq != expected:
+        if event.seq != expected and (events or not cut):
             problems.append(f"{path.name}:{number}: seq {event.seq} where {expected} was due")
         events.append(event)
     if torn:
         problems.append(f"{path.name}: last line is torn ({len(torn)} bytes)")
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
     return ActorLog(actor=path.stem, events=tuple(events), problems=tuple(problems), ended=ended)
+
+
+def _without_hole(path: Path) -> tuple[bytes, int]:
+    """What a file holds, from the first whole line on if its beginning was taken away; and how many bytes that was."""
+    with open(path, "rb") as stream:
+        try:
+            start = os.lseek(stream.fileno(), 0, os.SEEK_DATA)
+        except OSError:  # it holds nothing, or the file system does not say where
+            start = 0
+        stream.seek(start)
+        data = stream.read()
+    zeros = len(data) - len(data.lstrip(b"\0"))
+    if not start and not zeros:
+        return data, 0
+    first = data.find(b"\n", zeros) + 1 or len(data)
+    return data[first:], start + first
 
 
 class Tail:

@@ -51,6 +51,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="write what ranks print to DIR/<process>.log, not to the terminal",
     )
     add(
+        "--log-limit",
+        type=float,
+        default=10.0,
+        metavar="GB",
+        help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
+    )
+    add(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what ranks train on (default auto)"
     )
     add(

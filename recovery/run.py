@@ -78,6 +78,7 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
         script=given.script.resolve(), args=tuple(given.args), ranks=given.ranks, shards=given.shards, events=events,
         backend=backend, checkpoint_dir=given.checkpoint_dir, checkpoint_every=given.every,
         checkpoint_keep=given.keep, saves=saves_of(given.saves), verify_every=given.verify_every,
+        log_limit_bytes=int(given.log_limit * 1e9), logs=given.logs.resolve() if given.logs else None,
         memory_every=given.memory_checkpoints or 0, memory_bytes=int(given.memory_limit * 1e6), fresh=given.fresh,
     )  # fmt: skip
 

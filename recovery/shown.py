@@ -74,6 +74,8 @@ def _describe(event: Event) -> str:
             return f"node {data['node']} is there: {data['host']} at {data['address']}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
+        case Kind.FILES_DROPPED:
+            return f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB): {data['why']}"
         case Kind.LEFTOVERS if data["processes"]:
             return f"left behind: {data['processes']}"
         case Kind.RUN_FINISHED:

@@ -14,12 +14,13 @@ from chaos.errors import InfrastructureError
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery import strategies
 from recovery.adoption import past
-from recovery.controller import Controller, Timing
+from recovery.controller import Controller, Stage, Timing
 from recovery.estate import Estate
 from recovery.home import Home, Spot, ThisMachine, least_taken
 from recovery.jobconfig import InMemory, Net, Saves
 from recovery.joining import Seat
 from recovery.local import Dying, Exited, Said, start_store
+from recovery.logroom import LogRoom
 from recovery.marks import Mark
 from recovery.memory import ROLE as KEEPER
 from recovery.memory.housing import Here
@@ -41,7 +42,8 @@ _NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
 class JobSpec:
     """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the script says;
     ``memory_every``: steps between checkpoints in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with
-    initial values, whatever checkpoints there are."""
+    initial values, whatever checkpoints there are; ``log_limit_bytes``: for event logs, and for what ranks print (in
+    ``logs``)."""
 
     script: Path
     args: tuple[str, ...]
@@ -54,6 +56,8 @@ class JobSpec:
     shards: int = 1
     saves: Saves | None = None
     verify_every: int | None = None
+    log_limit_bytes: int = 10_000_000_000
+    logs: Path | None = None
     memory_every: int = 0
     memory_bytes: int = 4_000_000_000
     fresh: bool = False
@@ -110,6 +114,8 @@ class Supervisor:
         self._failed_s: float | None = None
         self._failed_step = 0
         self._keepers: Keepers | None = None
+        folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
+        self._log_room = LogRoom(folders, spec.log_limit_bytes)
         try:
             self._store, port = start_store(home.store_host)
             self.controller = Controller(
@@ -198,12 +204,22 @@ class Supervisor:
         for news in self._keepers.look() if self._keepers is not None else ():
             self._note_keeper(news)
         self.controller.tick()
+        self._clear_logs()
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
         step = self.controller.committed
         if self._failed_s is not None and step > self._failed_step:
             self._listener.on_recovered(self.now_s() - self._failed_s, step)
             self._failed_s = None
+
+    def _clear_logs(self) -> None:
+        if self.controller.stage is not Stage.TRAINING:
+            return  # looking takes a while where there are many files
+        keepers = [self._keepers.keeper_of(0)] if self._keepers is not None else []
+        cleared = self._log_room.look({*self._pids, *keepers})
+        if cleared is not None:
+            limit = f"more than {self._spec.log_limit_bytes / 1e9:g} GB of event logs and outputs"
+            self._write(Kind.FILES_DROPPED, files=list(cleared.files), bytes=cleared.bytes, why=limit)
 
     def _interrupt(self, by: str) -> None:
         controller = self.controller

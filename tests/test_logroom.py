@@ -1,0 +1,88 @@
+"""Event logs and outputs stay within a limit, and what is dropped for that shows."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from chaos.events import EventWriter, Kind, read_actor, read_log
+from recovery import marks
+from recovery.logroom import BLOCK, LogRoom
+from recovery.ring import RingWriter
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.logroom.EVERY_S", 0.0)
+
+
+def file(path: Path, size: int, age_s: float) -> Path:
+    path.write_bytes(b"x" * size)
+    now_s = time.time()
+    os.utime(path, (now_s - age_s, now_s - age_s))
+    return path
+
+
+def held(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+def test_files_of_those_who_are_gone_go_first_and_the_oldest_of_them(memory: Path) -> None:
+    kept = [
+        file(memory / "orchestrator.jsonl", MB, 900), file(memory / "w0.jsonl", MB, 800),
+        file(memory / "supervisor.lock", MB, 900), file(memory / "s3.log", MB, 1),
+    ]  # fmt: skip
+    gone = [file(memory / "w1.jsonl", MB, 700), file(memory / "s2.log", MB, 600)]
+    retention = LogRoom([memory, memory / "none"], 6 * MB)
+    assert retention.look({"w0"}) is None, "there is room for all of it"
+    cleared = LogRoom([memory], 4 * MB).look({"w0"})
+    assert cleared is not None and cleared.files == ("w1.jsonl", "s2.log") and cleared.bytes == 2 * MB
+    assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
+
+
+def test_the_beginning_of_what_somebody_still_writes_is_taken_away(memory: Path) -> None:
+    fd = marks.create()
+    ring = marks.ring_of(fd)
+    os.close(fd)
+    writer, path = RingWriter(memory, "w0", time.monotonic_ns, ring), memory / "w0.jsonl"
+    for number in range(2000):
+        writer.write(Kind.ERROR_RAISED, type="none", message=f"{number} {'x' * 1000}")
+    writer.flush()
+    size = path.stat().st_size
+    cleared = LogRoom([memory], MB).look({"w0"})
+    if cleared is None:
+        pytest.skip("this file system cannot give back a part of a file")
+    assert cleared.files == ("w0.jsonl",) and cleared.cut == cleared.bytes > MB
+    assert path.stat().st_size == size and held(memory) < MB
+    writer.write(Kind.ERROR_RAISED, type="none", message="after")
+    writer.flush()
+    assert LogRoom([memory], MB).look({"w0"}) is None
+    writer.write(Kind.ERROR_RAISED, type="none", message="in the ring")
+    writer.abandon()
+    ring.salvage(path)  # as the supervisor does: the size still tells what is missing
+    log = read_actor(path)
+    numbers = [event.seq for event in log.events]
+    assert numbers == list(range(numbers[0], 2002)) and numbers[0] > 1000
+    (problem,) = log.problems
+    assert "bytes were dropped" in problem and int(problem.split()[3]) > cleared.cut - BLOCK
+
+
+def test_it_looks_now_and_then(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.logroom.EVERY_S", 60.0)
+    retention = LogRoom([memory], MB)
+    assert retention.look(()) is None
+    file(memory / "w1.jsonl", 3 * MB, 1)
+    assert retention.look(()) is None and (memory / "w1.jsonl").exists()
+
+
+def test_what_was_deleted_makes_the_log_incomplete(memory: Path) -> None:
+    writer = EventWriter(memory, "orchestrator", time.monotonic_ns)
+    writer.write(Kind.FILES_DROPPED, files=["w1.jsonl"], bytes=5, why="more than 1 GB")
+    writer.close()
+    log = read_log(memory)
+    assert log.has_dropped and log.problems == ("1 files (5 bytes) were dropped: more than 1 GB",)

@@ -195,8 +195,8 @@ class Children:
 
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors; counted while somebody asks."""
-        child = self._children[name]
-        return child.starvation.pulse() if child.gone else child.starvation.taken(time.monotonic(), child.pid)
+        child = self._children.get(name)
+        return child.starvation.taken(time.monotonic(), child.pid) if child is not None else Pulse()
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""

@@ -17,6 +17,7 @@ from recovery import processes, remnants
 from recovery.local import KEPT_MARKS, Children, Exited, Said
 from recovery.marks import NEVER
 from recovery.remnants import Sessions
+from recovery.starvation import Pulse
 
 LIMIT_S = 20.0
 ROUNDS = 100
@@ -57,6 +58,7 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> No
         children.spawn(f"w{number}", program("true"), log=tmp_path / f"w{number}.jsonl" if named else None)
         await_exit(children, f"w{number}")
     assert (descriptors(), threading.active_count()) == (before, threads)
+    assert children.pulse("w3") == Pulse(), "asked by whoever has not heard of its end yet"
     assert children.mark("w3") == NEVER and children.os_state("w3") == "X" and not children.alive("w3")
     children.signal("w3", signal.SIGKILL)
     assert not list(tmp_path.glob("*.memory"))

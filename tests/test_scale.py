@@ -31,7 +31,7 @@ def least(strategy: Strategy, world: int, shards: int) -> Cost:
 
 @KINDS
 def test_four_times_the_ranks_cost_about_four_times_as_much(strategy: Strategy, shards: int) -> None:
-    few, many = least(strategy, 512, shards), least(strategy, 2048, shards)
+    few, many = least(strategy, 256, shards), least(strategy, 1024, shards)
     assert many.decide_s < 9 * few.decide_s, "16 times would be quadratic"
     assert many.whole_s < 9 * few.whole_s
 

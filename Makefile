@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
+.PHONY: run test test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,17 @@ test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none r
 
 test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (as root, with slurm-wlm and munge)
 	$(BIN)/python -m pytest -m slurm
+
+# A machine with a GPU may have no network: GPU_PYTHON=python3 uses what is there (docs/gpu-results.md says what it needs).
+GPU_PYTHON ?= $(BIN)/python
+GPU_STAMP := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))
+GPU_RESULTS ?= docs/gpu-results.md
+
+test-gpu: $(GPU_STAMP) ## the tests that need an NVIDIA GPU; skipped where there is none
+	$(GPU_PYTHON) -m pytest -m gpu -o addopts=-qra -p no:cacheprovider
+
+bench-gpu: $(GPU_STAMP) ## measure on a GPU and write docs/gpu-results.md, in ten minutes; exit status 7 where there is none
+	$(GPU_PYTHON) -m benchmarks.gpu --out $(GPU_RESULTS)
 
 test-stacks: $(STAMP) ## a small comparison with torchrun and torchft, whose environment it installs
 	$(BIN)/chaos stacks install torchft

@@ -40,6 +40,7 @@ from recovery.supervision import Timing
 from recovery.supervisor import JobSpec, StopFlag, Supervisor
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +103,8 @@ def _on_nodes(
 def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", "nccl"]]:
     """Devices to deal out, and the backend: NCCL where every process, spares too, gets a GPU of its own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
+    listed = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
+    count = listed or len([path for path in _DEVICES.glob("nvidia[0-9]*") if path.is_char_device()])
     if visible is not None:
         count = min(count, len([word for word in visible.split(",") if word.strip()]))
     if device == "cuda" and not count:

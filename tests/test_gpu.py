@@ -91,6 +91,7 @@ def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
     assert errors == ["DeviceError", "OutOfMemoryError"]
 
 
+@pytest.mark.gpu
 @pytest.mark.real
 def test_a_real_cuda_device_runs_out_of_memory_and_hangs() -> None:
     torch = pytest.importorskip("torch")

@@ -38,6 +38,7 @@ def group_of(told: Told, port: int, *, generation: int = 1) -> Group:
 
 
 @NEEDS_GPU
+@pytest.mark.gpu
 @pytest.mark.real
 def test_an_abort_reaches_a_thread_that_waits_for_the_device() -> None:
     told = Told()
@@ -79,6 +80,7 @@ def test_an_abort_reaches_a_thread_that_waits_for_the_device() -> None:
 
 
 @pytest.mark.skipif(GPUS < 2, reason=f"needs two NVIDIA GPUs, there are {GPUS}")
+@pytest.mark.gpu
 @pytest.mark.real
 def test_ranks_whose_peer_stands_still_leave_a_collective() -> None:
     """Two members in one process: the second never enters the collective that the first waits in."""

@@ -1,0 +1,271 @@
+"""Measurements of the GPU benchmark that need no supervisor, each in a process of its own; prints JSON.
+
+python -m benchmarks.gpu_parts {machine,nccl,state,faults} DEVICE SIZE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from benchmarks.gpu_model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
+from chaos.faults.replica_desync import ReplicaDesync
+from chaos.faults.tensor_corrupt import TensorCorrupt
+from harness.shims.tensors import TensorShim
+from recovery.local import start_store
+from recovery.mechanisms.circle import GenerationLost
+from recovery.mechanisms.fingerprint import fingerprint
+from recovery.mechanisms.group import Group
+from recovery.mechanisms.reduce import GradientReducer
+from recovery.mechanisms.state import TrainState
+
+ROUNDS = {"cuda": 10, "cpu": 3}
+STEPS = {"cuda": 20, "cpu": 5}
+SPIN_CYCLES = 3_000_000_000  # a kernel of a second or two
+LIMIT_S = 60.0
+Figures = dict[str, Any]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until everything given to it is done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def timed(device: torch.device, act: Callable[[], Any]) -> float:
+    """Seconds until the device has done it."""
+    wait_for(device)
+    since_s = time.perf_counter()
+    act()
+    wait_for(device)
+    return time.perf_counter() - since_s
+
+
+def group_of(device: torch.device, generation: int, port: int, check: Callable[[], None]) -> Group:
+    """Of this process alone: NCCL on a GPU."""
+    return Group(
+        generation=generation, rank=0, world=1, store_port=port, timeout_s=LIMIT_S, check=check, device=str(device),
+        backend="nccl" if device.type == "cuda" else "gloo",
+    )  # fmt: skip
+
+
+def machine(device: torch.device, size: str) -> Figures:
+    """What it runs on."""
+    found: Figures = {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in make_model(size).parameters()),
+    }
+    if device.type == "cuda":
+        found |= {
+            "device": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count(),
+            "cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }  # fmt: skip
+    return found
+
+
+def nccl(device: torch.device, size: str) -> Figures:
+    """Forming, aborting while the device is busy, forming anew; and what a step costs over a plain one."""
+    store, port = start_store()
+    told = SimpleNamespace(aborted=False)
+
+    def check() -> None:
+        if told.aborted:
+            raise GenerationLost("aborted")
+
+    figures: Figures = {"form_s": [], "first_s": [], "abort_s": []}
+    values = torch.ones(1 << 20, device=device)
+    for generation in range(1, ROUNDS[device.type] + 1):
+        told.aborted = False
+        group = group_of(device, generation, port, check)
+        figures["form_s"].append(timed(device, group.form))
+        figures["first_s"].append(timed(device, partial(_all_reduce, group, values)))
+        figures["abort_s"].append(_aborted(device, group, values, told))
+        group.leave()
+    told.aborted = False
+    group = group_of(device, ROUNDS[device.type] + 1, port, check)
+    group.form()
+    figures |= _steps(device, size, group)
+    group.leave()
+    del store
+    return figures
+
+
+def _all_reduce(group: Group, values: Tensor) -> None:
+    group.wait(group.start_all_reduce(values))
+
+
+def _aborted(device: torch.device, group: Group, values: Tensor, told: SimpleNamespace) -> float:
+    """Seconds from an abort, while the training thread waits for a busy device, until that thread is free."""
+    free = [0.0]
+
+    def abort() -> None:
+        told.aborted, free[0] = True, time.perf_counter()
+        group.abort()
+
+    if device.type == "cuda":
+        torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+    timer = threading.Timer(0.05, abort)
+    timer.start()
+    with contextlib.suppress(GenerationLost):
+        work = group.start_all_reduce(values)
+        group.wait(work)
+        while not told.aborted:  # on a CPU nothing is waited for that long
+            group.settle()
+            timer.join(0.001)
+        group.settle()
+    ended = time.perf_counter()
+    timer.join(LIMIT_S)
+    return max(0.0, ended - free[0])
+
+
+def _steps(device: torch.device, size: str, group: Group) -> Figures:
+    """Seconds of a plain step and of one with the job's reducer, in turn."""
+    model, plain = make_model(size).to(device), make_model(size).to(device)
+    reducer = GradientReducer(model, max_world=2, entering=lambda _: None)
+    reducer.new_generation(group)
+    optimizers = {
+        True: make_optimizer(list(model.parameters())),
+        False: make_optimizer(list(plain.parameters())),
+    }
+    tokens = tokens_of(range(BATCH[size]), LENGTHS[size]).to(device)
+
+    def loss_of(which: nn.Module) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = which(tokens[:, :-1])
+        return nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+        )
+
+    def ours() -> None:
+        reducer.begin()
+        loss = loss_of(model)
+        reducer.expect()
+        loss.backward()
+        reduced = reducer.finish(rank=0, loss_sum=loss.detach(), count=len(tokens), pause=False)
+        reducer.clip(reduced.grad_norm, 1.0)
+        optimizers[True].step()
+
+    def theirs() -> None:
+        optimizers[False].zero_grad(set_to_none=False)
+        loss = loss_of(plain) / len(tokens)
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizers[False].step()
+
+    figures: Figures = {"plain_step_s": [], "step_s": []}
+    for number in range(STEPS[device.type] + 3):
+        for name, step in (("plain_step_s", theirs), ("step_s", ours)):
+            seconds = timed(device, step)
+            if number >= 3:
+                figures[name].append(seconds)
+    return figures
+
+
+def state(device: torch.device, size: str) -> Figures:
+    """Digests of the whole state."""
+    model = make_model(size).to(device)
+    held = TrainState(model, make_optimizer(list(model.parameters())), None, seed=1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    held.apply(0.0)
+    figures: Figures = {"bytes": sum(part.nbytes for part in held.parts().values())}
+    for name, act in (
+        ("digest_s", held.digests), ("fingerprint_s", lambda: fingerprint(held)), ("finite_s", held.not_finite),
+    ):  # fmt: skip
+        act()
+        figures[name] = [timed(device, act) for _ in range(ROUNDS[device.type])]
+    return figures
+
+
+def faults(device: torch.device, size: str) -> Figures:
+    """Every fault that changes a tensor: whether it did, by the rank's own digests. Each on a model of its own."""
+    landed: dict[str, bool] = {}
+    fields = TensorCorrupt.model_fields
+    for surface, op in itertools.product(
+        get_args(fields["surface"].annotation), get_args(fields["op"].annotation)
+    ):
+        with contextlib.suppress(ValidationError):
+            landed[f"{surface} {op}"] = _lands(TensorCorrupt(surface=surface, op=op), surface, device)
+    landed["replica-desync"] = _lands(ReplicaDesync(), "parameter", device)
+    return {"landed": landed, "where": [device.type]}
+
+
+def _lands(fault: Any, surface: str, device: torch.device) -> bool:
+    """Act on a step, and on the next where the fault asks for it."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)).to(device)
+    held = TrainState(model, make_optimizer(list(model.parameters())), None, seed=1)
+    shim, inputs = TensorShim(SimpleNamespace(state=held)), torch.randn(4, 8, device=device)  # type: ignore[arg-type]
+    _one_step(held, inputs)
+    said: list[bool] = []
+    later: list[Callable[[], None]] = []
+    spoil: list[Callable[[Tensor], Tensor]] = []
+
+    def say(evidence: Any) -> None:
+        said.append(evidence["before"] != evidence["after"])
+
+    target = SimpleNamespace(
+        seed=1, step=1, tensors=shim.stored, next_step=later.append, poison_loss=spoil.append,
+        change_forward=lambda where, change: shim.change_forward(where, change, 1, say),
+        change_rng=lambda change: shim.change_rng(change, say),
+    )  # fmt: skip
+    seen: list[Any] = []
+    for step in (1, 2):
+        torch.manual_seed(step)
+        before = shim.digest(surface)
+        act = (lambda: fault.act(target)) if step == 1 else (later.pop() if later else None)
+        if act is None:
+            break
+        if surface in ("input", "activation", "loss", "rng", "parameter"):
+            act()
+        seen.append(before != shim.digest(surface))
+        loss = held.model(inputs + step).square().sum()
+        while spoil:
+            changed = spoil.pop()(loss)
+            said.append(bool((changed != loss) | changed.isnan()))
+            loss = changed
+        held.model.zero_grad()
+        loss.backward()
+        if surface in ("gradient", "optimizer_state"):
+            before = shim.digest(surface)
+            act()
+            seen.append(before != shim.digest(surface))
+        held.apply(0.0)
+    return any(said) or any(seen)
+
+
+def _one_step(held: TrainState, inputs: Tensor) -> None:
+    """So that the optimizer has state."""
+    held.model(inputs).square().sum().backward()
+    held.apply(0.0)
+
+
+def main() -> None:
+    """See the module."""
+    part, name, size = sys.argv[1:]
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    known: dict[str, Callable[[torch.device, str], Figures]] = {
+        "machine": machine, "nccl": nccl, "state": state, "faults": faults,
+    }  # fmt: skip
+    print(json.dumps(known[part](device, size)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The job that ``benchmarks.gpu`` kills ranks of: a GPT on random tokens, on whatever device the supervisor gives.
+
+python -m recovery.run --ranks 2 benchmarks/gpu_train.py SIZE BATCH
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import recovery
+from benchmarks.gpu_model import LENGTHS, make_model, make_optimizer, tokens_of
+
+STEPS = 100_000  # it is ended long before
+SAMPLES = 1 << 16
+
+
+def main() -> None:
+    """Train until the supervisor ends it."""
+    size, batch = sys.argv[1], int(sys.argv[2])
+    job = recovery.join(samples=SAMPLES, steps=STEPS, global_batch=batch, seed=1)
+    torch.manual_seed(job.seed)
+    model = make_model(size).to(job.device)
+    job.attach(model, make_optimizer(list(model.parameters())), clip_norm=1.0)
+    kind = torch.device(job.device).type
+
+    def loss_of(samples: list[int]) -> Tensor:
+        tokens = tokens_of(samples, LENGTHS[size]).to(job.device)
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+            logits = model(tokens[:, :-1])
+        loss = functional.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+        )
+        return loss / LENGTHS[size]
+
+    while job.running():
+        with job.step() as step:
+            step.backward(loss_of(step.samples))
+            step.commit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The GPU benchmark: its page, its skip, a rehearsal on the CPU, and its parts on a real GPU where there is one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_parts
+from chaos.errors import EXIT_SKIPPED
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU")
+
+
+def test_without_a_gpu_it_is_skipped_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "gpus", lambda: 0)
+    page = tmp_path / "page.md"
+    assert gpu.main(["--out", str(page)]) == EXIT_SKIPPED
+    assert "no CUDA device" in capsys.readouterr().err and not page.exists()
+
+
+def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
+    job = gpu.Measured(
+        steps=[0.5, 0.25], detected=[0.01], recovered=[1.5], note="step 9 did not come in time"
+    )
+    parts = {
+        "nccl": ({"form_s": [0.125, 0.25, 0.5]}, ""), "state": ({"bytes": 1_500_000_000}, ""),
+        "faults": ({"landed": {"gradient nan": True, "rng zero": False}, "where": ["cuda"]}, ""),
+        "other": ({}, "not run: no time left"),
+    }  # fmt: skip
+    page = gpu.page("cuda", "124m", 8, {"torch": "2.11", "device": "H100"}, parts, {"hot-spare": job})
+    assert "torch 2.11, device H100" in page and "rehearsal" not in page
+    assert (
+        "| hot-spare | 2 | 0.375 | 0.250 to 0.500 | 1 | 0.010 | 0.010 to 0.010 | 1 | 1.500 | 1.500 to 1.500 |"
+        in page
+    )
+    assert "- hot-spare: step 9 did not come in time" in page
+    assert "| form a group of one | 3 | 0.25000 | 0.12500 to 0.50000 |" in page
+    assert "1 of 2 landed on cuda tensors" in page and "not rng zero" in page
+    assert "other: not run: no time left" in page
+    assert "None of these figures is of a GPU" in gpu.page("cpu", "tiny", 8, {}, parts, {})
+
+
+def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
+    landed = gpu_parts.faults(torch.device("cpu"), "tiny")["landed"]
+    assert len(landed) > 35 and [name for name, yes in landed.items() if not yes] == []
+
+
+@pytest.mark.real
+@pytest.mark.soak
+def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    assert gpu.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)]) == 0
+    assert page.read_text().count("SIGKILL") == 3
+
+
+# ---- with a GPU
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.real
+def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
+    found = gpu_parts.faults(torch.device("cuda:0"), "tiny")
+    assert "cuda" in found["where"] and [name for name, yes in found["landed"].items() if not yes] == []
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.real
+def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
+    found = gpu_parts.nccl(torch.device("cuda:0"), "tiny")
+    assert len(found["abort_s"]) == gpu_parts.ROUNDS["cuda"] and max(found["abort_s"]) < 10
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.real
+@pytest.mark.parametrize("row", gpu.ROWS, ids=[row.name for row in gpu.ROWS])
+def test_a_killed_rank_is_recovered_from(row: gpu.Row) -> None:
+    if row.gpus > GPUS:
+        pytest.skip(f"needs {row.gpus} GPUs, there are {GPUS}")
+    found = gpu.play(row, "cuda", "tiny", 8, time.monotonic() + 120)
+    assert (found.note, len(found.recovered)) == ("", gpu.INCIDENTS)

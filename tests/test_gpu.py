@@ -12,6 +12,7 @@ from test_real import MLP, run
 
 from chaos.events import Event, Kind
 from harness.devices import Board, on_node, slots, torch_name
+from recovery import run as run_module
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
 
@@ -47,6 +48,17 @@ def test_each_node_has_devices_of_its_own() -> None:
         board.refuse("w1")
     board.accept("w0")
     assert board.takes(0)
+
+
+def test_gpus_that_only_dev_knows_of_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(run_module, "_GPUS", tmp_path / "none")
+    monkeypatch.setattr(run_module, "_DEVICES", tmp_path)
+    assert run_module._places("auto", 2) == (("cpu",), "gloo")
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).symlink_to("/dev/null")
+    assert run_module._places("auto", 2) == (("cuda:0", "cuda:1"), "nccl")
+    assert run_module._places("cuda", 3) == (("cuda:0", "cuda:1"), "gloo")
 
 
 def spawned(log: Any) -> dict[str, Event]:

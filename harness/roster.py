@@ -54,7 +54,9 @@ class Roster:
     def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
         why = "no node has a device that it may use"
         failed: set[int] = set()
-        first, until_ns = True, self._scene.now_ns() + int(PATIENCE_S * 1e9)
+        now_ns = self._scene.now_ns()
+        first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
+        bad = {node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)}
         while True:
             # What could not be started here may be there yet, and begin late: its name is used up.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"
@@ -65,7 +67,7 @@ class Roster:
             if not usable:
                 break
             self._count += 1
-            avoid = [each for each in usable if self._reputation.avoids(each, self._scene.now_ns() / 1e9)]
+            avoid = [each for each in usable if each in bad]
             node = self._placement.place(name, role, self.living(), usable, again=not first, avoid=avoid)
             device = self._board.assign(name, self.living(), node)
             try:

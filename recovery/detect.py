@@ -169,10 +169,11 @@ class HangDetector:
             if silence is None or name not in heard:
                 continue
             deadline = self._deadline_s(name, silence)
+            # Others who are two steps on have the rank's part of the step between: it works, and its marks are lost.
             if _waits(mark, furthest) and not alone:
                 asked = partial(pulse, name) if stuck else _still
                 silence.waited_s += silence.net(passed, deadline, asked)
-            elif awaited and not (common and mark.phase == STALLS):
+            elif furthest[0] > mark.step + 1 or (awaited and not (common and mark.phase == STALLS)):
                 silence.behind_s += silence.net(passed, deadline, partial(pulse, name), self.pace.works)
             else:
                 silence.shared_s += passed

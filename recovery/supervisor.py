@@ -132,10 +132,8 @@ class Supervisor:
         Raises InfrastructureError.
         """
         controller = self.controller
-        host, now_ns = socket.gethostname(), time.time_ns()
-        self._name_job(
-            self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=host, wall_ns=now_ns, boot=boot_id())
-        )
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "boot": boot_id()}
+        self._name_job(self._write(Kind.ACTOR_STARTED, **me, wall_ns=time.time_ns()))
         try:
             if self._estate is not None and self._estate.steps:
                 self._take_over(self._estate)

@@ -22,7 +22,7 @@ from recovery.nodes import handshake
 from recovery.nodes.door import Door
 from recovery.nodes.handshake import Keys, Refused, Seal, Unproven
 from recovery.nodes.link import Link
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Beat, Hello, Ping
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, VERSION, Beat, Hello, Ping
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0
@@ -81,7 +81,7 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         def lie() -> None:
             until_s = time.monotonic() + LIMIT_S
-            proof._send(left, proof._Challenge(version=1, nonce="0" * 64), until_s)
+            proof._send(left, proof._Challenge(version=VERSION, nonce="0" * 64), until_s)
             proof._receive(left, proof._Response, until_s)
             proof._send(left, proof._Answer(mac="0" * 64), until_s)
 
@@ -96,7 +96,8 @@ def test_the_proof_of_another_purpose_proves_nothing() -> None:
     left, right = socket.socketpair()
     with left, right:
         thread = threading.Thread(
-            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="keepers", version=1), daemon=True
+            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="keepers", version=VERSION),
+            daemon=True,
         )
         thread.start()
         with pytest.raises(Unproven, match="token"):
@@ -117,7 +118,7 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
             target=lambda: suppressed(proof.enter, right, TOKEN, purpose="agents", version=99), daemon=True
         )
         thread.start()
-        with pytest.raises(Unproven, match="speaks version 99, not 1: run the same software"):
+        with pytest.raises(Unproven, match=f"speaks version 99, not {VERSION}: run the same software"):
             handshake.admit(left, TOKEN)
         thread.join(LIMIT_S)
 
@@ -351,6 +352,6 @@ def test_the_token_is_never_sent() -> None:
     for sock in (one, two, three, four):
         sock.close()
     said = b"".join(heard)
-    assert len(said) > 200 and json.loads(heard[0][4:])["version"] == 1
+    assert len(said) > 200 and json.loads(heard[0][4:])["version"] == VERSION
     for secret in (TOKEN, TOKEN.hex().encode(), keys.sending, keys.sending.hex().encode()):
         assert secret not in said

@@ -62,6 +62,10 @@ class Behaviour:
         """The state to send to a peer."""
         return rank.state
 
+    def held(self, rank: SimRank) -> str:
+        """What it says of its state as it joins; empty: nothing."""
+        return "".join(rank.state.digests().values())
+
     def restore(
         self, rank: SimRank, refused: Callable[[Checkpoint, str], None]
     ) -> tuple[Checkpoint, dict[str, Any]] | None:

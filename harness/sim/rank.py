@@ -255,7 +255,7 @@ class SimRank:
             return
         self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
-        held = "".join(self.state.digests().values())
+        held = self.behaviour.held(self)
         self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held))
 
     def _take_seat(self, layout: Layout) -> None:

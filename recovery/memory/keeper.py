@@ -12,7 +12,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
@@ -48,6 +47,7 @@ KEEPER = b'{"be":"keeper"'
 """What a KeeperConfig begins with, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
+NOTES_BITS = 40  # of a version: how many notes a keeper may send; above them stands which keeper it is
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
 TURN_S = 0.1
 LOOK_MS = 60_000
@@ -58,8 +58,9 @@ REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
 class KeeperConfig(BaseModel):
     """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its socket in the abstract
     namespace, which leaves no file; ``token``: hexadecimal, of the run; ``limit_bytes``: of all it holds; ``keep``:
-    complete checkpoints it keeps; ``replicate``: whether another node gets a copy; ``nodes``: of the job; ``peers``:
-    where the other keepers are; ``log``: where it writes what it refuses."""
+    complete checkpoints it keeps; ``replicate``: whether another node gets a copy; ``nodes``: of the job; ``number``:
+    higher than that of any keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes
+    what it refuses."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,6 +68,7 @@ class KeeperConfig(BaseModel):
     parent: int
     node: int
     nodes: int = 1
+    number: int = Field(default=0, ge=0)
     job: str
     name: str
     token: str = Field(min_length=32)
@@ -91,7 +93,7 @@ class Keeper:
         self._peers = Peers(config.node, self._token, config.peers)
         self._announcer = Announcer(self._peers, heard=self._hear, failed=self._miss)
         self._versions: dict[int, int] = {}
-        self._version = 0
+        self._version = config.number << NOTES_BITS
         self._lock = threading.Lock()
         self._closed = False
         self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,9 +227,7 @@ class Keeper:
     def _note(self) -> Note:
         """What is here now."""
         with self._lock:
-            self._version = max(
-                self._version + 1, time.time_ns()
-            )  # above that of a keeper here before this one
+            self._version += 1
             return Note(node=self._config.node, version=self._version, held=self._holdings.held())
 
     def _kept(self) -> Kept:

@@ -131,7 +131,7 @@ class Keepers:
         process = f"k{self._count}"
         self._count += 1
         config = KeeperConfig(
-            parent=0, node=node, nodes=self._nodes, job=self._job, name=self.socket_of(node),
+            parent=0, node=node, nodes=self._nodes, number=self._count, job=self._job, name=self.socket_of(node),
             token=self._secret, limit_bytes=self._limit_bytes, replicate=self._replicate, peers=self._peers(),
             host=self._housing.address(node),
         )  # fmt: skip

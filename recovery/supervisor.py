@@ -132,8 +132,9 @@ class Supervisor:
         Raises InfrastructureError.
         """
         controller = self.controller
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "boot": boot_id()}
-        self._name_job(self._write(Kind.ACTOR_STARTED, **me, wall_ns=time.time_ns()))
+        host, boot = socket.gethostname(), boot_id()
+        begun = self._write(Kind.ACTOR_STARTED, pid=os.getpid(), host=host, wall_ns=time.time_ns(), boot=boot)
+        self._name_job(begun)
         try:
             if self._estate is not None and self._estate.steps:
                 self._take_over(self._estate)

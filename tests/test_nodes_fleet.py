@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli import cli
-from chaos.errors import InfrastructureError
+from chaos.events import Kind
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake
-from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost
+from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NotKept
 from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.link import Link
+from recovery.nodes.news import event_of
 from recovery.nodes.protocol import (
     FROM_COORDINATOR,
     Beat,
@@ -461,13 +462,21 @@ def test_what_one_node_says_of_anothers_process_is_not_heard(stage: Stage, tmp_p
     assert not (tmp_path / "w0.jsonl").exists()
 
 
-def test_a_full_disk_here_is_an_error_in_words(stage: Stage, tmp_path: Path) -> None:
+def test_a_disk_here_that_takes_nothing_ends_no_job_and_is_told_once(stage: Stage, tmp_path: Path) -> None:
     puppet = stage.join()
     stage.spawn(puppet)
     (tmp_path / "w0.jsonl").mkdir()
-    puppet.say(Lines(file="w0.jsonl", offset=0, text="x"))
-    with pytest.raises(InfrastructureError, match=r"cannot keep what w0 wrote \(w0.jsonl\): Is a directory"):
-        stage.until(lambda _: False)
+    puppet.say(Lines(file="w0.jsonl", offset=0, text="xyz"), Lines(file="w0.jsonl", offset=3, text="more"))
+    told = [news for news in stage.until_kind(NotKept) if isinstance(news, NotKept)]
+    (tmp_path / "w0.jsonl").rmdir()
+    puppet.say(Lines(file="w0.jsonl", offset=0, text="late"), Lines(file="w0.log", offset=0, text="said"))
+    told += [n for n in stage.until(lambda _: (tmp_path / "w0.log").exists()) if isinstance(n, NotKept)]
+    assert [(news.file, news.bytes) for news in told] == [("w0.jsonl", 3)] and "Is a directory" in told[0].why
+    assert event_of(told[0]) == (
+        Kind.FILES_DROPPED,
+        {"files": ["w0.jsonl"], "bytes": 3, "why": "they could not be written here: Is a directory"},
+    )
+    assert not (tmp_path / "w0.jsonl").exists(), "a file stays a beginning of what its process wrote"
 
 
 def test_a_message_to_a_node_that_is_missed_arrives_when_it_is_back(stage: Stage) -> None:

@@ -26,7 +26,7 @@ from recovery.jobconfig import Net
 from recovery.local import start_store
 from recovery.marks import Mark
 from recovery.nodes import news as words
-from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned
+from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned, NotKept
 from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import FleetReport, NodeGone
 from recovery.nodes.remains import gather
@@ -246,9 +246,7 @@ class NodesCluster:
             try:
                 gather(self._session.scratch(node) / log, self._setup.run.root / log)
             except OSError as error:
-                raise InfrastructureError(
-                    f"cannot complete {log}: {error.strerror}", hint="free disk space"
-                ) from error
+                self._tell(words.not_kept(str(log), 0, f"it could not be completed: {error.strerror}"))
 
     # ---- what the fleet says
 
@@ -258,7 +256,7 @@ class NodesCluster:
     def _sort(self, found: Sequence[FleetReport]) -> None:
         for report in found:
             match report:
-                case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned():
+                case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned() | NotKept():
                     if isinstance(report, NodeJoined):
                         self._session.renewal.back(report.node)
                     elif isinstance(report, NodeLost):

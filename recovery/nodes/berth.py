@@ -69,7 +69,17 @@ class ClockMeasured:
     bound_ns: int
 
 
-NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured
+@dataclass(frozen=True, kw_only=True)
+class NotKept:
+    """The disk here did not take ``bytes`` that an agent sent of a file, nor will anything later of it be kept: the
+    file stays a beginning of what its process wrote."""
+
+    file: str
+    bytes: int
+    why: str
+
+
+NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
 
 
 class NodeGone(InfrastructureError):

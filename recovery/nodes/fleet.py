@@ -26,6 +26,7 @@ from recovery.nodes.berth import (
     NodeLost,
     NodeNews,
     NodeWarned,
+    NotKept,
     Remote,
 )
 from recovery.nodes.datapath import DataPath
@@ -38,7 +39,7 @@ from recovery.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
     "ClockMeasured", "Fleet", "FleetLimits", "FleetReport", "NodeGone", "NodeInfo", "NodeJoined", "NodeLost",
-    "NodeNews", "NodeWarned",
+    "NodeNews", "NodeWarned", "NotKept",
 ]  # fmt: skip
 
 BYE_LIMIT_S = 10.0
@@ -54,6 +55,7 @@ class Fleet(Harbour):
         limits: FleetLimits = FleetLimits(), refused: Callable[[str], None] | None = None, epoch: int = 1,
     ) -> None:  # fmt: skip
         self._directory: Path | None = None
+        self._unkept: set[str] = set()
         self._processes: dict[str, Remote] = {}
         self._inherited = False
         self._paths = DataPath()
@@ -92,6 +94,7 @@ class Fleet(Harbour):
         self._processes.clear()
         self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
         self._directory = directory
+        self._unkept.clear()
         return left
 
     def inherit(self, directory: Path, processes: Mapping[str, tuple[int, int]]) -> None:
@@ -178,7 +181,7 @@ class Fleet(Harbour):
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
-        before its exit. Raises InfrastructureError when what it wrote cannot be kept."""
+        before its exit. What cannot be kept of it is dropped, and told."""
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
@@ -256,13 +259,15 @@ class Fleet(Harbour):
         owner = self._processes.get(Path(lines.file).stem)
         if self._directory is None or owner is None or owner.node != berth.node:
             return  # of an arm that is over
+        if lines.file in self._unkept:
+            return
         try:
             land(self._directory, lines)
         except OSError as error:
-            raise InfrastructureError(
-                f"cannot keep what {owner.name} wrote ({lines.file}): {error.strerror}",
-                hint="free disk space",
-            ) from error
+            # Training goes on: a log that misses something says so, and proves nothing.
+            self._unkept.add(lines.file)
+            why = f"they could not be written here: {error.strerror}"
+            self._news.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
 
     def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
         process.gone, process.told = True, True

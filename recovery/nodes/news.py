@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.events import Kind
-from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeNews
+from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeNews, NotKept
 
 News = tuple[Kind, Mapping[str, Any]]
 
@@ -20,6 +20,8 @@ def event_of(news: NodeNews) -> News | None:
             return Kind.NODE_LOST, {"node": news.node, "why": news.why}
         case ClockMeasured():
             return _measured(news.node, news.offset_ns, news.bound_ns)
+        case NotKept():
+            return not_kept(news.file, news.bytes, news.why)
     return None
 
 
@@ -33,6 +35,11 @@ def clock_of(info: NodeInfo) -> list[News]:
 def all_of(info: NodeInfo) -> list[News]:
     """That the node is there, and what is known of its clock."""
     return [_joined(info), *clock_of(info)]
+
+
+def not_kept(file: str, size: int, why: str) -> News:
+    """That bytes of a file were dropped."""
+    return Kind.FILES_DROPPED, {"files": [file], "bytes": size, "why": why}
 
 
 def _joined(info: NodeInfo) -> News:

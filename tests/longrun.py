@@ -32,6 +32,7 @@ MAX_SPARES = 8
 COSTS_NOBODY = ("nan",)
 
 FAILURE_LIMIT_S = 60.0
+SETTLE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,15 @@ class LongRun:
             failures=self.failures, lost=self.lost, seconds=time.monotonic() - self._started_s, step=self.step,
             keys=keys(self._port()) if keys else -1, held={role: held_by(pid) for role, pid in who.items()},
         )  # fmt: skip
+
+    def sample_once(self, enough: Callable[[Sample], bool]) -> Sample:
+        """What is held once it is ``enough``, or still at the deadline: a process that is just starting or ending is
+        held for a moment."""
+        deadline_s = time.monotonic() + SETTLE_LIMIT_S
+        found = self.sample()
+        while not enough(found) and time.monotonic() < deadline_s:
+            found = self.sample()
+        return found
 
     def end(self) -> int:
         """Its exit status after SIGTERM."""

@@ -12,7 +12,9 @@ from harness.placement import Placement
 from harness.scene import Scene
 from recovery.patience import Reputation
 
-PATIENCE_S = 10.0  # with nodes that are there and do not answer: a busy machine takes seconds
+PATIENCE_S = (
+    30.0  # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as long
+)
 
 
 class Roster:

@@ -30,7 +30,7 @@ from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, 
 from recovery.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real
-FAST = FleetLimits(silence_s=0.7, answer_s=0.7, node_s=1.5)
+FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)
 
 
 @pytest.fixture

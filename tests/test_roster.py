@@ -13,7 +13,7 @@ from chaos.errors import InfrastructureError
 from chaos.events import Kind
 from chaos.topology import Topology
 from harness.launcher import Exited, Leftovers
-from harness.roster import Roster
+from harness.roster import PATIENCE_S, Roster
 from recovery.local import Report, Said
 from recovery.memory.keeper import TOPIC, KeeperConfig
 from recovery.memory.keepers import Keepers, Started
@@ -103,7 +103,7 @@ def test_nodes_that_do_not_answer_are_asked_again_for_a_while(roster: Roster, no
     nodes.asked, nodes.answers_after = 0, 1000
     with pytest.raises(InfrastructureError, match="the power failed"):
         roster.spawn("worker", "warm")
-    assert nodes.asked == 2 * 10, "each of two nodes once a second for as long as they are given"
+    assert nodes.asked == 2 * PATIENCE_S, "each of two nodes once a second for as long as they are given"
 
 
 def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: FakeNodes) -> None:

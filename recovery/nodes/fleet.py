@@ -115,7 +115,7 @@ class Fleet(Harbour):
         """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its event log, relative
         to the directory of ``begin``, "" for none. Raises NodeGone, InfrastructureError."""
         berth = self._reachable(node)
-        patience_s = self._limits.answer_s
+        patience_s = self._limits.pass_s
         if self._silent_s(berth) > patience_s:
             berth.want(self._clock_ns())
             berth.asked = True
@@ -128,7 +128,7 @@ class Fleet(Harbour):
         try:
             self._until(
                 berth, lambda: bool(process.pid or process.error), self._limits.start_s, f"start {name}",
-                silence_s=patience_s,
+                silence_s=self._limits.answer_s,
             )  # fmt: skip
         except InfrastructureError:
             process.gone = True

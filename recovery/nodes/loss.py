@@ -26,9 +26,10 @@ class FleetLimits:
     """Seconds. ``hint_s``: after which a node whose peers failed is taken for dead; ``redial_s``: after which it, and
     any whose agent has ended, is lost; ``return_s``: the same, where nothing tells whether it lives; ``node_s``: for
     which the job waits for a node that is not heard of; ``silence_s``: after which the platform is asked;
-    ``stale_s``: after which what is known of its processes says nothing about now; ``answer_s``: of silence,
-    after which another node is asked to start something; ``start_s``: for a process to be started; ``clear_s``: for
-    all of a node's to be ended."""
+    ``stale_s``: after which what is known of its processes says nothing about now; ``pass_s``: for which
+    a silent node is waited for before another one is asked to start something; ``answer_s``: of silence of one that was
+    heard of when it was asked, since a fork on a busy machine takes seconds; ``start_s``: for a process to be started;
+    ``clear_s``: for all of a node's to be ended."""
 
     hint_s: float = 0.05
     redial_s: float = 0.25
@@ -36,7 +37,8 @@ class FleetLimits:
     node_s: float = 15.0
     silence_s: float = 1.5
     stale_s: float = 0.25
-    answer_s: float = 1.0
+    pass_s: float = 1.0
+    answer_s: float = 5.0
     start_s: float = 30.0
     clear_s: float = 30.0
 

@@ -14,8 +14,13 @@ from recovery.strategy import Cause, Health, Strategy
 MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
 KINDS = pytest.mark.parametrize(
     ("strategy", "shards"),
-    [(HotSpare(), 1), (HotSpare(), 64), (HotSpare(), 2048), (DropReplica(), 1), (CheckpointRestart(), 1)],
-    ids=["hot-spare", "hsdp", "fsdp", "drop-replica", "checkpoint-restart"],
+    [
+        pytest.param(HotSpare(), 1, id="hot-spare"),
+        pytest.param(HotSpare(), 64, id="hsdp"),
+        pytest.param(HotSpare(), 2048, id="fsdp", marks=pytest.mark.soak),
+        pytest.param(DropReplica(), 1, id="drop-replica", marks=pytest.mark.soak),
+        pytest.param(CheckpointRestart(), 1, id="checkpoint-restart", marks=pytest.mark.soak),
+    ],
 )
 
 

@@ -26,10 +26,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """Of all options and the script with its arguments."""
     made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
     add = made.add_argument
-    add("--ranks", type=_positive, default=2, help="processes that train (default 2)")
+    add("--ranks", type=positive, default=2, help="processes that train (default 2)")
     add(
         "--shards",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="ranks that hold one copy of the model together (default 1: each holds all of it)",
@@ -85,19 +85,19 @@ def _add_limits(add: Callable[..., object]) -> None:
     """On silence. What is not given is learned from the job."""
     add(
         "--hang-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="seconds a rank may be silent, whatever it does, and all ranks together (default: learned from the steps)",
     )
     add(
         "--park-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="least seconds a rank has to leave a generation that is aborted (default 1; more for long steps)",
     )
     add(
         "--join-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="seconds without a sign of life while a group forms, restores and copies (default 60)",
     )
@@ -127,7 +127,7 @@ def _add_state_options(add: Callable[..., object]) -> None:
     )
     add(
         "--verify-every",
-        type=_count,
+        type=count,
         metavar="STEPS",
         help="steps after which replicas compare digests of their state, 0 for never (default: with each checkpoint)",
     )
@@ -140,12 +140,12 @@ def _add_state_options(add: Callable[..., object]) -> None:
     )
     add(
         "--memory-checkpoints",
-        type=_positive,
+        type=positive,
         metavar="STEPS",
         help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
     )
     add("--memory-limit", type=float, default=4000.0, metavar="MB", help="memory for them (default 4000)")
-    add("--keep", type=_positive, metavar="N", help="checkpoints kept, instead of what the script says")
+    add("--keep", type=positive, metavar="N", help="checkpoints kept, instead of what the script says")
     add(
         "--fresh",
         action="store_true",
@@ -154,7 +154,7 @@ def _add_state_options(add: Callable[..., object]) -> None:
 
 
 def _add_node_options(add: Callable[..., object]) -> None:
-    add("--nodes", type=_positive, metavar="N", help="train on N nodes: wait for their agents")
+    add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
     add(
         "--listen",
         type=_listen,
@@ -169,7 +169,7 @@ def _add_node_options(add: Callable[..., object]) -> None:
     )
     add(
         "--node-timeout",
-        type=_seconds,
+        type=seconds,
         default=FleetLimits().node_s,
         metavar="S",
         help="seconds for which the job waits for a node that it needs and does not hear of (default 15)",
@@ -208,21 +208,24 @@ def saves_of(said: Sequence[str]) -> Saves | None:
         ) from error
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number, 0 or more. Raises ValueError, ArgumentTypeError."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is less than 0")
     return value
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time to wait, more than 0 seconds. Raises ValueError, ArgumentTypeError."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
     return value
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number, 1 or more. Raises ValueError, ArgumentTypeError."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")

@@ -41,7 +41,7 @@ class Formation:
         self._set(replace(form, members=names))
 
     def drop(self) -> None:
-        """Form nothing for now."""
+        """Forget the pending form."""
         self._set(None)
 
     def _set(self, form: Form | None) -> None:

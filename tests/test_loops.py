@@ -256,6 +256,9 @@ def test_a_hook_that_changes_what_is_under_way_is_found(
 def test_optimizer_and_scaler_are_the_scripts_own_outside_of_the_steps() -> None:
     loop = Loop()
     loop.run(plain)
+    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
     loop.loss([1]).backward()
     loop.optimizer.step()
+    after = list(loop.model.parameters())
+    assert any(not torch.equal(old, now) for old, now in zip(before, after, strict=True))
     torch.amp.GradScaler("cpu").scale(torch.ones(1))

@@ -1,0 +1,118 @@
+"""Whole good arms, a pair of each kind of run: played on the simulator when first asked for, or stored."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from arms import EXACT
+from simulate import cell_of, play
+
+from chaos.events import Event, Log, read_actor
+from chaos.scenario import Cell
+from harness.checkers import Evidence, check_all
+from harness.results import Finding
+from mutations.tape import Mutation, Tape
+
+ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
+STEPS = 40
+EVERY = 8
+POINT = {"step": 21, "phase": "backward"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A faulted arm and its control, as files hold them."""
+
+    cell: Cell
+    faulted: Mapping[str, tuple[Event, ...]]
+    control: Mapping[str, tuple[Event, ...]]
+
+
+def fault(kind: str, rank: int | None = 2, **more: Any) -> dict[str, Any]:
+    """A fault on a rank in the middle of the run."""
+    target = {} if rank is None else {"target": {"rank": rank}}
+    return {"id": "fault", "kind": kind, "at": POINT, **target, **more}
+
+
+def _simulated(recovery: Any, *faults: dict[str, Any], **more: Any) -> Callable[[], Base]:
+    def make() -> Base:
+        cell = cell_of(recovery, list(faults), steps=STEPS, every=EVERY, **more)
+        with tempfile.TemporaryDirectory() as folder:
+            arms = [play(cell, Path(folder) / arm, seed=17, arm=arm) for arm in ARMS]
+            faulted, control = (_files(arm.directory) for arm in arms)
+        return Base(cell=cell, faulted=faulted, control=control)
+
+    return make
+
+
+def _files(directory: Path) -> dict[str, tuple[Event, ...]]:
+    return {path.stem: read_actor(path).events for path in sorted(directory.glob("*.jsonl"))}
+
+
+SPARE = {"strategy": "hot-spare", "spares": 1}
+KILL = fault("process-kill")
+ROT = fault("checkpoint-corrupt", None, id="rot", target={"checkpoint": "latest"})
+SLOW = fault(
+    "straggler", params={"factor": 3.0}, duration={"steps": 6}, expect={"outcome": "masked", "blame": "none"}
+)
+MAKERS: Mapping[str, Callable[[], Base]] = {
+    "drop-replica": _simulated("drop-replica", KILL),
+    "hot-spare": _simulated(SPARE, KILL),
+    "checkpoint-restart": _simulated("checkpoint-restart", KILL),
+    "memory": _simulated("checkpoint-restart", KILL, memory=True),
+    "takeover": _simulated(SPARE, fault("coordinator-kill", None, id="lost"), {**KILL, "at": {"step": 30}}),
+    "steady": _simulated(SPARE, KILL, steady_state=[{"check": "committed_steps >= 5"}]),
+    "hang": _simulated(SPARE, fault("process-stop")),
+    "notice": _simulated(SPARE, fault("process-term", params={"grace_s": 5})),
+    "nan": _simulated(SPARE, fault("tensor-corrupt", params={"op": "nan"})),
+    "straggler": _simulated("drop-replica", SLOW),
+    "rot": _simulated("checkpoint-restart", ROT, {**KILL, "at": {"step": 23}}),
+    "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
+}
+
+
+@cache
+def base(name: str) -> Base:
+    """One of them."""
+    return MAKERS[name]()
+
+
+@cache
+def _controls_findings(name: str) -> dict[str, Finding]:
+    made = base(name)
+    return check_all(_control(made, Tape.of(made.control).log()))
+
+
+def _control(made: Base, log: Log) -> Evidence:
+    return Evidence(arm="control", cell=made.cell, log=log, controls=(log,), exact=EXACT)
+
+
+def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
+    """What all checkers say of both arms of a base, changed by a mutation: the worst word of each."""
+    made = base(name)
+    control = Tape.of(made.control)
+    faulted = Tape.of(made.faulted, control)
+    before = copy.deepcopy(control.rows)
+    if mutation is not None:
+        mutation.change(faulted)
+    paired = control.log()
+    found = check_all(
+        Evidence(
+            arm="faulted", cell=made.cell, log=faulted.log(), control=paired, controls=(paired,), exact=EXACT
+        )
+    )
+    others = _controls_findings(name) if control.rows == before else check_all(_control(made, paired))
+    for checker, finding in others.items():
+        mine = found.get(checker)
+        if mine is None or _RANK[finding.verdict] > _RANK[mine.verdict]:
+            found[checker] = finding
+    return found
+
+
+_RANK = {"pass": 0, "inconclusive": 1, "fail": 2}

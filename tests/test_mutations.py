@@ -1,0 +1,59 @@
+"""The corpus of spoilt logs (``tests/mutations``): every mutation gets its verdict, and every checker is needed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+
+import mutations.tables
+import pytest
+from mutations.bases import MAKERS, judged
+from mutations.tape import Mutation
+
+from harness.checkers import CHECKERS, EXPECTATION, FINISHED, STEADY_STATE
+from harness.results import merge
+
+LEAST = 20
+CORPUS: list[Mutation] = [
+    mutation
+    for table in sorted(found.name for found in pkgutil.iter_modules(mutations.tables.__path__))
+    for mutation in importlib.import_module(f"mutations.tables.{table}").MUTATIONS
+]
+REGISTERED = [*CHECKERS, EXPECTATION, STEADY_STATE]
+
+
+def not_green(name: str, mutation: Mutation | None = None) -> dict[str, str]:
+    """Checkers that do not pass a base."""
+    return {n: f"{f.verdict}: {f.witness}" for n, f in judged(name, mutation).items() if f.verdict != "pass"}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_base_is_good(name: str) -> None:
+    assert not_green(name) == {}
+
+
+@pytest.mark.parametrize("mutation", CORPUS, ids=repr)
+def test_it_is_seen(mutation: Mutation) -> None:
+    findings = judged(mutation.base, mutation)
+    said = {name: findings[name].verdict for name in mutation.seen}
+    assert said == mutation.seen, not_green(mutation.base, mutation)
+    due = merge([findings[name].verdict for name in mutation.seen])
+    assert merge([finding.verdict for finding in findings.values()]) in (due, "fail")
+
+
+@pytest.mark.parametrize("checker", REGISTERED)
+def test_every_checker_sees_something_that_no_other_sees(checker: str) -> None:
+    mine = [mutation for mutation in CORPUS if checker in mutation.seen]
+    alone = next((m for m in mine if set(not_green(m.base, m)) == {checker}), None)
+    assert alone is not None, f"{checker}: none of {mine} is seen by it alone"
+
+
+def test_there_are_enough_and_names_are_unique() -> None:
+    assert len(CORPUS) >= LEAST
+    assert [name for name, count in Counter(m.name for m in CORPUS).items() if count > 1] == []
+    assert {mutation.base for mutation in CORPUS} <= set(MAKERS)
+
+
+def test_finished_is_what_is_said_without_liveness() -> None:
+    assert FINISHED not in CHECKERS

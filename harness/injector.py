@@ -58,6 +58,7 @@ class Injector:
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._waiting: set[tuple[str, int]] = set()  # (fault, rank): due, but no step was named
+        self._acts: dict[tuple[str, int], int] = {}  # (fault, rank) still to be hit -> the act it is of
         # (fault, where) -> ranks that hold there for it, and who they are
         self._holding: dict[tuple[str, Point], dict[int, str]] = {}
         self._unreached: set[tuple[str, Point]] = set()  # due, held for, and what they act on was not there
@@ -104,6 +105,7 @@ class Injector:
         fault is armed again."""
         fault, rank = live.planned.id, live.occurrence.rank or 0
         self._struck.fail(live, why, again=True)
+        self._acts[fault, rank] = live.act
         if live.fault.where is Where.RANK:
             live.healed = True
         else:
@@ -282,7 +284,9 @@ class Injector:
         if self._faults[planned.id].where is not Where.RANK:
             self._fire_outside(planned, step=None, late=late)
             return
+        act = self._struck.next_number(planned)
         for rank in planned.ranks:
+            self._acts[planned.id, rank] = act
             # Only its training thread can act, at the next step: whoever holds the rank is told to hold there.
             self._waiting.add((planned.id, rank))
             process = self._scene.process_of(rank)
@@ -303,12 +307,13 @@ class Injector:
         if self._faults[planned.id].everywhere:
             self._fire_everywhere(planned, held, step)
             return
+        act = self._act_of(planned, held)
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
             groups = self._scene.groups if Need.CGROUP in self._faults[planned.id].wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
-            live = self._begin(planned, aim, step, point=point, held=True)
+            live = self._begin(planned, aim, step, point=point, held=True, act=act)
             self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, step)))
 
     def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
@@ -335,6 +340,11 @@ class Injector:
             self._struck.not_fired(planned, step, reason)
         return reason is not None
 
+    def _act_of(self, planned: PlannedFault, ranks: Iterable[int]) -> int:
+        """The act that hits these ranks: one that began with others and waits for them, or a new one."""
+        waited = [act for rank in ranks if (act := self._acts.pop((planned.id, rank), None)) is not None]
+        return min(waited, default=self._struck.next_number(planned))
+
     def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None, **more: Any) -> Live:
         committed = self._committed if step is None else step - 1
         return self._struck.begin(planned, self._faults[planned.id], aim, step, committed=committed, **more)
@@ -345,9 +355,9 @@ class Injector:
         aims: Sequence[Aim | Miss] = self._site(fault.where).aims(
             planned, fault, self._struck.next_number(planned)
         )
-        ends = False
+        ends, act = False, self._act_of(planned, planned.ranks)
         for aim in aims or [miss_rank(-1)]:
-            live = self._begin(planned, aim, step, **more)
+            live = self._begin(planned, aim, step, act=act, **more)
             if isinstance(aim, Miss):
                 self._struck.fail(live, aim.reason)
                 continue

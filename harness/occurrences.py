@@ -39,10 +39,11 @@ class Occurrences:
 
     def begin(
         self, planned: PlannedFault, fault: Fault, aim: Aim | Miss, step: int | None, *, committed: int,
-        point: Point | None = None, held: bool = False, late: Late | None = None,
+        point: Point | None = None, held: bool = False, late: Late | None = None, act: int | None = None,
     ) -> Live:  # fmt: skip
         """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done when it acts;
-        ``point``: the planned one; ``held``: whether its process holds for it."""
+        ``point``: the planned one; ``held``: whether its process holds for it; ``act``: number of the first of those
+        that hit at once, None for one alone."""
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
@@ -61,6 +62,7 @@ class Occurrences:
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
             until_step=committed + steps if steps is not None and outside else None, point=point,
             held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
+            act=number if act is None else act,
         )  # fmt: skip
         about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
@@ -68,7 +70,7 @@ class Occurrences:
         self.live.append(live)
         self._scene.record(
             Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
-            target=dict(aim.who), **(late.recorded() if late else {}),
+            target=dict(aim.who), act=live.act, **(late.recorded() if late else {}),
         )  # fmt: skip
         return live
 

@@ -82,14 +82,38 @@ class PhaseSpan(Model):
     seconds: float
 
 
+class Hit(Model):
+    """One victim of an act that had several. Times in seconds since the act began; see ``Incident``."""
+
+    occurrence: int
+    target: dict[str, Any]
+    landed: bool
+    healed: bool
+    outcome: str
+    detected_by: str | None
+    detection_time: float | None
+    recovery_time: float | None
+    steps_lost: int
+
+    @field_validator("detection_time", "recovery_time", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _from_json(value)
+
+    @field_serializer("detection_time", "recovery_time")
+    def _write(self, value: float | None) -> float | str | None:
+        return _to_json(value)
+
+
 class Incident(Model):
-    """One occurrence of a fault in one arm, and what the system made of it."""
+    """One act of a fault in one arm, on one victim or on several at once, and what the system made of it
+    (``harness.judging.acts``: what of several victims is told)."""
 
     fault: str
     kind: str
     cell: str
     repeat: int
-    occurrence: int = Field(description="from 0; negative: planned, never fired")
+    occurrence: int = Field(description="of its first victim, from 0; negative: planned, never fired")
     target: dict[str, Any]
     step: int | None
     injected_s: float = Field(description="seconds since the arm's run_started")
@@ -115,6 +139,16 @@ class Incident(Model):
     clock_bound_s: float = Field(
         default=0.0, description="how far recovery_time may be from the truth, for the clocks of the nodes"
     )
+    hits: list[Hit] = Field(default=[], description="every victim, where the act had several")
+    answered_with: str | None = Field(
+        default=None,
+        description="fault whose rollback answered this one too: the steps lost are counted there",
+    )
+
+    @property
+    def occurrences(self) -> tuple[int, ...]:
+        """Numbers of all its hits."""
+        return tuple(hit.occurrence for hit in self.hits) or (self.occurrence,)
 
     @property
     def fired(self) -> bool:

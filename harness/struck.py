@@ -32,7 +32,8 @@ class Late:
 @dataclass(kw_only=True)
 class Live:
     """An occurrence between injection and heal. ``aim``: None for a target that was not there; ``point``: the planned
-    one it was due at; ``held``: its process held there when it was injected."""
+    one it was due at; ``held``: its process held there when it was injected; ``act``: number of the first occurrence of
+    the act it is of, which hits all its targets at once."""
 
     planned: PlannedFault
     fault: Fault
@@ -48,6 +49,7 @@ class Live:
     point: Point | None = None
     held: bool = False
     late: Late | None = None
+    act: int = 0
     records: list[str] = field(default_factory=list)
 
     @property

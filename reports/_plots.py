@@ -189,7 +189,7 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
 def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
     """Fault colour until it is noticed (or healed), recovery colour until the first new step."""
     start = incident.injected_s
-    healed = pair.faulted.healed.get((incident.fault, incident.occurrence), start)
+    healed = max(pair.faulted.healed.get((incident.fault, number), start) for number in incident.occurrences)
     if incident.recovery_time is None:
         ax.axvspan(start, max(healed, start), color=FAULT_WASH, lw=0)
     else:

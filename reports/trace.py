@@ -187,7 +187,8 @@ def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Inc
     found = []
     for i in _incidents(results, arm):
         end = i.injected_s + (i.recovery_time or 0.0) if i.recovery_time != math.inf else arm.wall_s
-        found.append((i, max(end, healed.get((i.fault, i.occurrence), 0.0), i.injected_s)))
+        over = [healed.get((i.fault, number), 0.0) for number in i.occurrences]
+        found.append((i, max(end, *over, i.injected_s)))
     return found
 
 

@@ -205,9 +205,11 @@ def expectations(evidence: Evidence) -> Finding:
         if due is None:
             continue
         accepted = ("recovered", "degraded") if due == "recovered" else (due,)
-        if incident.outcome == "not-landed":
+        if incident.outcome == "not-landed" or not incident.landed:
             missing.append(f"{incident.fault} never landed, so whether it ends {due} is not known")
-        elif incident.outcome == "hang" and due != "hang" and evidence.history.cut_short:
+        if incident.outcome == "not-landed":
+            continue
+        if incident.outcome == "hang" and due != "hang" and evidence.history.cut_short:
             missing.append(f"the arm was cut short before {incident.fault} could end {due}")
         elif due in ("masked", "sdc-escape") and evidence.control is None and not incident.detected_by:
             missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")

@@ -51,7 +51,7 @@ class Judged:
 def judged(measures: ArmMeasures, control: History | None) -> Judged:
     """Judge a faulted arm. ``control``: the same stack and seed without a fault."""
     history = measures.history
-    incidents = [incident for incident in measures.incidents if incident.landed]
+    incidents = [incident for incident in measures.incidents if incident.outcome != "not-landed"]
     missed = [incident for incident in measures.incidents if not incident.landed]
     if not incidents or (missed and completed(history)):
         return _not_landed(history, missed)

@@ -1,4 +1,4 @@
-"""Incidents: what one occurrence of a fault cost, phase by phase, and how it ended.
+"""Incidents: what one hit of a fault cost, phase by phase, and how it ended (``acts``: hits of one act together).
 
 ``recovery_time`` runs from the injection to the job's first commit, by a generation formed after the
 failure, of a step beyond every step that any rank had committed before. Counting a commit by a single rank
@@ -11,7 +11,7 @@ first new commit. They share their boundaries, so they sum exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,21 +86,6 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         decision=_decision(history, failure),
         nodes=nodes_hit(episode, homes(history.log)), clock_bound_s=history.log.clock_bound_s,
     )  # fmt: skip
-
-
-def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """The same incidents, with the steps of a rollback that answered several of them counted for the first alone.
-
-    Incidents that end with the same new step were answered together.
-    """
-    seen: set[int] = set()
-    counted = []
-    for incident in incidents:
-        shared = incident.first_new_step in seen
-        counted.append(incident.model_copy(update={"steps_lost": 0}) if shared else incident)
-        if incident.first_new_step is not None:
-            seen.add(incident.first_new_step)
-    return tuple(counted)
 
 
 def _evidence(episode: Episode) -> dict[str, object]:

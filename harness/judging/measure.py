@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.events import Kind, Log
+from harness.judging.acts import acts_of, incidents_of
 from harness.judging.episodes import Episode, episodes_of
-from harness.judging.incidents import diverged, incident_of, lost_once
+from harness.judging.incidents import diverged
 from harness.judging.lineage import NS, History, history_of
 from harness.judging.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
 from harness.results import Incident, Metric
@@ -68,7 +69,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "steps_lost": _lower(
             "steps",
             "incident",
-            "committed steps that were redone, once for each rollback; infinite if the job never recovered",
+            "committed steps that were redone, one value for each rollback; infinite if the job never recovered",
         ),
         "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
         "samples_duplicated": _lower(
@@ -159,11 +160,12 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     episodes = episodes_of(history)
     ideal = ideal_of(history, paired, episodes)
     split = partition(history, ideal, episodes)
-    incidents = lost_once([incident_of(episode, history, paired) for episode in episodes])
+    acts = acts_of(history, episodes)
+    incidents = incidents_of(history, acts, paired)
     step_time = _step_time(history)
     values = {name: list[float]() for name in METRICS}
-    for episode, incident in zip(episodes, incidents, strict=True):
-        _add_incident(values, history, episode, incident, ideal)
+    for hits, incident in zip(acts, incidents, strict=True):
+        _add_incident(values, history, hits[0], incident, ideal)
     _add_arm(values, history, split, step_time)
     return ArmMeasures(
         history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
@@ -283,7 +285,7 @@ def _add_incident(
     ):
         if value is not None:
             values[name].append(value)
-    if incident.recovery_time is not None:
+    if incident.recovery_time is not None and incident.answered_with is None:
         values["steps_lost"].append(math.inf if incident.never_recovered else float(incident.steps_lost))
     full = _time_to_full_rate(history, episode, incident, ideal)
     if full is not None:

@@ -67,11 +67,24 @@ class Hang:
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """``passed_s``: since the look before, as far as it counts."""
+
+    now_s: float
+    passed_s: float
+
+    @classmethod
+    def after(cls, last_s: float | None, now_s: float) -> _Look:
+        return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
+
+
 @dataclass(kw_only=True)
 class _Silence:
     """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, how long
     nobody waited for it alone (``shared_s``; ``common_s`` of it with most others, for a few who wait), and since when
-    the kernel shows it as stopped.
+    the kernel shows it as stopped. ``unasked_s``: what was counted since somebody last asked what kept it
+    (``asked_s``, ``starved_s``).
     """
 
     mark: Mark
@@ -80,19 +93,34 @@ class _Silence:
     shared_s: float = 0.0
     common_s: float = 0.0
     stopped_s: float | None = None
-    starved_s: float | None = None  # when last asked
+    starved_s: float = 0.0
+    asked_s: float | None = None
+    unasked_s: float = 0.0
 
-    def net(
-        self, passed_s: float, deadline_s: float, pulse: Callable[[], Pulse], works: float = 1.0
+    def waits(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse] | None) -> None:
+        """It is one of those who wait. ``pulse``: None where nobody asks what kept it."""
+        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse))
+
+    def lags(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
+        """It keeps others waiting. ``works``: how much counts of time in which it uses a processor."""
+        self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
+
+    def _net(
+        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse] | None, works: float = 1.0
     ) -> float:
-        """Of the time since the last look, how much it was not kept from running by others; ``works``: of time in which
-        it uses a processor."""
-        if self.behind_s + self.waited_s < SURE * deadline_s:
-            return passed_s
-        now = pulse()
-        held_s = 0.0 if self.starved_s is None else now.starved_s - self.starved_s
-        self.starved_s = now.starved_s
-        return max(0.0, passed_s - held_s) * (works if now.working else 1.0)
+        """Of the time since the last look, how much it was not kept from running by others; less than nothing, when it
+        turns out only now that it was kept from running before."""
+        self.unasked_s += look.passed_s
+        if pulse is None or self.behind_s + self.waited_s < SURE * deadline_s:
+            return look.passed_s
+        now, credit_s = pulse(), 0.0
+        if self.asked_s is not None:
+            held_s = now.starved_s - self.starved_s
+            # What was counted of this time; and what is too long for this time was earlier. Between the two it may
+            # have been in time that was counted against nobody.
+            credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
+        self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
+        return (look.passed_s - credit_s) * (works if now.working else 1.0)
 
 
 def _still(_: str = "") -> Pulse:
@@ -150,7 +178,7 @@ class HangDetector:
         ``others_done``: some have done their last step. A hang of the process ``""`` is nobody's.
         """
         kernel = cache(kernel)
-        passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
+        look = _Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
@@ -171,14 +199,13 @@ class HangDetector:
             deadline = self._deadline_s(name, silence)
             # Others who are two steps on have the rank's part of the step between: it works, and its marks are lost.
             if _waits(mark, furthest) and not alone:
-                asked = partial(pulse, name) if stuck else _still
-                silence.waited_s += silence.net(passed, deadline, asked)
+                silence.waits(look, deadline, partial(pulse, name) if stuck else None)
             elif furthest[0] > mark.step + 1 or (awaited and not (common and mark.phase == STALLS)):
-                silence.behind_s += silence.net(passed, deadline, partial(pulse, name), self.pace.works)
+                silence.lags(look, deadline, partial(pulse, name), self.pace.works)
             else:
-                silence.shared_s += passed
-                silence.common_s += passed if awaited else 0.0
-            hang = self._judge(name, silence, passed, kernel, None if alone else furthest, deadline)
+                silence.shared_s += look.passed_s
+                silence.common_s += look.passed_s if awaited else 0.0
+            hang = self._judge(name, silence, look.passed_s, kernel, None if alone else furthest, deadline)
             if hang is not None:
                 hangs.append(hang)
         worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
@@ -281,7 +308,7 @@ class Leaving:
         self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str], pulse: Callable[[str], Pulse]
     ) -> list[str]:  # fmt: skip
         """Those that are late by now. Arguments as of ``HangDetector.look``."""
-        passed = 0.0 if self._last_look_s is None else min(now_s - self._last_look_s, MAX_LOOK_S)
+        look = _Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
         late = []
         for name, mark in marks.items():
@@ -291,7 +318,7 @@ class Leaving:
                 self._silences[name] = _Silence(mark=mark)
                 continue
             limit = self.pace.leave_s(mark, name, self.least_s)
-            silence.behind_s += silence.net(passed, limit, partial(pulse, name), self.pace.works)
+            silence.lags(look, limit, partial(pulse, name), self.pace.works)
             state = kernel(name)
             if state in STOPPED:
                 limit = self.least_s

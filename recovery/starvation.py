@@ -1,15 +1,17 @@
 """How long a process was kept from running by others: what tells one that works slowly from one that does not work.
 
 The kernel counts for each thread how long it ran and how long it stood in a run queue (/proc/PID/task/TID/schedstat).
-A thread that stands there now is not in that count yet: it is ready to run, and does not.
+A thread that stands there now is not in that count yet: it is ready to run, and does not. What is known of a wait only
+when it is over is entered where it belongs, in the times between the looks in which it passed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recovery.processes import everybody
@@ -22,6 +24,8 @@ WORKS = 0.5
 OTHERS_SHARE = 0.75
 """Of the time in which the main thread sleeps and another thread stands in a queue: most of what counts as work goes on
 in that one, but some threads only wake up to look around, so that a deadlock must not be excused for ever."""
+NOBODY = 0
+"""Instead of a thread: what is known of the machine alone."""
 PRESSURE = Path("/proc/pressure/cpu")
 NS = 1e9
 
@@ -44,13 +48,36 @@ class Thread:
     queued_s: float
 
 
+@dataclass(kw_only=True)
+class _Interval:
+    """The time between two looks, and how long of it each thread stood in a queue. That only grows: what two threads
+    waited at the same time counts once, whenever it is learned."""
+
+    passed_s: float
+    held: dict[int, float] = field(default_factory=dict)
+    others_s: float = 0.0  # the longest of all but the main thread
+
+    def starved_s(self, main: int) -> float:
+        return min(self.passed_s, max(self.held.get(main, 0.0), OTHERS_SHARE * self.others_s))
+
+
+@dataclass(kw_only=True)
+class _Wait:
+    """Of a thread that may stand in a queue since some moment of an interval. ``ahead_s``: of whole intervals after
+    that one, counted before the kernel did."""
+
+    began: _Interval
+    ahead_s: float = 0.0
+
+
 class Starvation:
     """Of one process, look by look."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
         self._seen: dict[int, Thread] = {}
-        self._ahead: dict[int, float] = {}  # counted before the kernel did
+        self._waits: dict[int, _Wait] = {}
+        self._main = 0
         self._last_s: float | None = None
         self._used_s: float | None = None
         self._worked_at_s = float("-inf")
@@ -79,26 +106,45 @@ class Starvation:
     def look(self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0) -> None:
         """Add what passed since the last look. ``main``: the thread that trains; ``pressure_s``: of the machine, for
         want of better where nothing is known of threads."""
-        passed = 0.0 if self._last_s is None else now_s - self._last_s
-        held = {tid: self._held(tid, thread, passed) for tid, thread in threads.items()}
-        others = max((seconds for tid, seconds in held.items() if tid != main), default=0.0)
-        if not threads:
-            others = pressure_s - self._pressure_s
-        self._seen, self._last_s, self._pressure_s = dict(threads), now_s, pressure_s
-        self.total_s += min(passed, max(held.get(main, 0.0), OTHERS_SHARE * min(passed, others)))
+        self._main = main
+        # Before the first look any time may have passed: a wait that is found then began within it.
+        interval = _Interval(passed_s=math.inf if self._last_s is None else now_s - self._last_s)
+        for tid, thread in threads.items():
+            self._note(tid, thread, interval)
+        if threads:
+            self._seen = dict(threads)
+            self._waits = {tid: wait for tid, wait in self._waits.items() if tid in threads}
+        elif self._last_s is not None:
+            self._hold(interval, NOBODY, pressure_s - self._pressure_s)
+        self._last_s, self._pressure_s = now_s, pressure_s
 
-    def _held(self, tid: int, thread: Thread, passed_s: float) -> float:
-        before = self._seen.get(tid)
-        if before is None:
-            return 0.0
-        queued = thread.queued_s - before.queued_s
-        if queued > 0:
-            return max(0.0, queued - self._ahead.pop(tid, 0.0))
-        if thread.ready and thread.ran_s == before.ran_s:
-            self._ahead[tid] = self._ahead.get(tid, 0.0) + passed_s
-            return passed_s
-        self._ahead.pop(tid, None)
-        return 0.0
+    def _note(self, tid: int, thread: Thread, interval: _Interval) -> None:
+        before, wait = self._seen.get(tid), self._waits.get(tid)
+        ahead_s = 0.0
+        if before is not None and wait is not None:
+            queued_s = thread.queued_s - before.queued_s
+            if before.ready and thread.ready and thread.ran_s == before.ran_s:  # it stood there all the time
+                wait.ahead_s += self._hold(interval, tid, interval.passed_s)
+                if queued_s <= 0:
+                    return
+                ahead_s = max(0.0, wait.ahead_s - queued_s)
+            late_s = queued_s - wait.ahead_s
+            if before.ready:  # the earlier first: so there is always room for what is learned next
+                late_s -= self._hold(wait.began, tid, late_s)
+            self._hold(interval, tid, late_s)
+        self._waits[tid] = _Wait(began=interval, ahead_s=ahead_s)
+
+    def _hold(self, interval: _Interval, tid: int, seconds: float) -> float:
+        """Enter a wait in an interval; how much of it that had room for."""
+        held = interval.held.get(tid, 0.0)
+        added = max(0.0, min(seconds, interval.passed_s - held))
+        if added:
+            before_s = interval.starved_s(self._main)
+            interval.held[tid] = held + added
+            if tid != self._main:
+                interval.others_s = max(interval.others_s, held + added)
+            self.total_s += interval.starved_s(self._main) - before_s
+        return added
 
 
 def threads_of(pid: int) -> dict[int, Thread]:

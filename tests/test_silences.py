@@ -3,7 +3,7 @@ and processes that are kept from running; and that nobody else gains time by tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -197,6 +197,47 @@ def test_nobody_is_asked_what_kept_it_before_it_is_late() -> None:
     assert set(asked) == {"w0"}, "and of those that wait nobody"
 
 
+@pytest.mark.parametrize("late", [1, 3, 12])
+def test_starvation_that_is_learned_of_late_is_credited_for_the_silence_it_was_in(late: int) -> None:
+    """As of a wait that the kernel counts when it ends, or of a node whose word comes in beats."""
+    job, known, held = Watched(), 0.0, 0.0
+    marks = ranks("forward", "collective", "collective", "collective")
+    for look in range(1500):
+        held += TICK_S * 0.99
+        known = held if look % late == 0 else known
+        assert job.look(marks, pulse=lambda _, known=known: Pulse(known)) is None, f"look {look}"
+
+
+def test_a_hang_after_long_starvation_is_found_as_soon_as_any() -> None:
+    """Nothing that was credited is kept for later, and nothing of an earlier silence is credited to this one."""
+    job, held = Watched(), 0.0
+    marks = ranks("forward", "collective", "collective", "collective")
+    for _ in range(500):
+        held += TICK_S
+        assert job.look(marks, pulse=lambda _, held=held: Pulse(held)) is None
+    moved = marks | {"w0": mark("backward", moves=1)}
+    looks = 0
+    while job.look(moved, pulse=lambda _: Pulse(held)) is None:
+        looks += 1
+    assert looks * TICK_S == pytest.approx(0.6, abs=0.05)
+
+
+def test_starvation_in_a_stall_that_all_share_excuses_nobody_afterwards() -> None:
+    job, held = Watched(), 0.0
+    lagging = ranks("forward", "collective", "collective", "collective")
+    for _ in range(12):  # somebody has asked what keeps it
+        assert job.look(lagging, pulse=lambda _: Pulse()) is None
+    for _ in range(50):  # the others have lost their data, too: nobody waits
+        held += TICK_S
+        together = ranks("forward", "data", "data", "data")
+        assert job.look(together, pulse=lambda _, held=held: Pulse(held)) is None
+    lagging = {n: mark(m.phase, moves=9) if n != "w0" else m for n, m in lagging.items()}
+    looks = 0
+    while job.look(lagging, pulse=lambda _: Pulse(held)) is None:
+        looks += 1
+    assert looks * TICK_S <= 1.0 - 0.24 + 0.1, "as long again as the stall, and what was counted before it"
+
+
 def thread(*, ran: float, queued: float = 0.0, ready: bool = True) -> Thread:
     return Thread(ready=ready, ran_s=ran, queued_s=queued)
 
@@ -233,6 +274,70 @@ def test_a_thread_beside_the_main_one_excuses_for_most_of_the_time_and_not_for_a
         threads = {7: thread(ran=1.0, ready=False), 8: thread(ran=1.0, queued=look * 0.1)}
         starvation.look(look * 0.1, 7, threads)
     assert starvation.total_s == pytest.approx(0.75)
+
+
+def kernel(slices: list[tuple[str, float]], look_s: float) -> Iterator[tuple[float, Thread]]:
+    """What looks at a thread show that (r)uns, (q)ueues and (s)leeps for so long at a time: a wait is counted when it
+    ends. Times of looks, and readings."""
+    now, ran, queued, next_s = 0.0, 0.0, 0.0, 0.0
+    for what, length_s in slices:
+        begun, now = now, now + length_s
+        while next_s < now:
+            into = next_s - begun if what == "r" else 0.0
+            yield next_s, thread(ran=ran + into, queued=queued, ready=what != "s")
+            next_s += look_s
+        ran += length_s if what == "r" else 0.0
+        queued += length_s if what == "q" else 0.0
+
+
+@pytest.mark.parametrize("look_s", [0.03, 0.031, 0.07, 0.5])
+@pytest.mark.parametrize("wait_s", [0.005, 0.04, 0.1, 1.7])
+def test_of_many_waits_nothing_is_lost_and_nothing_counted_twice(wait_s: float, look_s: float) -> None:
+    slices = [("r", 0.003), ("q", wait_s), ("s", 0.001)] * round(8 / wait_s)
+    starvation, last_s = Starvation(), 0.0
+    for now, reading in kernel([*slices, ("r", 1.0)], look_s):
+        starvation.look(now, 7, {7: reading})
+        assert starvation.total_s <= now + 1e-9
+        last_s = now
+    assert last_s > 8 and starvation.total_s == pytest.approx(wait_s * round(8 / wait_s), abs=1e-6)
+
+
+def test_a_rank_that_gets_a_few_milliseconds_now_and_then_is_not_hung() -> None:
+    """Beside processes that take all they get. It moves when it has had its processor time."""
+    job, starvation = Watched(), Starvation()
+    marks = ranks("forward", "collective", "collective", "collective")
+    for now, reading in kernel([("r", 0.003), ("q", 0.05)] * 113, TICK_S):
+
+        def pulse(_: str, now: float = now, reading: Thread = reading) -> Pulse:
+            starvation.look(now, 7, {7: reading})
+            return starvation.pulse()
+
+        assert job.look(marks, pulse=pulse) is None, f"after {now:.2f} s, of which it had a twentieth"
+
+
+def test_what_two_threads_waited_at_once_counts_once_whenever_it_is_learned() -> None:
+    """The second one's wait is counted by the kernel when the first one's has been credited for long."""
+    starvation = Starvation()
+    for look in range(11):
+        threads = {7: thread(ran=1.0, queued=look * 0.1), 8: thread(ran=1.0, ready=look == 0)}
+        starvation.look(look * 0.1, 7, threads)
+    assert starvation.total_s == pytest.approx(1.0)
+    late = {7: thread(ran=1.1, queued=1.0), 8: thread(ran=1.0, queued=0.2)}
+    starvation.look(1.1, 7, late)
+    assert starvation.total_s == pytest.approx(1.075), (
+        "only three quarters of a time in which the first one ran"
+    )
+
+
+def test_a_thread_that_just_woke_up_was_not_in_the_queue_all_the_time() -> None:
+    starvation = Starvation()
+    for look in range(40):
+        awake = look % 2 == 1
+        starvation.look(look * 0.1, 7, {7: thread(ran=look * 1e-5, queued=look // 2 * 1e-4, ready=awake)})
+        starvation.look(
+            look * 0.1 + 1e-3, 7, {7: thread(ran=look * 1e-5, queued=look // 2 * 1e-4, ready=awake)}
+        )
+    assert starvation.total_s < 0.1
 
 
 def test_where_threads_are_not_counted_the_pressure_of_the_machine_is() -> None:

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     FAILURE_DETECTED = "failure_detected"
     COORDINATOR_ADOPTED = "coordinator_adopted"
     REPLICAS_AGREED = "replicas_agreed"
+    DOUBTS_SETTLED = "doubts_settled"
     ABORT_SENT = "abort_sent"
     SURVIVORS_PARKED = "survivors_parked"
     DECISION = "decision"
@@ -128,6 +129,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # event step = the last of which all replicas' digests were the same; saved: step of the newest checkpoint known
         # to be committed that this vouches for, or None
         Kind.REPLICAS_AGREED: frozenset({"saved"}),
+        # what may hold a corrupted state was put out of the way; left: what was not yet, as in generation_started
+        Kind.DOUBTS_SETTLED: frozenset({"left"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
@@ -135,7 +138,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process or None
         # cause: start|failure|grow|refill|notice
         # shards: ranks that hold one copy of the model together; sources: receiving process -> who sends it its part;
-        # finish: a step that some have applied, and the others are told the end of (0: none)
+        # finish: a step that some have applied, and the others are told the end of (0: none); doubts (if there are
+        # any): [[before, step]], what a generation before that one saved after that step may hold a corrupted state
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step all members now hold (training goes on with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from chaos.events import Event, Kind
 from recovery.crew import Process
 from recovery.divergence import DigestBook
+from recovery.doubts import Doubt
 from recovery.failures import FailureBook, answer_of
 from recovery.memory import ROLE as KEEPER
 from recovery.skipping import Skips
@@ -32,7 +33,7 @@ class Past:
     that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
     ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
     ever a member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint
-    that vouches for."""
+    that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out of the way."""
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
@@ -49,6 +50,7 @@ class Past:
     shard: dict[str, int] = field(default_factory=dict)
     agreed: int | None = None
     saved: int | None = None
+    doubts: tuple[Doubt, ...] = ()
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
@@ -82,6 +84,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 found.unnoticed.pop(failure.process, None)
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
+                found.doubts = _doubts_of(data.get("doubts", ()))
                 answer = answer_of(StateFrom(data["state"]), data["cause"])
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
                 afresh = data["state"] != StateFrom.PEER.value
@@ -95,9 +98,15 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                     found.saved = found.agreed if data["checkpoint"] else None
             case Kind.REPLICAS_AGREED:
                 found.agreed, found.saved = event.step, data["saved"]
+            case Kind.DOUBTS_SETTLED:
+                found.doubts = _doubts_of(data["left"])
             case Kind.SAMPLES_SKIPPED:
                 found.skipped |= dict.fromkeys(data["samples"], data["since"])
     return found
+
+
+def _doubts_of(told: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
+    return tuple((before, step) for before, step in told)
 
 
 class Adopter(Standing):
@@ -131,7 +140,7 @@ class Adopter(Standing):
         self._formation.restore(known.generation, known.rollbacks)
         self._digests.adopted(
             known.generation, known.members, shards=self.shards, agreed=known.agreed, saved=known.saved,
-            doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures),
+            doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures), doubts=known.doubts,
         )  # fmt: skip
         self._failures.restore(known.answered, known.failures)
         self._skips.samples = dict(known.skipped)

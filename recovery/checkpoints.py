@@ -22,7 +22,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,12 @@ def name_of(step: int) -> str:
 @dataclass(frozen=True, kw_only=True, order=True)
 class Origin:
     """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of the job; ``since``:
-    the step from which that generation went on, -1: not recorded."""
+    the step from which that generation went on, -1: not recorded; ``job``: "" if it has none."""
 
     epoch: int = 0
     generation: int = 0
     since: int = -1
+    job: str = field(default="", compare=False)
 
 
 def origin_of(checkpoint: Checkpoint) -> Origin | None:
@@ -82,7 +83,8 @@ def origin_of(checkpoint: Checkpoint) -> Origin | None:
         if "self" not in manifest:
             return None
         numbers = [int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))]
-        return Origin(epoch=numbers[0], generation=numbers[1], since=int(manifest.get("since", -1)))
+        since, job = int(manifest.get("since", -1)), str(manifest.get("job", ""))
+        return Origin(epoch=numbers[0], generation=numbers[1], since=since, job=job)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
@@ -183,13 +185,15 @@ def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -
 
 
 def newest_good(
-    directory: Path, refused: Callable[[Checkpoint, str], None]
+    directory: Path,
+    refused: Callable[[Checkpoint, str], None],
+    wanted: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> tuple[Checkpoint, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, with its manifest.
+    """The newest checkpoint of those ``wanted`` that verifies, with its manifest.
 
     Calls ``refused`` for each newer one that does not.
     """
-    for checkpoint in newest_first(directory):
+    for checkpoint in filter(wanted, newest_first(directory)):
         try:
             return checkpoint, verify(checkpoint)
         except CorruptCheckpoint as error:

@@ -44,6 +44,7 @@ from recovery.wire import (
     Parked,
     PauseRequest,
     Ready,
+    SetAside,
     Status,
     Unrecoverable,
 )  # fmt: skip
@@ -132,6 +133,8 @@ class Controller(Corruptions, Lookout):
                 self.stop("gave-up", message.error)
             case Digest():
                 self._on_digest(entry, message)
+            case SetAside():
+                self._on_set_aside(message)
 
     def on_dying(self, process: str) -> None:
         """A process is ending and trains no more; ``on_exit`` follows. There may be no such warning."""

@@ -11,7 +11,7 @@ from recovery.crew import Process
 from recovery.divergence import Disagreement
 from recovery.strategy import Cause, Failure
 from recovery.supervision import Stage
-from recovery.wire import Agreed, Digest, Parked
+from recovery.wire import Agreed, Digest, Parked, SetAside
 
 
 class Corruptions(Adopter):
@@ -59,6 +59,11 @@ class Corruptions(Adopter):
             self._failures.current.append(self._declare(process, Cause.DIVERGED, found.step, found.detail))
         if self.stage is not Stage.STOPPING:
             self._stop_generation()
+
+    def _on_set_aside(self, message: SetAside) -> None:
+        """Until then every generation is told of it, whoever supervises: renaming may fail, and whoever does it die."""
+        if self._digests.settled(message.doubts):
+            self.hands.record(Kind.DOUBTS_SETTLED, left=self._digests.doubts)
 
     def _note_agreed(self) -> None:
         """Write down at which step the replicas agreed and what checkpoint that vouches for, for whoever takes over,

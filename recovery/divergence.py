@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recovery.doubts import Doubt, together
 from recovery.layout import Layout
 
 MAX_OPEN_STEPS = 16  # ranks are at most a step apart; older ones were cut off and will never be complete
@@ -29,11 +30,11 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the members of a new generation are told of checkpoints. ``trust``: those of later steps may hold a
-    corrupted state (-1: none); ``agreed``: the last step at which all replicas were the same (-1: not known); ``anew``:
-    none was ever saved, so that there is nothing to lose by beginning with initial values."""
+    """What the members of a new generation are told of checkpoints. ``doubts``: which may hold a corrupted state, and
+    are not known to be out of the way; ``agreed``: the last step at which all replicas were the same (-1: not known);
+    ``anew``: none was ever saved, so that there is nothing to lose by beginning with initial values."""
 
-    trust: int = -1
+    doubts: tuple[Doubt, ...] = ()
     agreed: int = -1
     anew: bool = True
 
@@ -52,6 +53,7 @@ class DigestBook:
         self._saved: set[int] = set()
         self._ever_saved = False
         self._doubtful = False
+        self._doubts: tuple[Doubt, ...] = ()
 
     @property
     def trust(self) -> int:
@@ -60,9 +62,24 @@ class DigestBook:
 
     @property
     def word(self) -> Word:
-        """For the members of a new generation."""
+        """For the members of the generation after the last one begun."""
         agreed = -1 if self.agreed is None else self.agreed
-        return Word(trust=self.trust, agreed=agreed, anew=not self._ever_saved)
+        return Word(doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved)
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What may hold a corrupted state, and nobody has said to have put out of the way."""
+        return self._doubts
+
+    def _open_doubts(self, generation: int) -> tuple[Doubt, ...]:
+        """As members of this generation are told."""
+        return together([*self._doubts, *([(generation, self.trust)] if self.trust >= 0 else [])])
+
+    def settled(self, doubts: Sequence[Doubt]) -> bool:
+        """Somebody has put all of that out of the way. Whether that was not known."""
+        left = tuple(doubt for doubt in self._doubts if doubt not in doubts)
+        changed, self._doubts = left != self._doubts, left
+        return changed
 
     @property
     def has_checkpoint(self) -> bool:
@@ -90,7 +107,8 @@ class DigestBook:
         self._saved = {*later[-MAX_SAVED_STEPS:], *(() if newest is None else (newest,))}
 
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
-        """A generation is told to form."""
+        """A generation is told to form, with ``word``."""
+        self._doubts = self._open_doubts(generation)
         self._generation, self._members, self._open = generation, tuple(members), {}
         self._awaited = frozenset(members)
         self._layout = Layout(world=len(members), shards=shards)
@@ -125,15 +143,16 @@ class DigestBook:
 
     def adopted(
         self, generation: int, members: Sequence[str], *, shards: int, agreed: int | None = None,
-        saved: int | None = None, doubtful: bool = False,
+        saved: int | None = None, doubtful: bool = False, doubts: Sequence[Doubt] = (),
     ) -> None:  # fmt: skip
         """Another supervisor has formed this generation. By its log the replicas were the same at step ``agreed``, it
-        knew of a checkpoint of step ``saved`` from before that (None: of none), and was to answer a disagreement
-        (``doubtful``)."""
-        self.agreed, self._doubtful = agreed, doubtful
+        knew of a checkpoint of step ``saved`` from before that (None: of none), was to answer a disagreement
+        (``doubtful``), and had not heard that what is in ``doubts`` is out of the way."""
+        self.agreed = agreed
         if saved is not None:
             self.saved(saved)
         self.began(generation, members, shards=shards)
+        self._doubtful, self._doubts = doubtful, together(doubts)
 
     def _trusted(self) -> set[int]:
         if not self._doubtful:

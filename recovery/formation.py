@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from chaos.events import Kind
 from recovery.crew import Crew, Process
@@ -87,6 +88,7 @@ class Formation:
         self.answer = answer_of(form.state, form.cause)
         self._joined = {}
         self._crew.members = form.members
+        said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
         self._hands.record(
             Kind.GENERATION_STARTED,
             generation=self.generation,
@@ -97,6 +99,7 @@ class Formation:
             shards=self._shards,
             sources=sources,
             finish=finish,
+            **said,
         )
         giving = {source % self._shards: source for source in copies.values()}
         for rank, name in enumerate(form.members):
@@ -116,7 +119,7 @@ class Formation:
                 finish=finish,
                 skip=dict(skip),
                 examine=examine,
-                trust=word.trust,
+                doubts=list(word.doubts),
                 agreed=word.agreed,
                 anew=word.anew,
             )

@@ -323,7 +323,7 @@ class Job(JobFacts):
         self._group = group
         self.agent.entering(group)
         self.checkpoints.joined(self.rank, self.layout, order.generation)
-        self.checkpoints.distrust(order.trust, before=order.generation, deletes=self.rank == 0)
+        self.checkpoints.distrust(order.doubts, deletes=self.rank == 0)
         try:
             self.check()
             started = time.perf_counter()

@@ -54,8 +54,8 @@ class JobConfig(BaseModel):
     bit-identical results whatever the world size.
 
     ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.interval``), 0 for never; ``memory``: checkpoints in
-    memory besides, None: none; ``fresh``: initial values will do where nothing can be restored, and checkpoints of
-    earlier jobs are left alone; ``job_id``: the same in all processes of a job, and in no other (see
+    memory besides, None: none; ``fresh``: the job began with initial values, and checkpoints of earlier
+    jobs are left alone; ``job_id``: the same in all processes of a job, and in no other (see
     ``recovery.fence``); ``collective_timeout_s``, ``form_timeout_s``: last resorts, the supervisor is faster.
     """
 

@@ -149,7 +149,7 @@ def _add_state_options(add: Callable[..., object]) -> None:
     add(
         "--fresh",
         action="store_true",
-        help="begin with initial values although there are checkpoints, and again if there is nothing to restore",
+        help="begin with initial values although there are checkpoints; what this job saves itself counts",
     )
 
 

@@ -73,18 +73,18 @@ def prune(
 
 def set_aside(
     directory: Path,
-    step: int,
+    in_doubt: Callable[[Checkpoint], bool],
     *,
     refused: Refused | None = None,
     disk: Disk | None = None,
     guard: Guard = nullcontext,
 ) -> tuple[list[Checkpoint], list[str]]:
-    """Rename the checkpoints of later steps, which may hold a corrupted state: ``doubtful-step-...``. Returns them,
-    oldest first, and the names of those that had been set aside and are deleted, because there are more than
-    MOST_ASIDE: the first of the latest ones stay, as a corruption is more likely in what was saved later."""
+    """Rename the checkpoints that may hold a corrupted state: ``doubtful-step-...``. Returns them, oldest first, and
+    the names of those that had been set aside and are deleted, because there are more than MOST_ASIDE: the first of the
+    latest ones stay, as a corruption is more likely in what was saved later."""
     moved, new = list[Checkpoint](), list[str]()
     for checkpoint in sorted(checkpoints.newest_first(directory), key=lambda c: c.step):
-        if checkpoint.step <= step:
+        if not in_doubt(checkpoint):
             continue
         origin = checkpoints.origin_of(checkpoint) or checkpoints.Origin()
         aside = directory / f"doubtful-{checkpoint.name}-{origin.epoch}-{origin.generation}"

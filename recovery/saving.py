@@ -113,19 +113,28 @@ class Saving:
         self._report_pruned(pruned(directory, keep, **more))
 
     def set_aside(
-        self, directory: Path, step: int, *, disk: Disk | None = None, guard: Guard = nullcontext
-    ) -> None:
-        """Put checkpoints of later steps out of the way, which may hold a corrupted state, and say so."""
+        self,
+        directory: Path,
+        in_doubt: Callable[[Checkpoint], bool],
+        why: str,
+        *,
+        disk: Disk | None = None,
+        guard: Guard = nullcontext,
+    ) -> bool:
+        """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``. Whether none is left
+        there."""
+        left = list[Checkpoint]()
 
-        def refused(old: Checkpoint, why: str) -> None:
-            self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
+        def refused(old: Checkpoint, error: str) -> None:
+            left.append(old)
+            self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=error)
 
-        moved, gone = set_aside(directory, step, refused=refused, disk=disk, guard=guard)
-        why = f"saved after step {step}, at which the replicas last agreed"
+        moved, gone = set_aside(directory, in_doubt, refused=refused, disk=disk, guard=guard)
         for old in moved:
             self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
         for name in gone:
             self._write(Kind.CHECKPOINT_DELETED, checkpoint=name)
+        return not left
 
     def _report_pruned(self, done: Pruned) -> None:
         for old, why in done.kept:

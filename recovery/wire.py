@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from recovery.doubts import Doubt
+
 MAX_LINE = 1 << 20
 
 
@@ -27,8 +29,8 @@ class Join(Message):
     among them; ``restore``: the first replica loads the newest good checkpoint
     before; ``finish``: a step whose gradients some ranks have reduced and not applied: whoever has applied it tells
     them the rest (0: none); ``skip``: samples left out, each with the first step without it; ``examine``: the step at
-    which a non-finite value is to be traced to samples (0: none); ``trust``: checkpoints of later steps may hold a
-    corrupted state and are to be set aside (-1: none); ``agreed``, ``anew``: see ``recovery.divergence.Word``."""
+    which a non-finite value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
+    state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see ``recovery.divergence.Word``."""
 
     type: Literal["join"] = "join"
     generation: int
@@ -43,7 +45,7 @@ class Join(Message):
     finish: int = 0
     skip: dict[int, int] = {}
     examine: int = 0
-    trust: int = -1
+    doubts: list[Doubt] = []
     agreed: int = -1
     anew: bool = True
 
@@ -150,6 +152,14 @@ class CheckpointNote(Message):
     error: str = ""
 
 
+class SetAside(Message):
+    """From the rank that saves: what ``doubts`` says is out of the way, on disk and in memory, so that nobody has to be
+    told of it any more."""
+
+    type: Literal["set-aside"] = "set-aside"
+    doubts: list[Doubt]
+
+
 class Digest(Message):
     """From a rank: a digest of its parameters and optimizer state after ``step`` (see ``recovery.divergence``)."""
 
@@ -194,6 +204,7 @@ FromRank = (
     | Joined
     | CheckpointNote
     | Digest
+    | SetAside
     | Failed
     | Unrecoverable
     | Finished

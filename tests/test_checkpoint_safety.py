@@ -132,7 +132,7 @@ def test_a_rank_keeps_what_was_agreed_on_and_sets_aside_what_is_in_doubt(tmp_pat
     rank.agreed = 50
     rank.run(40)
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [90, 80, 70, 50]
-    rank.saver.distrust(50, before=2, deletes=True)
+    rank.saver.distrust([(2, 50)], deletes=True)
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [50]
     assert rank.said(Kind.CHECKPOINT_SET_ASIDE) == [70, 80, 90]
     assert rank.saver.restore(None, ALONE) == "step-00000050"  # type: ignore[arg-type]
@@ -174,13 +174,12 @@ def test_nothing_left_to_restore_is_an_error_of_its_own(tmp_path: Path) -> None:
         ):
             rank.saver.require(anew=anew, fresh=True)
     assert isinstance(rank.notes[-1], Unrecoverable)
-    saver(tmp_path, fresh=True).saver.require(anew=False, fresh=True)
 
 
 def test_what_was_set_aside_is_no_reason_to_begin_anew_silently(tmp_path: Path) -> None:
     rank = saver(tmp_path)
     rank.run(10)
-    retention.set_aside(tmp_path, 0)
+    retention.set_aside(tmp_path, lambda _: True)
     again = saver(tmp_path)
     assert again.saver.restore(None, ALONE) is None  # type: ignore[arg-type]
     with pytest.raises(NothingToRestore, match="doubtful-step-00000010"):

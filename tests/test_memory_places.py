@@ -157,7 +157,7 @@ def test_what_is_distrusted_is_not_restored_from_memory(keeper: Keeper) -> None:
     one.run(5)
     settle(one)
     fresh = rank(None)
-    fresh.saver.distrust(4, before=2, deletes=True)
+    fresh.saver.distrust([(2, 4)], deletes=True)
     assert restored(fresh) == "memory-step-00000004"
     assert [d["checkpoint"] for k, d in fresh.events if k is Kind.CHECKPOINT_DELETED] == [
         "memory-step-00000005"

@@ -113,7 +113,7 @@ def test_what_was_recorded_and_is_torn_is_not_counted_on(tmp_path: Path) -> None
 
 def test_what_is_in_doubt_is_renamed_and_no_longer_found(tmp_path: Path) -> None:
     saved(tmp_path, 50, 60, 70, generation=3)
-    moved, gone = retention.set_aside(tmp_path, 50)
+    moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
     assert ([c.step for c in moved], gone) == ([60, 70], [])
     assert steps(tmp_path) == [50]
     assert retention.aside_in(tmp_path) == ["doubtful-step-00000060-0-3", "doubtful-step-00000070-0-3"]
@@ -123,7 +123,7 @@ def test_what_is_in_doubt_is_renamed_and_no_longer_found(tmp_path: Path) -> None
 def test_few_stay_set_aside_the_first_of_the_latest(tmp_path: Path) -> None:
     for generation in (1, 2):
         saved(tmp_path, 50, 60, 70, 80, 90, generation=generation)
-        moved, gone = retention.set_aside(tmp_path, 50)
+        moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
         assert [c.step for c in moved] == [60, 70, 80, 90]
     assert retention.aside_in(tmp_path) == [f"doubtful-step-000000{step}-0-2" for step in (60, 70, 80)]
     assert sorted(gone)[-1] == "doubtful-step-00000090-0-2" and len(gone) == 4
@@ -136,7 +136,9 @@ def test_one_that_cannot_be_renamed_stays_whole(tmp_path: Path) -> None:
         raise OSError(30, "Read-only file system")
 
     refused: list[str] = []
-    moved, _ = retention.set_aside(tmp_path, 50, refused=lambda c, why: refused.append(why), disk=broken)
+    moved, _ = retention.set_aside(
+        tmp_path, lambda c: c.step > 50, refused=lambda c, why: refused.append(why), disk=broken
+    )
     assert (moved, steps(tmp_path)) == ([], [60, 50]) and "Read-only" in refused[0]
 
 

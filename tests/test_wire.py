@@ -42,6 +42,7 @@ MESSAGES = [
     wire.Parked(generation=2, step=56, valid=True, why="nonfinite", blamed=[0, 3], error="one\ntwo"),
     wire.Joined(generation=2, step=56, checkpoint=None),
     wire.CheckpointNote(state="committed", checkpoint="step-00000020", step=20),
+    wire.SetAside(doubts=[(3, 50), (7, 80)]),
     wire.Digest(generation=2, step=20, digest="00ff"),
     wire.Failed(error="ValueError: no"),
     wire.Notice(),

@@ -6,6 +6,7 @@ Tests replace single methods to get an implementation with one known defect; a s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class Behaviour:
         self, rank: SimRank, refused: Callable[[Checkpoint, str], None]
     ) -> tuple[Checkpoint, dict[str, Any]] | None:
         """The checkpoint to restore, with its manifest."""
-        return checkpoints.newest_good(rank.config.checkpoint_dir, refused)
+        wanted = partial(rank.checkpoints.choosing.wanted, None)
+        return checkpoints.newest_good(rank.config.checkpoint_dir, refused, wanted)
 
     def obeys(self, rank: SimRank, signum: int) -> bool:
         """Whether a signal reaches the process it is sent to."""

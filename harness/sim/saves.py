@@ -11,10 +11,11 @@ from chaos.events import Kind
 from harness.sim.state import State
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint
+from recovery.choosing import Choosing
 from recovery.fence import Fence
 from recovery.retention import Agreement, aside_in
 from recovery.saving import Saving
-from recovery.wire import Agreed, Join, Unrecoverable
+from recovery.wire import Agreed, Join, SetAside, Unrecoverable
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -32,6 +33,7 @@ class SimSaves:
         self._agreed = -1
         self._refused: list[str] = []
         self._fence = Fence(job.config.checkpoint_dir, JOB)
+        self.choosing = Choosing(job="", fresh=False, fence=self._fence)
 
     def told(self, message: Agreed) -> None:
         """The replicas were the same at a step."""
@@ -45,11 +47,16 @@ class SimSaves:
             self._fence.give_up()
         else:
             self._fence.take(job.generation)
-        if order.trust < 0 or job.rank:
+        choosing, directory = self.choosing, job.config.checkpoint_dir
+        choosing.doubts = tuple(order.doubts)
+        if not order.doubts or job.rank:
             return
         if job.memory is not None:
-            job.memory.distrust(order.trust, job.generation)
-        self._saving().set_aside(job.config.checkpoint_dir, order.trust, guard=self._fence.held)
+            for before, step in order.doubts:
+                job.memory.distrust(step, before)
+        aside = partial(self._saving().set_aside, disk=self._disk, guard=self._fence.held)
+        if aside(directory, choosing.in_doubt, choosing.why):
+            job.send(SetAside(doubts=order.doubts))
 
     def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
         """The one to restore, with its manifest."""

@@ -29,8 +29,8 @@ PARTS_TIMEOUT_S = 120.0
 class Order:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
     each is full; ``check``: raises when the save is to be given up; ``since``: the step from which the generation went
-    on (-1: unknown); ``progress``: called while something is read for it, None: not by the training thread; ``enter``:
-    called before the first byte, returns the epoch; ``guard``: around each rename.
+    on (-1: unknown); ``job``: its name, if it has one; ``progress``: called while something is read for it, None: not
+    by the training thread; ``enter``: called before the first byte, returns the epoch; ``guard``: around each rename.
     """
 
     directory: Path
@@ -44,6 +44,7 @@ class Order:
     disk: Disk
     check: Callable[[], None]
     since: int = -1
+    job: str = ""
     progress: Callable[[], None] | None = None
     enter: Callable[[], int] = lambda: 0
     guard: Guard = nullcontext
@@ -51,7 +52,7 @@ class Order:
 
 def order_of(
     state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
-    disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1,
+    disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1, job: str = "",
     progress: Callable[[], None] | None = None, enter: Callable[[], int] = lambda: 0, guard: Guard = nullcontext,
 ) -> tuple[Order, list[Chunk]]:  # fmt: skip
     """A save of the state as it is now, and this writer's part of it: live references."""
@@ -59,7 +60,7 @@ def order_of(
     order = Order(
         directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
         writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
-        since=since, progress=progress, enter=enter, guard=guard,
+        since=since, job=job, progress=progress, enter=enter, guard=guard,
     )  # fmt: skip
     return order, share(held, writer, writers)
 
@@ -95,6 +96,7 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
             "epoch": epoch,
             "generation": order.generation,
             "since": order.since,
+            **({"job": order.job} if order.job else {}),
             "scalars": order.scalars,
         }
         order.check()

@@ -15,6 +15,8 @@ from chaos.errors import EXIT_FAIL, ChaosError
 from chaos.events import Kind
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk
+from recovery.choosing import Choosing
+from recovery.doubts import Doubt, in_doubt
 from recovery.fence import Fence, Fenced
 from recovery.interval import History, parse
 from recovery.jobconfig import JobConfig
@@ -27,9 +29,9 @@ from recovery.mechanisms.saving.background import Background, Snapshot
 from recovery.mechanisms.saving.chunks import Chunk
 from recovery.mechanisms.saving.together import restore_together
 from recovery.mechanisms.state import TrainState
-from recovery.retention import Agreement, aside_in
+from recovery.retention import Agreement
 from recovery.saving import Outcome, Saving, Write, pruned
-from recovery.wire import Unrecoverable
+from recovery.wire import SetAside, Unrecoverable
 
 PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
 END_S = 60.0  # longest wait for a save that is under way, at the end and before a restore
@@ -84,7 +86,8 @@ class Checkpointer:
         self._fence = Fence(directory, config.job_id) if directory is not None else None
         self._placed = threading.Event()  # the save under way has its name
         self._generation = 0  # the last that this rank joined
-        self._doubted = (0, 0)  # generation and step, see distrust
+        self._choosing = Choosing(job=config.job_id, fresh=config.fresh, fence=self._fence)
+        self._unsettled = False  # this rank has not put all that is in doubt out of the way
         self._memory: Remembering | None = None
         if config.memory is not None:
             self._memory = Remembering(
@@ -122,6 +125,7 @@ class Checkpointer:
         if self._background.busy:
             self._settle()
         if rank == 0:
+            self._put_aside()  # the disk may take it now
             began_s = self._saving.begin(step)
         self._entered(step, True)
         self._given_up, self._together, self._commits = threading.Event(), writers > 1, rank == 0
@@ -177,35 +181,45 @@ class Checkpointer:
         """The generation trains on from this step."""
         self._since = step
 
-    def distrust(self, step: int, *, before: int, deletes: bool) -> None:
-        """Restore none that a generation before ``before`` saved after ``step``, unless that is negative: the state may
-        have been corrupted before anybody noticed. ``deletes``: this rank puts those on the disk out of the way."""
-        if step < 0:
+    def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
+        """Restore none of those: the state may have been corrupted before anybody noticed. ``deletes``: this rank puts
+        them out of the way, and tells the supervisor when they are. What cannot be done now is tried again at each
+        save, and by the next generation."""
+        self._unsettled = False
+        if not doubts:
             return
         self._settle()
-        self._doubted = (before, step)
-        if self._memory is not None and deletes:
-            self._memory.distrust(step, before)
-        directory = self._config.checkpoint_dir
-        if directory is not None and deletes:
+        self._choosing.doubts, self._unsettled = tuple(doubts), deletes
+        self._put_aside()
+
+    def _put_aside(self) -> None:
+        if not self._unsettled:
+            return
+        choosing, memory, directory = self._choosing, self._memory, self._config.checkpoint_dir
+        done = memory is None or all([memory.distrust(step, before) for before, step in choosing.doubts])
+        if directory is not None:
+            aside = partial(self._saving.set_aside, disk=self._on_disk, guard=self._guard)
             try:
-                self._saving.set_aside(directory, step, disk=self._on_disk, guard=self._guard)
-            except Fenced:
-                pass  # whoever writes there now knows better
+                done &= aside(directory, choosing.in_doubt, choosing.why)
+            except (Fenced, OSError):
+                return  # whoever writes there now knows better, or it is tried again
+        if done:
+            self._unsettled = False
+            self._send(SetAside(doubts=list(choosing.doubts)))
 
     def require(self, *, anew: bool, fresh: bool) -> None:
         """Nothing was restored: see whether initial values will do. ``anew``: the supervisor knows of no checkpoint
-        that was ever saved; ``fresh``: this process still holds the initial values. Raises NothingToRestore."""
+        that was ever saved; ``fresh``: this process still holds the initial values. A job that was to begin with them
+        does that once: what it has saved since counts. Raises NothingToRestore."""
         directory = self._config.checkpoint_dir
-        aside = aside_in(directory) if directory is not None else []
-        lost = [*sorted(self._bad), *aside]
-        if fresh and (self._config.fresh or (anew and not lost)):
+        lost = [*sorted(self._bad), *self._choosing.aside(directory)]
+        if fresh and anew and not lost:
             return
         what = f": {', '.join(lost)} may not be used" if lost else ""
         what += "" if fresh else "; this process no longer holds the initial state"
         error = NothingToRestore(
             f"nothing is left to restore{f' in {directory}' if directory is not None else ''}{what}",
-            hint="begin anew with --fresh, or put a checkpoint back that you trust",
+            hint="start the job anew with --fresh, or put a checkpoint back that you trust",
         )
         self._send(Unrecoverable(error=error.message))
         raise error
@@ -225,7 +239,7 @@ class Checkpointer:
     def _restore(self, group: Group, layout: Layout) -> str | None:
         """From memory or disk, whichever has the newer one; memory where both have the same."""
         for candidate in self._memory.newest(group, layout) if self._memory is not None else ():
-            if candidate.moment[0] < self._doubted[0] and candidate.step > self._doubted[1]:
+            if in_doubt(self._choosing.doubts, generation=candidate.moment[0], step=candidate.step):
                 continue
             newer = self._from_disk(group, layout, newer_than=candidate.moment)
             if newer is not None:
@@ -235,7 +249,7 @@ class Checkpointer:
         return self._from_disk(group, layout, newer_than=None)
 
     def _from_disk(self, group: Group, layout: Layout, *, newer_than: tuple[int, int] | None) -> str | None:
-        directory, wanted = self._config.checkpoint_dir, partial(self._wanted, newer_than)
+        directory, wanted = self._config.checkpoint_dir, partial(self._choosing.wanted, newer_than)
         if directory is None:
             return None
         if layout.shards > 1:
@@ -248,23 +262,6 @@ class Checkpointer:
                 self._state, directory, self._refused, progress=self._progress, wanted=wanted
             )
         return found.name if found else None
-
-    def _wanted(self, newer_than: tuple[int, int] | None, checkpoint: Checkpoint) -> bool:
-        """Whether it may be restored: it is not in doubt, not of an earlier job where this one began anew, and newer
-        than generation and step of one in memory."""
-        epoch = self._fence.epoch if self._fence is not None else None
-        origin = checkpoints.origin_of(checkpoint)
-        if origin is None:  # it will be refused, and that is said
-            return newer_than is None or checkpoint.step > newer_than[1]
-        mine = origin.epoch == epoch
-        if self._config.fresh and not mine:
-            return False
-        before, step = self._doubted
-        if before and checkpoint.step > step and (not mine or origin.generation < before):
-            return False
-        if newer_than is None or epoch is None:
-            return newer_than is None or checkpoint.step > newer_than[1]
-        return mine and (origin.generation, checkpoint.step) > newer_than
 
     def close(self) -> None:
         """Finish what is under way, within END_S. What waits for its name, as this rank has left its generation, is
@@ -287,7 +284,7 @@ class Checkpointer:
                 raise GenerationLost("the save was given up")
 
         return checkpointing.order_of(
-            self._state, directory, generation=generation, writer=rank, writers=writers,
+            self._state, directory, generation=generation, writer=rank, writers=writers, job=self._config.job_id,
             delta_every=self._config.saves.delta, disk=self._on_disk, check=check, since=self._since,
             progress=self._progress, enter=partial(self._enter, generation, rank == 0), guard=self._guard,
         )  # fmt: skip

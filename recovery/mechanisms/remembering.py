@@ -110,13 +110,15 @@ class Remembering:
             return _MISMATCH, None, error
         return _GOOD, reading, None
 
-    def distrust(self, step: int, before: int) -> None:
-        """Have the keepers let go of what generations ``before`` this one saved after ``step``."""
+    def distrust(self, step: int, before: int) -> bool:
+        """Have the keepers let go of what generations ``before`` this one saved after ``step``; whether they have."""
         try:
             for gone in self._memory.forget(step, before):
                 self._write(Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE)
         except KeeperError as error:
             self._write(Kind.CHECKPOINT_KEPT, checkpoint=PLACE, error=first_line(error), place=PLACE)
+            return False
+        return True
 
     def close(self) -> None:
         """Finish what is under way."""

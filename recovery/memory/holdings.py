@@ -76,7 +76,8 @@ class Holdings:
     def forget(self, step: int, before: int) -> tuple[Key, ...]:
         """Let go of what generations ``before`` this one saved after ``step``, and take no more of it; what is gone."""
         with self._lock:
-            self._doubts.append((step, before))
+            if (step, before) not in self._doubts:
+                self._doubts.append((step, before))
             gone = tuple(key for key in self._entries if self._doubtful(key))
             for key in gone:
                 self._drop(self._entries.pop(key))

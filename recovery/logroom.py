@@ -4,12 +4,16 @@ Files of processes that are gone are deleted, the oldest first. From files that 
 is taken away: the file system gives back the room of their first bytes, and neither size nor offsets change, so that
 nobody who writes to them, forwards or completes them has to know. The supervisor's own log, which grows with failures
 and not with steps, is left alone: another supervisor may have to go on from it.
+
+The folders may be anybody's, such as one that the user named for what ranks print: what was there before the job, and
+what is not named like a process of it, is neither counted nor touched.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -21,6 +25,8 @@ from chaos.events import ORCHESTRATOR
 EVERY_S = 10.0
 LEAVE = 0.8  # of the limit is filled after a clearing
 SUFFIXES = (".jsonl", ".log")
+MOST_NUMBERED = 1 << 24
+_NAME = re.compile(r"^[a-z](0|[1-9][0-9]{0,8})$")
 BLOCK = 1 << 16  # a multiple of any file system's block
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2  # include/uapi/linux/falloc.h
 
@@ -43,16 +49,55 @@ class _File:
 
     @property
     def actor(self) -> str:
-        return self.path.name.split(".", 1)[0]
+        return _actor(self.path)
+
+
+class Names:
+    """Of all processes that a job ever started, in a byte each, as long as they are a letter and a number."""
+
+    def __init__(self) -> None:
+        self._letters = bytearray()  # by number
+        self._others: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """A process of this name was, or is to be, started."""
+        number = _numbered(name)
+        if number is None or (number < len(self._letters) and self._letters[number]):
+            self._others.add(name)
+            return
+        if number >= len(self._letters):
+            self._letters.extend(bytes(number + 1 - len(self._letters)))
+        self._letters[number] = ord(name[0])
+
+    def __contains__(self, name: str) -> bool:
+        number = _numbered(name)
+        numbered = number is not None and number < len(self._letters)
+        return (numbered and self._letters[number or 0] == ord(name[0])) or name in self._others
+
+
+def _numbered(name: str) -> int | None:
+    """The number in ``w12``; None for any other form, and for one that is too high to be a count."""
+    number = int(name[1:]) if _NAME.match(name) else MOST_NUMBERED
+    return number if number < MOST_NUMBERED else None
 
 
 class LogRoom:
-    """Of the files directly in ``folders``. ``limit_bytes``: for all of them together."""
+    """Of the files directly in ``folders`` that processes of this job write. ``limit_bytes``: for all of them together;
+    ``before``: names of processes that another supervisor of the job has started."""
 
-    def __init__(self, folders: Sequence[Path], limit_bytes: int) -> None:
+    def __init__(self, folders: Sequence[Path], limit_bytes: int, before: Collection[str] = ()) -> None:
         self._folders = folders
         self._limit = limit_bytes
         self._due_s = 0.0
+        self._names = Names()
+        for name in (ORCHESTRATOR, *before):
+            self._names.add(name)
+        known = self._names if before else Names()
+        self._foreign = frozenset(path for path, _ in self._there() if _actor(path) not in known)
+
+    def begins(self, name: str) -> None:
+        """A process of this name is about to be started."""
+        self._names.add(name)
 
     def look(self, living: Collection[str]) -> Cleared | None:
         """Make room, if it is time to look and too much is there. ``living``: processes that may write still."""
@@ -80,15 +125,28 @@ class LogRoom:
         return Cleared(files=tuple(dropped), bytes=freed + cut, cut=cut) if dropped else None
 
     def _files(self) -> list[_File]:
+        """Of this job."""
+        return [
+            _File(path=path, held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns)
+            for path, s in self._there()
+            if path not in self._foreign and _actor(path) in self._names
+        ]
+
+    def _there(self) -> list[tuple[Path, os.stat_result]]:
         found = []
-        for folder in self._folders:
-            with suppress(OSError):
+        for folder in dict.fromkeys(self._folders):
+            with suppress(OSError), os.scandir(folder) as entries:
                 found += [
-                    _File(path=Path(e.path), held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns)
-                    for e in os.scandir(folder)
-                    if e.name.endswith(SUFFIXES) and e.is_file(follow_symlinks=False) and (s := e.stat())
+                    (Path(entry.path), entry.stat(follow_symlinks=False))
+                    for entry in entries
+                    if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False)
                 ]
         return found
+
+
+def _actor(path: Path) -> str:
+    """Who writes to it."""
+    return path.name.removesuffix(path.suffix)
 
 
 def _cut(file: _File, wanted: int) -> int:

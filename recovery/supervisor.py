@@ -115,7 +115,7 @@ class Supervisor:
         self._failed_step = 0
         self._keepers: Keepers | None = None
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
-        self._log_room = LogRoom(folders, spec.log_limit_bytes)
+        self._log_room = LogRoom(folders, spec.log_limit_bytes, before=left)
         try:
             self._store, port = start_store(home.store_host)
             self.controller = Controller(
@@ -257,6 +257,7 @@ class Supervisor:
 
     def _note_keeper(self, news: Started | Exited, *, expected: bool = False) -> None:
         if isinstance(news, Started):
+            self._log_room.begins(news.process)
             self._write(
                 Kind.PROCESS_SPAWNED, process=news.process, pid=news.pid, role=KEEPER, mode="warm", node=0
             )
@@ -315,6 +316,7 @@ class Supervisor:
                     continue
                 name = f"{kind}{self._started}"
                 self._started += 1
+                self._log_room.begins(name)
                 try:
                     return name, self._home.start(name, spot, self._config(name, spot), mode), spot
                 except ConnectionError as error:

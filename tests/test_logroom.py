@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 
 from chaos.events import EventWriter, Kind, read_actor, read_log
 from recovery import marks
-from recovery.logroom import BLOCK, LogRoom
+from recovery.logroom import BLOCK, LogRoom, Names
 from recovery.ring import RingWriter
 
 MB = 1 << 20
+STARTED = ("w0", "w1", "s2", "s3")
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +40,9 @@ def test_files_of_those_who_are_gone_go_first_and_the_oldest_of_them(memory: Pat
         file(memory / "supervisor.lock", MB, 900), file(memory / "s3.log", MB, 1),
     ]  # fmt: skip
     gone = [file(memory / "w1.jsonl", MB, 700), file(memory / "s2.log", MB, 600)]
-    retention = LogRoom([memory, memory / "none"], 6 * MB)
+    retention = LogRoom([memory, memory / "none"], 6 * MB, before=STARTED)
     assert retention.look({"w0"}) is None, "there is room for all of it"
-    cleared = LogRoom([memory], 4 * MB).look({"w0"})
+    cleared = LogRoom([memory], 4 * MB, before=STARTED).look({"w0"})
     assert cleared is not None and cleared.files == ("w1.jsonl", "s2.log") and cleared.bytes == 2 * MB
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
 
@@ -54,14 +56,14 @@ def test_the_beginning_of_what_somebody_still_writes_is_taken_away(memory: Path)
         writer.write(Kind.ERROR_RAISED, type="none", message=f"{number} {'x' * 1000}")
     writer.flush()
     size = path.stat().st_size
-    cleared = LogRoom([memory], MB).look({"w0"})
+    cleared = LogRoom([memory], MB, before=STARTED).look({"w0"})
     if cleared is None:
         pytest.skip("this file system cannot give back a part of a file")
     assert cleared.files == ("w0.jsonl",) and cleared.cut == cleared.bytes > MB
     assert path.stat().st_size == size and held(memory) < MB
     writer.write(Kind.ERROR_RAISED, type="none", message="after")
     writer.flush()
-    assert LogRoom([memory], MB).look({"w0"}) is None
+    assert LogRoom([memory], MB, before=STARTED).look({"w0"}) is None
     writer.write(Kind.ERROR_RAISED, type="none", message="in the ring")
     writer.abandon()
     ring.salvage(path)  # as the supervisor does: the size still tells what is missing
@@ -76,6 +78,7 @@ def test_it_looks_now_and_then(memory: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("recovery.logroom.EVERY_S", 60.0)
     retention = LogRoom([memory], MB)
     assert retention.look(()) is None
+    retention.begins("w1")
     file(memory / "w1.jsonl", 3 * MB, 1)
     assert retention.look(()) is None and (memory / "w1.jsonl").exists()
 
@@ -86,3 +89,44 @@ def test_what_was_deleted_makes_the_log_incomplete(memory: Path) -> None:
     writer.close()
     log = read_log(memory)
     assert log.has_dropped and log.problems == ("1 files (5 bytes) were dropped: more than 1 GB",)
+
+
+def test_files_that_the_job_did_not_write_are_neither_counted_nor_touched(memory: Path) -> None:
+    """The user may name a directory that holds other logs, of an earlier job too."""
+    theirs = [
+        file(memory / name, 2 * MB, 900)
+        for name in ("nginx.log", "w1.log", "w0.1.log", "w00.log", "s1.jsonl", "metrics.jsonl", "w9.log")
+    ]
+    room = LogRoom([memory, memory], 3 * MB)
+    for name in ("w0", "w1", "s2", "keeper-0"):
+        room.begins(name)
+    later = file(memory / "w77.log", 2 * MB, 800)  # another program's, which came meanwhile
+    link = memory / "s2.jsonl"
+    link.symlink_to(theirs[0])
+    assert room.look(()) is None, "nothing of it is this job's"
+    ours = [
+        file(memory / name, MB, 1) for name in ("w0.log", "keeper-0.log", "w1.jsonl", "orchestrator.jsonl")
+    ]
+    cleared = room.look(())
+    assert cleared is not None and set(cleared.files) < {"w0.log", "keeper-0.log", "w1.jsonl"}
+    assert all(path.exists() for path in (*theirs, later, link, ours[-1]))
+
+
+def test_who_takes_a_job_over_knows_its_files_and_no_others(memory: Path) -> None:
+    old, theirs = file(memory / "w1.jsonl", 3 * MB, 900), file(memory / "access.log", 3 * MB, 900)
+    room = LogRoom([memory], MB, before=["w1"])
+    cleared = room.look(())
+    assert cleared is not None and cleared.files == ("w1.jsonl",)
+    assert not old.exists() and theirs.exists()
+
+
+def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
+    names = Names()
+    for number in range(100_000):
+        names.add(f"{'ws'[number % 2]}{number}")
+    for name in ("w3000000000", "k5", "keeper-1", "w-1", "", "w\u0663"):
+        assert name not in names
+        names.add(name)
+        assert name in names
+    assert "s1" in names and "w1" not in names and "w01" not in names and "w100001" not in names
+    assert sys.getsizeof(names._letters) < 150_000 and len(names._others) <= 6

@@ -47,13 +47,14 @@ class Metric(Model):
     min: float | None
     max: float | None
     ci95: tuple[float, float] | None = Field(
-        description="distribution-free interval of the median; None if n < 6"
+        description="distribution-free interval of the median arm; None for fewer than 6 arms"
     )
     better: Literal["lower", "higher", "neither"] = "lower"
     clock_bound: float = Field(
         default=0.0,
         description="how far a value may be from the truth, as clocks of several machines are in it",
     )
+    arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
 
     @field_validator("values", "ci95", mode="before")
     @classmethod
@@ -190,6 +191,7 @@ class SlaResult(Model):
     values: list[float]
     detail: str
     line: int | None = Field(default=None, description="line of the clause in the scenario file")
+    arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
 
     @field_validator("values", mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.results import Results
@@ -31,9 +31,10 @@ def render(run: RunDirectory, results: Results) -> Path:
     return write(run, results, run.root / "summary.md")
 
 
-def write(run: RunDirectory, results: Results, path: Path) -> Path:
-    """Write the summary of results as they are given, such as those a gate has judged; returns ``path``."""
-    path.write_text(_bounded(_lines(run, results)), encoding="utf-8", errors="replace")
+def write(run: RunDirectory, results: Results, path: Path, notes: Sequence[str] = ()) -> Path:
+    """Write the summary of results as they are given, such as those a gate has judged; returns ``path``. ``notes``: on
+    how they were judged."""
+    path.write_text(_bounded(_lines(run, results, notes)), encoding="utf-8", errors="replace")
     return path
 
 
@@ -49,7 +50,7 @@ def _bounded(lines: Iterator[str]) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
+def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> Iterator[str]:
     mark = VERDICT_MARKS.get(results.verdict, "?")
     yield f"## {mark} {results.verdict.upper()} {escape(results.scenario)} (exit {results.exit_code})"
     yield ""
@@ -58,6 +59,9 @@ def _lines(run: RunDirectory, results: Results) -> Iterator[str]:
     if facts:
         yield ""
         yield escape(" · ".join(facts))
+    for note in notes:
+        yield ""
+        yield escape(note)
     yield from _comparison(results)
     yield from _clauses(results)
     yield from _findings(results)

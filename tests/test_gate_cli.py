@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) 
             metric["values"], metric["n"] = metric["values"][:1], 1
 
     code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "one.json", one))
-    assert code == 3 and "more repeats would settle it" in out
+    assert code == 3 and "here and in the baseline would settle it in 4 of 5 cases" in out
     assert chaos("gate", played, "--baseline", tmp_path / "one.json", "--allow-inconclusive")[0] == 0
 
 
@@ -212,3 +213,48 @@ def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_pat
     ):
         assert chaos(*command, *wrong)[0] == 2
     assert not (tmp_path / "runs").exists()
+
+
+def looked_at(played: Path, target: Path, repeats: list[int], planned: int | None) -> Path:
+    """A copy of the run, at whose first arms somebody has looked. ``planned``: looks; None: the run's end was the look,
+    and the record of it are the results of then."""
+    shutil.copytree(played, target)
+    (target / "looks.json").unlink(missing_ok=True)
+    if planned is None:
+
+        def shorten(data: Any) -> None:
+            data["arms"] = [arm for arm in data["arms"] if arm["repeat"] in repeats]
+
+        changed(target / "results.json", target / "results.json", shorten)
+    else:
+        (target / "looks.json").write_text(
+            json.dumps({"planned": planned, "looks": [{"arms": {"default": repeats}}]})
+        )
+    return target
+
+
+@pytest.mark.parametrize("planned", [1, None], ids=["gate", "results"])
+def test_repeats_added_after_a_look_have_no_level_left(
+    chaos: Say, played: Path, tmp_path: Path, planned: int | None
+) -> None:
+    """Five repeats pass on their own; the same five after a look at three do not, and the report says why."""
+    assert chaos("gate", looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], planned), "-q")[0] == 0
+    extended = looked_at(played, tmp_path / "extended", [0, 1, 2], planned)
+    for _ in range(2):  # looking again changes nothing
+        code, out, _ = chaos("gate", extended)
+        assert code == 3 and "the level is spent by earlier looks" in out
+        assert "extended from 3 to 5 arms: look 2 of 1 planned" in out
+    decided = json.loads((extended / "gate.json").read_text())
+    assert (decided["extended"], decided["looks"], decided["planned"], decided["level"]) == (True, 2, 1, 0.0)
+    assert "extended from 3 to 5 arms" in (extended / "gate.md").read_text()
+    code, _, err = chaos("gate", extended, "--looks", 3)
+    assert code == 2 and "cannot be changed afterwards" in err
+
+
+def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path) -> None:
+    extended = looked_at(played, tmp_path / "planned", [0, 1, 2], 2)
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "look 2 of 2 planned, 2.5 % each" in out  # five arms bound a median with 3.1 %
+    assert "not a bound: 5 arms of at least 6" in out
+    (extended / "looks.json").write_text("{}")
+    assert chaos("gate", extended)[0] == 2

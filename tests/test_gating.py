@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from harness.gating.baseline import Baseline, BaselineCell
-from harness.gating.bounds import LEVEL
+from harness.gating.bounds import LEVEL, next_beyond, values_to_predict
 from harness.gating.clauses import Decision, decide
 from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
+from harness.gating.looks import Look, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
-from harness.judging.measure import METRICS, summarise
+from harness.judging.measure import METRICS, median_ci95, summarise
+from harness.judging.samples import per_arm
 from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
 from harness.rundir import RunDirectory
 
@@ -106,7 +110,14 @@ def metric(values: Sequence[float], name: str = "recovery_time", clock: float = 
         ("p90 < 2s", [1.0] * 28, "inconclusive"),
         ("p90 < 2s", [1.0] * 29, "pass"),
         ("p90 < 2s", [1.0] * 2 + [3.0] * 8, "fail"),
-        ("max < 2s", [1.0], "pass"),
+        ("max < 2s", [1.0], "inconclusive"),  # one value bounds nothing
+        ("max < 2s", [1.0] * 18, "inconclusive"),
+        ("max < 2s", [1.0] * 19, "pass"),
+        ("min > 2s", [3.0] * 18, "inconclusive"),
+        ("all > 2s", [3.0] * 19, "pass"),
+        ("all == 0s", [0.0] * 18, "inconclusive"),
+        ("all == 0s", [0.0] * 19, "pass"),
+        ("median < 2s", [1.0], "inconclusive"),
         ("max < 2s", [1.0, 1.0, 3.0], "fail"),
         ("all < 2s", [1.0, math.inf], "fail"),
         ("min > 2s", [3.0, 1.0], "fail"),
@@ -145,6 +156,61 @@ def test_clocks_may_turn_neither_way() -> None:
     assert blurred.needed is None
     assert decided("max < 2s", [2.01], clock=0.05).verdict == "inconclusive"
     assert decided("max < 2s", [2.1], clock=0.05).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("clause", "fewest"),
+    [("max < 5s", 19), ("all < 5s", 19), ("median < 5s", 5), ("p90 < 5s", 29), ("p95 < 5s", 59)],
+)
+def test_what_one_value_cannot_bound_is_no_bound_and_says_how_many_do(clause: str, fewest: int) -> None:
+    found = decided(clause, [1.0])
+    assert found.verdict == "inconclusive" and f"not a bound: 1 arm of at least {fewest}" in found.detail
+    assert found.needed is not None and found.needed >= fewest
+    assert decided(clause, [1.0] * (fewest - 1)).verdict == "inconclusive"
+    assert decided(clause, [1.0] * fewest).verdict == "pass"
+
+
+def test_the_worst_of_so_many_bounds_the_next_one() -> None:
+    """By counting: of all orders of n + 1 values, the share in which the last one is beyond all before."""
+    for n in range(1, 7):
+        orders = list(itertools.permutations(range(n + 1)))
+        share = Fraction(sum(order[-1] == n for order in orders), len(orders))
+        assert next_beyond(n) == pytest.approx(float(share)) == pytest.approx(1 / (n + 1))
+    assert [values_to_predict(level) for level in (0.5, 0.1, 0.05, 0.025)] == [1, 9, 19, 39]
+    assert next_beyond(values_to_predict(0.05)) <= 0.05 < next_beyond(values_to_predict(0.05) - 1)
+
+
+@pytest.mark.parametrize("clause", ["median < 2s", "p90 < 2s", "max < 2s", "all < 2s"])
+def test_values_of_one_arm_count_once(clause: str) -> None:
+    """Twelve values of three arms bound no more than three do; of thirty arms as much as thirty."""
+    one = sla(clause, [1.0] * 12).model_copy(update={"arms": [0, 1, 2] * 4})
+    three = sla(clause, [1.0] * 3)
+    assert decide(one, 0.05) == decide(three, 0.05) and decide(one, 0.05).verdict == "inconclusive"
+    many = sla(clause, [1.0] * 60).model_copy(update={"arms": [n // 2 for n in range(60)]})
+    assert decide(many, 0.05).verdict == "pass"
+    assert decide(sla(clause, [3.0] * 60).model_copy(update={"arms": many.arms}), 0.05).verdict == "fail"
+
+
+def test_an_arm_speaks_with_its_worst_value_where_the_clause_is_of_each() -> None:
+    arms, values = [0, 0, 1, 1], [1.0, 3.0, 1.0, 1.0]
+    assert decide(sla("max < 2s", values).model_copy(update={"arms": arms}), 0.05).verdict == "fail"
+    assert per_arm(values, arms) == [2.0, 1.0] and per_arm(values, arms, max) == [3.0, 1.0]
+    assert per_arm(values, []) == values  # a record from before arms were kept
+
+
+def test_the_interval_of_a_median_is_of_arms() -> None:
+    values = [float(n) for n in range(12)]
+    assert summarise("recovery_time", values).ci95 is not None
+    assert summarise("recovery_time", values, arms=[0, 1, 2] * 4).ci95 is None
+    six = summarise("recovery_time", values, arms=[n // 2 for n in range(12)])
+    assert six.ci95 == median_ci95([0.5, 2.5, 4.5, 6.5, 8.5, 10.5]) == (0.5, 10.5)
+
+
+def test_a_comparison_is_of_arms() -> None:
+    now, then = metric([1.5] * 12), metric([1.0] * 12)
+    assert compare(now, then, tolerance_of("s"), 0.05).verdict == "fail"
+    few = [one.model_copy(update={"arms": [0, 1] * 6}) for one in (now, then)]
+    assert compare(*few, tolerance_of("s"), 0.05).verdict == "inconclusive"
 
 
 def test_too_few_values_say_how_many_would_do() -> None:
@@ -329,6 +395,29 @@ def test_limits_that_are_the_true_medians_are_red_in_one_gate_of_twenty_at_most(
     assert red <= allowed(200)
 
 
+def extended(rng: random.Random, planned: int) -> str:
+    """The answer of looks at 6, 12 and 18 arms, until one answers, with a limit that is the true median."""
+    values: list[float] = []
+    looks = Looks(planned=planned)
+    for n in (6, 12, 18):
+        values += [rng.lognormvariate(0, 0.5) for _ in range(6)]
+        seen = [*looks.looks, Look(arms={"default": list(range(n))})]
+        looks = looks.model_copy(update={"looks": seen if planned > 1 else seen[-1:]})
+        found = gate(run_of({"default": {}}, [sla("median <= 1s", values)], repeats=n), None, looks)
+        if found.verdict != "inconclusive":
+            return found.verdict
+    return "inconclusive"
+
+
+def test_looks_that_were_planned_are_wrong_no_more_often_in_all_than_one() -> None:
+    """Neither red nor green is right there: the limit is met in half of all values."""
+    rng, runs = random.Random(11), 400
+    for wrong in ("pass", "fail"):
+        assert sum(extended(rng, 3) == wrong for _ in range(runs)) <= allowed(runs)
+    unplanned = sum(extended(rng, 1) == "fail" for _ in range(runs))
+    assert unplanned > runs * LEVEL, "three looks with the whole level each are wrong more often"
+
+
 def test_twice_as_slow_is_red() -> None:
     rng, red = random.Random(9), 0
     for _ in range(50):
@@ -344,3 +433,14 @@ def test_a_gate_says_its_level() -> None:
         LEVEL,
         LEVEL / 2,
     )  # one counterexample breaks the third: no chance in it
+    assert found.family == 2 and found.notes == [
+        "red by chance in at most 5 % of such gates: 2.5 % for each of 2 clauses that chance can break, in 1 cell"
+    ]
+    assert found.notes[0] in as_text(found, "")
+
+
+def test_the_level_is_shared_over_the_clauses_of_all_cells() -> None:
+    slas = [sla("median < 2s", [1.0] * 9).model_copy(update={"cell": cell}) for cell in ("a", "b", "c", "d")]
+    found = gate(run_of({name: {} for name in ("a", "b", "c", "d")}, slas))
+    assert found.share == pytest.approx(LEVEL / 4) and "1.25 % for each of 4 clauses" in found.notes[0]
+    assert "in 4 cells" in found.notes[0]

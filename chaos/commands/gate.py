@@ -32,6 +32,10 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--metric", "metrics", multiple=True, metavar="NAME", help="Compare this metric with the baseline; repeatable."
     ),
     click.option("--other-machine", is_flag=True, help="Compare with a baseline of another machine all the same."),
+    click.option(
+        "--looks", type=click.IntRange(1, 20), metavar="K",
+        help="Looks planned at this run, repeats added in between; each has 1/K of the level.  [default: 1]",
+    ),
     click.option("--allow-inconclusive", is_flag=True, help="Exit with 0 where nothing was shown to be broken."),
     click.option(
         "--github/--no-github", default=None, help="Annotations for GitHub Actions; by default where it runs this."
@@ -56,12 +60,11 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
 
     Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into the run.
     """
-    from harness.judging.judge import judge, write_results
+    from harness.judging.judge import judge
     from harness.rundir import open_run
 
     directory = open_run(run)
     results = judge(directory)
-    write_results(directory, results)
     return _conclude(results, directory, choices, form=form, quiet=quiet, gating=True, err=False)
 
 
@@ -87,7 +90,7 @@ def check_choices(choices: dict[str, Any]) -> None:
     _metrics(choices)
     asked = [
         name
-        for name in ("baseline", "tolerances", "metrics", "other_machine", "allow_inconclusive")
+        for name in ("baseline", "tolerances", "metrics", "other_machine", "allow_inconclusive", "looks")
         if choices[name]
     ]
     if asked and not choices["gate"]:
@@ -115,15 +118,19 @@ def _conclude(
     *, form: str, quiet: bool, gating: bool, err: bool,
 ) -> int:  # fmt: skip
     from harness.gating import gate as gates
+    from harness.gating.looks import look
+    from harness.judging.judge import write_results
     from reports import junit, markdown
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
     if gating:
-        decided = gates.gate(results, _against(results, directory, choices))
+        against = _against(results, directory, choices)
+        decided = gates.gate(results, against, look(directory, results, choices.get("looks")))
+        write_results(directory, results)  # after the look, which takes the stored ones for what was seen
         gates.write(directory, decided)
         shown, code, summary = gates.gated(results, decided), decided.exit_code, directory.root / "gate.md"
         junit.write(directory, shown, directory.root / "gate.xml")
-        markdown.write(directory, shown, summary)
+        markdown.write(directory, shown, summary, decided.notes)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and choices["allow_inconclusive"]:
             code = errors.EXIT_PASS

@@ -63,6 +63,20 @@ def values_to_settle(
     return None
 
 
+def next_beyond(n: int) -> float:
+    """The most that the next of n + 1 exchangeable values can be expected to lie beyond all n before it: 1 / (n + 1).
+
+    A distribution-free prediction bound (Hahn, Meeker and Escobar, "Statistical Intervals", 2nd ed., section 5.4): of
+    n + 1 values in random order the largest is as likely the last one as any other.
+    """
+    return 1.0 / (n + 1)
+
+
+def values_to_predict(level: float) -> int:
+    """The fewest values whose worst one bounds the next with that level: 19 for 5 %."""
+    return math.ceil(1.0 / level - 1e-9) - 1
+
+
 @lru_cache(maxsize=4096)
 def shift_rank(n: int, m: int, level: float) -> int:
     """Which of the n x m differences between two samples, counted from an end, bounds the shift between them; 0: none.

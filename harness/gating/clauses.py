@@ -1,24 +1,39 @@
-"""What a run shows about an SLA clause with confidence: the bound of its aggregate against its limit."""
+"""What a run shows about an SLA clause with confidence: the bound of its aggregate against its limit.
+
+The unit is the arm: values of one arm go together, so each arm counts once, with its own median or quantile, or with
+its worst value where the clause speaks of each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chaos.sla import QUANTILES, Clause, parse_clause
-from harness.gating.bounds import LEVEL, quantile_bounds, values_to_settle
+from harness.gating.bounds import (
+    LEVEL,
+    next_beyond,
+    quantile_bounds,
+    quantile_ranks,
+    values_to_predict,
+    values_to_settle,
+)
 from harness.judging.gates import quantity
+from harness.judging.samples import per_arm
 from harness.results import SlaResult, Verdict, merge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """``needed``: values in all after which it would be settled; None: it is, or more would not help."""
+    """``needed``: arms in all after which it would be settled; None: it is, or more would not help. ``surely``: so many
+    settle it if none breaks the limit; else in 4 of 5 cases."""
 
     verdict: Verdict
     detail: str
     needed: int | None = None
+    surely: bool = False
 
 
 def is_statistical(sla: SlaResult) -> bool:
@@ -27,21 +42,24 @@ def is_statistical(sla: SlaResult) -> bool:
     return bool(sla.values) and _quantile(_parse(sla)) is not None
 
 
-def decide(sla: SlaResult, level: float, *, clock_bound: float = 0.0) -> Decision:
+def decide(sla: SlaResult, level: float, *, clock_bound: float = 0.0, green: float = LEVEL) -> Decision:
     """Judge a clause by the bounds of its aggregate. ``level``: how often it may be called broken by chance alone;
-    ``clock_bound``: how far each value may be from the truth, in the metric's unit.
+    ``clock_bound``: how far each value may be from the truth, in the metric's unit; ``green``: how often it may be
+    called held by chance alone.
 
     The median and p90 to p99 have order-statistic bounds. ``max <``, ``min >`` and ``all`` speak of each value: one
-    that breaks the limit is proof. ``max >`` and ``min <`` can only be shown to hold. A mean has no bound without an
-    assumption about its distribution (Bahadur and Savage 1956). Raises ClauseError for a clause that cannot be read.
+    that breaks the limit is proof, and that none of so many arms does bounds the next one (``next_beyond``). ``max >``
+    and ``min <`` can only be shown to hold. A mean has no bound without an assumption about its distribution (Bahadur
+    and Savage 1956). Raises ClauseError for a clause that cannot be read.
     """
     if not sla.values:
         return Decision(verdict="inconclusive", detail=sla.detail)
     clause = _parse(sla)
     if clause.op != "==":
-        return _one_sided(clause, sla.values, level, clock_bound)
+        return _one_sided(clause, sla, _Levels(red=level, green=green), clock_bound)
     # equal: neither above nor below; either may be wrong with half the level
-    halves = [_one_sided(replace(clause, op=op), sla.values, level / 2, clock_bound) for op in ("<=", ">=")]
+    levels = _Levels(red=level / 2, green=green)
+    halves = [_one_sided(replace(clause, op=op), sla, levels, clock_bound) for op in ("<=", ">=")]
     verdict = merge([half.verdict for half in halves])
     return next(half for half in halves if half.verdict == verdict)
 
@@ -69,32 +87,49 @@ class _Side:
         return value >= self.limit if self.strict else value > self.limit
 
 
-def _one_sided(clause: Clause, values: Sequence[float], level: float, clock: float) -> Decision:
+@dataclass(frozen=True, kw_only=True)
+class _Levels:
+    """How often chance alone may decide a clause, either way."""
+
+    red: float
+    green: float
+
+
+def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) -> Decision:
     sign = 1 if clause.op.startswith("<") else -1
     side = _Side(sign=sign, limit=sign * clause.limit, strict=clause.op in ("<", ">"))
-    turned = [side.turned(value) for value in values]
+    turned = [side.turned(value) for value in sla.values]
     quantile = _quantile(clause)
     if quantile is not None:
-        return _by_quantile(clause, side, turned, quantile if sign > 0 else 1 - quantile, level, clock)
+        share = quantile if sign > 0 else 1 - quantile
+        mine = per_arm(turned, sla.arms, statistics.median if quantile == 0.5 else _nearest(share))
+        return _by_quantile(clause, side, mine, share, levels, clock)
     if clause.aggregate == "mean":
         return _by_mean(turned)
     if clause.aggregate == ("min" if sign > 0 else "max"):
         return _by_any(side, turned, clock)
-    return _by_each(clause, side, turned, clock)
+    return _by_each(clause, side, per_arm(turned, sla.arms, max), levels.green, clock)
+
+
+def _nearest(share: float) -> Callable[[Sequence[float]], float]:
+    """An arm's own quantile, by the nearest rank."""
+    return lambda values: sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 
 def _by_quantile(
-    clause: Clause, side: _Side, values: Sequence[float], quantile: float, level: float, clock: float
+    clause: Clause, side: _Side, values: Sequence[float], quantile: float, levels: _Levels, clock: float
 ) -> Decision:
-    low, high = quantile_bounds(values, quantile, level, LEVEL)
+    low, high = quantile_bounds(values, quantile, levels.red, levels.green)
     unit, n = clause.unit, len(values)
     least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")
     parts = []
     if low is not None:
-        parts.append(f"{least} {_shown(side, low, unit, 'higher')} with {_percent(level)} confidence")
+        parts.append(f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence")
     if high is not None:
-        parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(LEVEL)}")
+        parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(levels.green)}")
     known = f"{clause.aggregate} {', '.join(parts) or 'without a bound yet'}, n={n}"
+    if high is None:
+        known += f", {no_bound(n, _fewest(quantile, levels.green))}"
     if low is not None and side.breaks(low - clock):
         return Decision(verdict="fail", detail=known)
     if high is not None and not side.breaks(high + clock):
@@ -102,7 +137,11 @@ def _by_quantile(
     settled = (low is not None and side.breaks(low)) or (high is not None and not side.breaks(high))
     if clock and settled:
         return Decision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
-    needed = values_to_settle(sum(map(side.breaks, values)), n, quantile, level)
+    broken = sum(map(side.breaks, values))
+    if high is None and not broken:
+        fewest = _fewest(quantile, levels.green)
+        return Decision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
+    needed = values_to_settle(broken, n, quantile, levels.red, levels.green)
     if needed is None:
         known += (
             "; no reasonable number of repeats would settle it: the limit lies too near to what is measured"
@@ -110,7 +149,17 @@ def _by_quantile(
     return Decision(verdict="inconclusive", detail=known, needed=needed)
 
 
-def _by_each(clause: Clause, side: _Side, values: Sequence[float], clock: float) -> Decision:
+def no_bound(n: int, fewest: int) -> str:
+    """So few arms bound nothing; how many would at least."""
+    return f"not a bound: {n} arm{'s' if n != 1 else ''} of at least {fewest}"
+
+
+def _fewest(quantile: float, level: float) -> int:
+    """Arms from which on a quantile has a bound from above at all."""
+    return next(n for n in range(1, 10**6) if quantile_ranks(n, quantile, level, level)[1] <= n)
+
+
+def _by_each(clause: Clause, side: _Side, values: Sequence[float], level: float, clock: float) -> Decision:
     broken = sum(side.breaks(value - clock) for value in values)
     doubtful = sum(side.breaks(value + clock) for value in values)
     worst, n = _shown(side, max(values), clause.unit), len(values)
@@ -120,13 +169,16 @@ def _by_each(clause: Clause, side: _Side, values: Sequence[float], clock: float)
         return Decision(
             verdict="inconclusive", detail=f"the worst is {worst}, n={n}; {_blurred(clock, clause.unit)}"
         )
-    # Clopper and Pearson's bound for none in n
-    share = 1 - LEVEL ** (1 / n)
-    return Decision(
-        verdict="pass",
-        detail=f"none of {n} breaks it, the worst is {worst}; at most {share:.0%} of all would, with "
-        f"{_percent(LEVEL)} confidence",
+    chance, fewest = next_beyond(n), values_to_predict(level)
+    known = (
+        f"none of {n} breaks it, the worst is {worst}; the next is beyond all of these with a chance of at most "
+        f"{math.ceil(chance * 1000 - 1e-9) / 10:g} %"
     )
+    if n < fewest:
+        return Decision(
+            verdict="inconclusive", detail=f"{known}, {no_bound(n, fewest)}", needed=fewest, surely=True
+        )
+    return Decision(verdict="pass", detail=known)
 
 
 def _by_any(side: _Side, values: Sequence[float], clock: float) -> Decision:

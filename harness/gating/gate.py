@@ -1,6 +1,7 @@
 """The gate of continuous integration: red only where a confidence bound has crossed its limit, so that chance alone
 turns a build red in at most one run of twenty; green only where a bound shows that the limit holds; otherwise
-inconclusive, with the number of repetitions that would settle it. ``docs/ci.md`` has the rules.
+inconclusive, with the number of repetitions that would settle it. A bound that so few arms cannot support is no bound.
+``docs/ci.md`` has the rules.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from chaos.errors import InfrastructureError
 from harness.gating.baseline import Baseline
 from harness.gating.bounds import LEVEL
 from harness.gating.clauses import Decision, decide, is_statistical
+from harness.gating.looks import ONE, Looks
 from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from harness.judging.gates import EXIT_CODES, sla_line
+from harness.judging.samples import per_arm
 from harness.results import Metric, Model, Results, SlaResult, merge
 from harness.rundir import RunDirectory
 
@@ -39,7 +42,8 @@ class GateClause(SlaResult):
 
 class GateResult(Model):
     """``gate.json``. ``level``: how often chance alone may turn this gate red; ``share``: what of it each clause has
-    that chance can break; ``baseline``: run that it was held against."""
+    that chance can break; ``family``: how many those are; ``baseline``: run that it was held against; ``planned``,
+    ``looks``: looks at the run, see ``harness.gating.looks``; ``notes``: both in words."""
 
     schema_version: int = SCHEMA_VERSION
     scenario: str
@@ -49,6 +53,11 @@ class GateResult(Model):
     reason: str
     level: float
     share: float
+    family: int = 0
+    planned: int = 1
+    looks: int = 1
+    extended: bool = False
+    notes: list[str] = Field(default=[])
     baseline: str | None
     warnings: list[str]
     clauses: list[GateClause]
@@ -76,24 +85,27 @@ class _Pair:
     tolerance: Tolerance
 
 
-def gate(results: Results, against: Against | None = None) -> GateResult:
+def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -> GateResult:
     """Decide. A run that did not come to its end keeps its verdict; so do invariants, which one counterexample breaks.
 
-    All clauses that chance can break share ``LEVEL`` (Bonferroni), so it is the level of the whole gate; a gate passes
-    only if each clause is shown to hold, for which none needs a share (Berger 1982, intersection-union tests).
+    All clauses of all cells that chance can break share the level of this look (Bonferroni), so it is the level of the
+    whole gate; a gate passes only if each clause is shown to hold, for which none needs a share (Berger 1982,
+    intersection-union tests).
     """
     pairs, warnings = _pairs(results, against) if against else ([], [])
     chancy = sum(sla.severity == "fail" and is_statistical(sla) for sla in results.slas)
     chancy += sum(is_open(pair.now, pair.then, pair.tolerance) for pair in pairs)
-    share = LEVEL / max(1, chancy)
+    level = looks.level
+    share = level / max(1, chancy)
     repeats = {cell.id: _repeats(results, cell.id) for cell in results.cells}
-    clauses = [_sla(results, sla, share, repeats.get(sla.cell, 1)) for sla in results.slas]
-    clauses += [_compared(pair, share, repeats[pair.cell]) for pair in pairs]
+    clauses = [_sla(results, sla, share, level, repeats.get(sla.cell, 1)) for sla in results.slas]
+    clauses += [_compared(pair, share, level, repeats[pair.cell]) for pair in pairs]
     verdict, reason = _verdict(results, clauses, against)
     return GateResult(
         scenario=results.scenario, run_id=results.run_id, verdict=verdict, reason=reason,
         exit_code=results.exit_code if verdict not in ("pass", "fail", "inconclusive") else EXIT_CODES[verdict],
-        level=LEVEL, share=share, baseline=against.baseline.run_id if against else None,
+        level=level, share=share, family=chancy, planned=looks.planned, looks=len(looks.looks), extended=looks.extended,
+        notes=_notes(looks, chancy, share, len(results.cells)), baseline=against.baseline.run_id if against else None,
         warnings=[*(against.warnings if against else ()), *warnings], clauses=clauses,
     )  # fmt: skip
 
@@ -128,37 +140,62 @@ def as_text(decided: GateResult, source: str) -> str:
         if clause.verdict != "pass":
             soft = "warning only: " if clause.severity == "warn" else ""
             lines.append(f"  {clause.verdict:12}  {clause.cell}  {soft}{sla_line(clause, source)}")
+    lines += [f"  {note}" for note in decided.notes]
     lines += [f"  warning: {warning}" for warning in decided.warnings]
     return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 
-def _sla(results: Results, sla: SlaResult, share: float, repeats: int) -> GateClause:
+def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
+    """The level in words, and that the run was extended."""
+    over = f"{_of(family, 'clause')} that chance can break, in {_of(cells, 'cell')}"
+    known = f"red by chance in at most {100 * looks.level:.3g} % of such gates: {100 * share:.3g} % for each of {over}"
+    if not family or not looks.level:
+        known = "no clause that chance can break has any level"
+    return [known, *([looks.words] if looks.words else [])]
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: int) -> GateClause:
     metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
-    level = share if sla.severity == "fail" else LEVEL
-    decision = decide(sla, level, clock_bound=metric.clock_bound if metric else 0.0)
-    return _clause(sla.model_dump(), decision, len(sla.values), repeats)
+    clock = metric.clock_bound if metric else 0.0
+    if level:
+        decision = decide(sla, share if sla.severity == "fail" else level, clock_bound=clock, green=level)
+    else:
+        decision = decide(sla, LEVEL, clock_bound=clock)
+        if decision.verdict != "fail" or is_statistical(sla):
+            decision = _nothing_left(decision)
+    return _clause(sla.model_dump(), decision, len(per_arm(sla.values, sla.arms)), repeats)
 
 
-def _compared(pair: _Pair, share: float, repeats: int) -> GateClause:
-    decision = compare(pair.now, pair.then, pair.tolerance, share)
+def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClause:
+    decision = compare(pair.now, pair.then, pair.tolerance, share or LEVEL, level or LEVEL)
+    decision = decision if level else _nothing_left(decision)
     facts = {
         "cell": pair.cell, "metric": pair.name, "clause": f"no worse than the baseline{pair.tolerance.words}",
         "severity": "fail", "observed": pair.now.median, "unit": pair.now.unit, "values": pair.now.values,
-        "line": None,
+        "line": None, "arms": pair.now.arms,
     }  # fmt: skip
-    return _clause({**facts, "against": "baseline"}, decision, pair.now.n, repeats)
+    arms = len(per_arm(pair.now.values, pair.now.arms))
+    return _clause({**facts, "against": "baseline"}, decision, arms, repeats)
+
+
+def _nothing_left(decision: Decision) -> Decision:
+    """Of a look beyond the planned ones."""
+    return Decision(verdict="inconclusive", detail=f"{decision.detail}; the level is spent by earlier looks")
 
 
 def _clause(facts: dict[str, Any], decision: Decision, n: int, repeats: int) -> GateClause:
-    """``needed`` counts values; an arm gives as many as it did."""
+    """``needed`` counts arms that have a value: ``n`` of so many repeats had one."""
     wanted = None
     detail = decision.detail
     if decision.needed is not None and n:
         wanted = max(repeats + 1, math.ceil(decision.needed * repeats / n))
         both = " here and in the baseline" if facts.get("against") == "baseline" else ""
-        detail += (
-            f"; {wanted - repeats} more repeats would settle it in 4 of 5 cases: --repeat {wanted}{both}"
-        )
+        sure = "if none breaks it" if decision.surely else "in 4 of 5 cases"
+        detail += f"; needs n={decision.needed}: --repeat {wanted}{both} would settle it {sure}"
     return GateClause(**{**facts, "verdict": decision.verdict, "detail": detail, "repeats": wanted})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from chaos.errors import EXIT_USAGE, ChaosError
 from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
 from harness.gating.clauses import Decision
 from harness.judging.gates import quantity
+from harness.judging.samples import per_arm
 from harness.results import Metric
 
 TIME_SHARE = 0.20
@@ -79,19 +81,21 @@ def is_open(now: Metric, then: Metric, tolerance: Tolerance) -> bool:
     return len({*now.values, *then.values}) > 1 and bool(now.values)
 
 
-def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float) -> Decision:
+def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float, green: float = LEVEL) -> Decision:
     """Judge by the bounds of the shift between ``now`` and what is tolerated of ``then``.
 
     It fails when the values now are shown to be worse, as a whole, than the baseline's with the tolerance added (a
     one-sided Mann-Whitney test: no distribution is assumed, and none of their medians has to be known); it passes when
-    they are shown to be no worse. ``level``: how often it may fail by chance alone. A value that never recovered is
+    they are shown to be no worse. ``level``: how often it may fail by chance alone, ``green``: how often it may pass by
+    it. Each arm counts once, with the median of its values. A value that never recovered is
     worse than any that did, and as good as another one of its kind.
     """
     if not now.values:
         return Decision(verdict="inconclusive", detail=f"no value now, {then.n} in the baseline")
+    now, then = _by_arm(now), _by_arm(then)
     n, m = now.n, then.n
     worse = [_beyond(a, b, then.better, tolerance) for a in now.values for b in then.values]
-    low, high = shift_bounds(worse, n, m, level, LEVEL)
+    low, high = shift_bounds(worse, n, m, level, green)
     clock = now.clock_bound + then.clock_bound * (1 + tolerance.share)
     known = _known(now, then, level)
     if low is not None and low > clock:
@@ -105,12 +109,18 @@ def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float) -> De
         return Decision(verdict="inconclusive", detail=f"{known}; {blur}")
     above = sum(1.0 if d > 0 else 0.0 if d < 0 else 0.5 for d in worse) / len(worse)
     tied = all(d <= 0 for d in worse)
-    needed = pairs_to_settle(0.0 if tied else above, level if above > 0.5 else LEVEL)
+    needed = pairs_to_settle(0.0 if tied else above, level if above > 0.5 else green)
     if needed is None:
         known += "; no reasonable number of repeats would settle it: it lies at what is tolerated"
     return Decision(
         verdict="inconclusive", detail=known, needed=None if needed is None else max(needed, n + 1)
     )
+
+
+def _by_arm(metric: Metric) -> Metric:
+    values = per_arm(metric.values, metric.arms)
+    median = statistics.median(values) if values else None
+    return metric.model_copy(update={"values": values, "n": len(values), "median": median, "arms": []})
 
 
 def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float:

@@ -14,7 +14,8 @@ from chaos import errors
 from chaos.figures import with_unit
 from chaos.scenario import Cell, SlaCheck
 from chaos.sla import Clause, evaluate, parse_clause, samples_needed
-from harness.judging.measure import METRICS, MetricDef, median_ci95
+from harness.judging.catalogue import METRICS, MetricDef
+from harness.judging.samples import median_ci95, per_arm
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
@@ -47,9 +48,10 @@ def judge_slas(
     lines: Mapping[str, Sequence[int]],
     missing: str,
     bounds: Mapping[str, float] = MappingProxyType({}),
+    owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> list[SlaResult]:
     """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known; ``bounds``:
-    metric -> how far its values may be from the truth.
+    metric -> how far its values may be from the truth; ``owners``: metric -> the repeat of each value.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -58,7 +60,16 @@ def judge_slas(
             line = numbers[index] if index < len(numbers) else None
             bound = bounds.get(metric, 0.0)
             results.append(
-                judge_sla(cell.id, metric, check, values.get(metric, ()), line, missing, bound=bound)
+                judge_sla(
+                    cell.id,
+                    metric,
+                    check,
+                    values.get(metric, ()),
+                    line,
+                    missing,
+                    bound=bound,
+                    arms=owners.get(metric, ()),
+                )
             )
     return results
 
@@ -72,8 +83,11 @@ def judge_sla(
     missing: str,
     *,
     bound: float = 0.0,
+    arms: Sequence[int] = (),
 ) -> SlaResult:
-    """One clause. Too few values for its aggregate, or none, is inconclusive, and so is a margin within which the
+    """One clause, of these arms: what the next one would show is for ``harness.gating`` to say.
+
+    Too few values for its aggregate, or none, is inconclusive, and so is a margin within which the
     values may be wrong; an infinite one never meets a bound.
 
     Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
@@ -87,7 +101,7 @@ def judge_sla(
         verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
     else:
         holds, observed = evaluate(clause, values)
-        detail = f"observed {_observed(observed, known, values)}"
+        detail = f"observed {_observed(observed, known, values, arms)}"
         if not math.isfinite(observed):
             verdict = "fail"
             detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
@@ -103,7 +117,7 @@ def judge_sla(
             verdict = "pass" if holds else "fail"
     return SlaResult(
         cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
-        observed=observed, unit=known.unit, values=list(values), detail=detail, line=line,
+        observed=observed, unit=known.unit, values=list(values), detail=detail, line=line, arms=list(arms),
     )  # fmt: skip
 
 
@@ -121,8 +135,8 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
     return "infinite" if not math.isfinite(value) else with_unit(value, unit, better)
 
 
-def _observed(value: float, known: MetricDef, values: Sequence[float]) -> str:
-    interval = median_ci95(values)
+def _observed(value: float, known: MetricDef, values: Sequence[float], arms: Sequence[int]) -> str:
+    interval = median_ci95(per_arm(values, arms))
     between = (
         " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval)) if interval else ""
     )

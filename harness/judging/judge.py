@@ -173,6 +173,7 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     values = {name: [v for arm in faulted for v in arm.measures.values[name]] for name in METRICS}
     bounds = {name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS}
+    owners = {name: [arm.repeat for arm in faulted for _ in arm.measures.values[name]] for name in METRICS}
     invariants = _merge_findings(mine)
     planned = len(_planned(cell))
     landed = invariants.get("fault-landed")
@@ -181,7 +182,7 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     missing = seen.witness if seen and seen.verdict == "inconclusive" else missing
     if not faulted:
         missing = f"{len(mine)} of {planned} arms ran"
-    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds)
+    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners)
     verdict, reason = gates.judge_cell(
         cell.id, slas, invariants, len(mine), planned, resolved.source,
         untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
@@ -189,7 +190,8 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
     result = CellResult(
         id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
         reason=reason,
-        metrics={name: summarise(name, found, bounds[name]) for name, found in values.items()}, invariants=invariants,
+        metrics={name: summarise(name, found, bounds[name], owners[name]) for name, found in values.items()},
+        invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
     )  # fmt: skip
     return _JudgedCell(result=result, slas=slas)

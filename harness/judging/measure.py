@@ -7,113 +7,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from chaos.events import Kind, Log
 from harness.judging.acts import acts_of, incidents_of
+from harness.judging.catalogue import METRICS, MetricDef
 from harness.judging.episodes import Episode, episodes_of
 from harness.judging.incidents import diverged
 from harness.judging.lineage import NS, History, history_of
 from harness.judging.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
-from harness.results import Incident, Metric
+from harness.judging.samples import median_ci95, summarise
+from harness.results import Incident
 from harness.tails import witnessed
 from recovery.order import batch, without
 
-Per = Literal["incident", "arm", "checkpoint"]
+__all__ = [
+    "METRICS", "Accounting", "ArmMeasures", "MetricDef", "account", "clock_bound", "goodput_of", "measure",
+    "median_ci95", "skips_of", "summarise",
+]  # fmt: skip
 FULL_RATE = 0.9
 FULL_RATE_STEPS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricDef:
-    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives; ``clocks``: how many
-    readings of ranks' clocks make it (one less the coordinator's, or one less another's); of a share of the wall time,
-    for each generation.
-    """
-
-    unit: str
-    better: Literal["lower", "higher", "neither"]
-    per: Per
-    doc: str
-    clocks: int = 0
-
-
-def _lower(unit: str, per: Per, doc: str) -> MetricDef:
-    return MetricDef(unit=unit, better="lower", per=per, doc=doc)
-
-
-def _seconds(per: Per, doc: str, clocks: int = 0) -> MetricDef:
-    return MetricDef(unit="s", better="lower", per=per, doc=doc, clocks=clocks)
-
-
-def _higher(unit: str, doc: str, clocks: int = 0) -> MetricDef:
-    return MetricDef(unit=unit, better="higher", per="arm", doc=doc, clocks=clocks)
-
-
-METRICS: Mapping[str, MetricDef] = MappingProxyType(
-    {
-        "detection_time": _seconds(
-            "incident", "fault injected to failure detected; infinite if it harmed undetected"
-        ),
-        "recovery_time": _seconds(
-            "incident", "fault injected to the job's first new commit; infinite if none came", clocks=1
-        ),
-        "time_to_full_rate": _seconds(
-            "incident",
-            "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
-            clocks=1,
-        ),
-        "steps_lost": _lower(
-            "steps",
-            "incident",
-            "committed steps that were redone, one value for each rollback; infinite if the job never recovered",
-        ),
-        "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
-        "samples_duplicated": _lower(
-            "samples", "arm", "samples the lineage holds more often than the order does"
-        ),
-        "checkpoint_stall": _seconds(
-            "checkpoint", "pause of training after a checkpointed step beyond the usual one"
-        ),
-        "samples_skipped": _lower(
-            "samples",
-            "arm",
-            "samples of the order that the job left out by decision, as nobody could compute them",
-        ),
-        "replicas_diverged": _lower(
-            "replicas",
-            "arm",
-            "ranks found to hold another state than the others, or all of them without a majority",
-        ),
-        "saves_failed": _lower(
-            "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
-        ),
-        "step_time": _seconds(
-            "arm", "median duration of the surviving steps, checkpoint stalls left out", clocks=2
-        ),
-        "steady_overhead": _lower(
-            "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
-        ),
-        "goodput": _higher(
-            "ratio",
-            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job did not finish",
-            clocks=2,
-        ),
-        "ettr": _higher(
-            "ratio", "effective training time ratio: time in surviving steps / wall time", clocks=2
-        ),
-        "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
-        "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),
-        "regroup_time": _seconds(
-            "incident", "abort to the last group formed, process starts included", clocks=1
-        ),
-        "restore_time": _seconds("incident", "group formed to the last member holding its state", clocks=2),
-        "redo_time": _seconds("incident", "state held to the old highest step committed again", clocks=2),
-    }
-)
 _PHASE_METRICS = MappingProxyType(
     {"abort": "abort_time", "regroup": "regroup_time", "restore": "restore_time", "redo": "redo_time"}
 )
@@ -234,32 +149,6 @@ def account(history: History) -> Accounting:
         unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
         skipped=skipped, witnessed=unseen,
     )  # fmt: skip
-
-
-def summarise(name: str, values: Sequence[float], bound: float = 0.0) -> Metric:
-    """One metric's values with order statistics. Raises KeyError for an unknown metric."""
-    known = METRICS[name]
-    return Metric(
-        unit=known.unit, values=list(values), n=len(values),
-        median=statistics.median(values) if values else None, min=min(values, default=None),
-        max=max(values, default=None), ci95=median_ci95(values), better=known.better,
-        clock_bound=bound,
-    )  # fmt: skip
-
-
-def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:
-    """Distribution-free 95 % interval of the median; None if n < 6, where no such interval exists.
-
-    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n, 1/2) < k);
-    the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1).
-    """
-    ordered, n = sorted(values), len(values)
-    tail, best = 0.0, 0
-    for k in range(1, n // 2 + 1):
-        tail += math.comb(n, k - 1) / 2**n
-        if 1 - 2 * tail >= 0.95:
-            best = k
-    return (ordered[best - 1], ordered[n - best]) if best else None
 
 
 def _step_time(history: History) -> float | None:

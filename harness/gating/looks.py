@@ -1,0 +1,143 @@
+"""Looks at a run: a gate may be asked again after repeats were added, and its level has to last for all of that.
+
+Whoever looks, adds repeats where the answer was open, and looks again has several chances to be wrong. So the looks are
+planned: of K planned ones each spends ``LEVEL / K`` (Bonferroni; no assumption about how the values of one look and
+the next go together), and a look beyond the planned ones has nothing left to spend: it can show a counterexample, and
+otherwise nothing. Looking again at the same arms is no new look.
+
+The looks at a run are kept beside it, in ``looks.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field, ValidationError
+
+from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from harness.gating.bounds import LEVEL
+from harness.results import Model, Results
+from harness.rundir import RunDirectory
+
+MOST_LOOKS = 20
+
+
+class LookError(ChaosError):
+    """A look that cannot be had as it was asked for."""
+
+    exit_code = EXIT_USAGE
+
+
+class Look(Model):
+    """``arms``: cell -> repeats that were judged."""
+
+    arms: dict[str, list[int]]
+
+
+class Looks(Model):
+    """All looks at a run so far, the newest last. ``planned``: how many were to be had."""
+
+    planned: int = Field(ge=1, le=MOST_LOOKS)
+    looks: list[Look] = Field(default=[])
+
+    @property
+    def extended(self) -> bool:
+        """Whether arms were added after a look."""
+        return len(self.looks) > 1
+
+    @property
+    def spent(self) -> bool:
+        """Whether the newest look had no level left."""
+        return len(self.looks) > self.planned
+
+    @property
+    def level(self) -> float:
+        """How often chance alone may decide at the newest look, either way; 0 where nothing is left."""
+        return 0.0 if self.spent else LEVEL / self.planned
+
+    @property
+    def words(self) -> str:
+        """What a report says of it; empty for one look that was the only one planned."""
+        if self.planned == 1 and not self.extended:
+            return ""
+        number = len(self.looks)
+        how = f"look {number} of {self.planned} planned"
+        if self.extended:
+            before, now = (_count(self.looks[at]) for at in (0, -1))
+            how = f"extended from {before} to {now} arms: {how}"
+        if self.spent:
+            return f"{how}: the level is spent, so that only a counterexample counts; play a new run"
+        return f"{how}, {100 * self.level:.3g} % each"
+
+
+ONE = Looks(planned=1, looks=[Look(arms={})])
+"""The only look at a run."""
+
+
+def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
+    """Note a look at a judged run. ``planned``: as asked for; None: as before, one at first.
+
+    Raises LookError when another number was planned at the first look, or the record cannot be read, and
+    InfrastructureError when the disk refuses.
+    """
+    before = _read(run)
+    if before is None and (stored := _results_before(run)) and _grew(stored, arms_of(results)):
+        # whoever played it has seen the results of the arms there were
+        before = Looks(planned=1, looks=[Look(arms=stored)])
+    if before is not None and planned not in (None, before.planned):
+        raise LookError(
+            f"{run.root} was looked at with {before.planned} looks planned: the plan cannot be changed afterwards",
+            hint="leave --looks out, or play a new run",
+        )
+    looks = before or Looks(planned=planned or 1)
+    arms = arms_of(results)
+    if not looks.looks or looks.looks[-1].arms != arms:
+        looks = looks.model_copy(update={"looks": [*looks.looks, Look(arms=arms)]})
+        _write(run, looks)
+    return looks
+
+
+def arms_of(results: Results) -> dict[str, list[int]]:
+    """Repeats of each cell that have a faulted arm."""
+    faulted = [arm for arm in results.arms if arm.arm == "faulted"]
+    return {cell.id: sorted(a.repeat for a in faulted if a.cell == cell.id) for cell in results.cells}
+
+
+def _count(one: Look) -> int:
+    return sum(map(len, one.arms.values()))
+
+
+def _grew(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> bool:
+    return any(set(repeats) - set(before.get(cell, ())) for cell, repeats in now.items())
+
+
+def _results_before(run: RunDirectory) -> dict[str, list[int]] | None:
+    """The arms of the stored results, which whoever played the run has seen."""
+    try:
+        return arms_of(Results.model_validate_json(run.results.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _read(run: RunDirectory) -> Looks | None:
+    path = run.root / "looks.json"
+    try:
+        return Looks.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ValidationError) as error:
+        raise LookError(
+            f"{path} cannot be read: how often the run was looked at is not known", hint="play a new run"
+        ) from error
+
+
+def _write(run: RunDirectory, looks: Looks) -> None:
+    path = run.root / "looks.json"
+    temporary = path.with_suffix(".json.tmp")
+    try:
+        temporary.write_text(json.dumps(looks.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error

@@ -1,0 +1,99 @@
+"""The metrics there are: unit, which way is better, how many values an arm gives, and what one value is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Per = Literal["incident", "arm", "checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricDef:
+    """``better``: which way; ``doc``: what one value is; ``per``: how many values an arm gives; ``clocks``: how many
+    readings of ranks' clocks make it (one less the coordinator's, or one less another's); of a share of the wall time,
+    for each generation.
+    """
+
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    per: Per
+    doc: str
+    clocks: int = 0
+
+
+def _lower(unit: str, per: Per, doc: str) -> MetricDef:
+    return MetricDef(unit=unit, better="lower", per=per, doc=doc)
+
+
+def _seconds(per: Per, doc: str, clocks: int = 0) -> MetricDef:
+    return MetricDef(unit="s", better="lower", per=per, doc=doc, clocks=clocks)
+
+
+def _higher(unit: str, doc: str, clocks: int = 0) -> MetricDef:
+    return MetricDef(unit=unit, better="higher", per="arm", doc=doc, clocks=clocks)
+
+
+METRICS: Mapping[str, MetricDef] = MappingProxyType(
+    {
+        "detection_time": _seconds(
+            "incident", "fault injected to failure detected; infinite if it harmed undetected"
+        ),
+        "recovery_time": _seconds(
+            "incident", "fault injected to the job's first new commit; infinite if none came", clocks=1
+        ),
+        "time_to_full_rate": _seconds(
+            "incident",
+            "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
+            clocks=1,
+        ),
+        "steps_lost": _lower(
+            "steps",
+            "incident",
+            "committed steps that were redone, one value for each rollback; infinite if the job never recovered",
+        ),
+        "samples_lost": _lower("samples", "arm", "samples of the reference order that the lineage lacks"),
+        "samples_duplicated": _lower(
+            "samples", "arm", "samples the lineage holds more often than the order does"
+        ),
+        "checkpoint_stall": _seconds(
+            "checkpoint", "pause of training after a checkpointed step beyond the usual one"
+        ),
+        "samples_skipped": _lower(
+            "samples",
+            "arm",
+            "samples of the order that the job left out by decision, as nobody could compute them",
+        ),
+        "replicas_diverged": _lower(
+            "replicas",
+            "arm",
+            "ranks found to hold another state than the others, or all of them without a majority",
+        ),
+        "saves_failed": _lower(
+            "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
+        ),
+        "step_time": _seconds(
+            "arm", "median duration of the surviving steps, checkpoint stalls left out", clocks=2
+        ),
+        "steady_overhead": _lower(
+            "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"
+        ),
+        "goodput": _higher(
+            "ratio",
+            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job did not finish",
+            clocks=2,
+        ),
+        "ettr": _higher(
+            "ratio", "effective training time ratio: time in surviving steps / wall time", clocks=2
+        ),
+        "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
+        "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),
+        "regroup_time": _seconds(
+            "incident", "abort to the last group formed, process starts included", clocks=1
+        ),
+        "restore_time": _seconds("incident", "group formed to the last member holding its state", clocks=2),
+        "redo_time": _seconds("incident", "state held to the old highest step committed again", clocks=2),
+    }
+)

@@ -1,0 +1,58 @@
+"""Values of a metric as a sample: order statistics and the interval of the median, by arm.
+
+Values of one arm are not independent (one slow disk slows all its incidents), so an interval is of arms, each with
+its own median: several faults in an arm, or many checkpoints, do not narrow it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from harness.judging.catalogue import METRICS
+from harness.results import Metric
+
+
+def per_arm(
+    values: Sequence[float], arms: Sequence[int], of: Callable[[Sequence[float]], float] = statistics.median
+) -> list[float]:
+    """One value an arm, in the order of their first values. ``arms``: the arm of each value; without it (a record from
+    before it was kept) each value is taken for an arm of its own.
+    """
+    if len(arms) != len(values):
+        return list(values)
+    found: dict[int, list[float]] = {}
+    for value, arm in zip(values, arms, strict=True):
+        found.setdefault(arm, []).append(value)
+    return [of(mine) for mine in found.values()]
+
+
+def summarise(
+    name: str, values: Sequence[float], bound: float = 0.0, arms: Sequence[int] | None = None
+) -> Metric:
+    """One metric's values with order statistics. ``arms``: the repeat of each value; None: one value each. Raises
+    KeyError for an unknown metric."""
+    owners = list(range(len(values))) if arms is None else list(arms)
+    known = METRICS[name]
+    return Metric(
+        unit=known.unit, values=list(values), n=len(values),
+        median=statistics.median(values) if values else None, min=min(values, default=None),
+        max=max(values, default=None), ci95=median_ci95(per_arm(values, owners)), better=known.better,
+        clock_bound=bound, arms=owners,
+    )  # fmt: skip
+
+
+def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:
+    """Distribution-free 95 % interval of the median; None if n < 6, where no such interval exists.
+
+    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n, 1/2) < k);
+    the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1).
+    """
+    ordered, n = sorted(values), len(values)
+    tail, best = 0.0, 0
+    for k in range(1, n // 2 + 1):
+        tail += math.comb(n, k - 1) / 2**n
+        if 1 - 2 * tail >= 0.95:
+            best = k
+    return (ordered[best - 1], ordered[n - best]) if best else None

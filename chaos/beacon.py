@@ -26,6 +26,8 @@ VARIABLE = "CHAOS_BEACON"
 VERSION = 1
 POINTS = "CHAOS_POINTS"
 """Environment variable that names the file in which the harness says where a process is to hold."""
+HANG_LIMIT_S = 600.0
+"""No fault has a process hang for longer."""
 HOLD_LIMIT_S = 30.0
 """A process holds no longer for a harness that does not answer, and never again for that one."""
 SAID = "injected by chaos: "
@@ -35,6 +37,7 @@ EVERY_STEP = 0
 _ARMED = b"1"
 _SPEAK_LIMIT_S = 1.0
 _ANSWER_LIMIT = 1024
+_ROUNDS = 50_000  # some hundredths of a second
 
 
 def step(step: int, *, loss: float | None = None, samples: int | None = None) -> None:
@@ -95,7 +98,8 @@ def point(name: str, step: int) -> str | None:
     ``name``: ``data``, ``forward``, ``backward``, ``gradient`` (gradients are there, and not reduced yet),
     ``optimizer`` or ``saving`` (in the middle of writing the checkpoint of ``step``). Returns None: go on; or
     ``"nan"``: fill this rank's gradients with NaN, and call ``did``. The process may be killed or stopped while it
-    holds. Raises RuntimeError where an exception is planned, and nothing else.
+    holds, and may hang here for as long as a fault says. Raises RuntimeError where an exception is planned, and nothing
+    else.
     """
     path = os.environ.get(POINTS)
     if path is None:
@@ -110,6 +114,9 @@ def point(name: str, step: int) -> str | None:
     if answer.startswith("raise "):
         points.say(f"did {int(step)} raise - -")
         raise RuntimeError(SAID + answer.removeprefix("raise "))
+    if answer.startswith("hang "):
+        points.say(f"did {int(step)} hang {threading.get_native_id()} -")
+        _hang_as_told(answer)
     return answer if answer == "nan" else None
 
 
@@ -126,6 +133,40 @@ def did(what: str, step: int, *, before: float | None = None, after: float | Non
         values = " ".join("-" if value is None else repr(float(value)) for value in (before, after))
         points.say(f"did {int(step)} {what} {values}")
     except Exception:  # as in step()
+        return
+
+
+def hang(how: str, seconds: float) -> str:
+    """Keep this thread from going on for so long, whatever it is told; returns how it is done.
+
+    ``how``: ``sleep``, in a lock that is never released; ``spin``, in Python code; ``kernel``, as if for a kernel of a
+    GPU: in C code that uses a processor and has released the interpreter's lock. Raises ValueError for anything else.
+    """
+    deadline = time.monotonic() + min(seconds, HANG_LIMIT_S)
+    if how == "sleep":
+        never = threading.Lock()
+        never.acquire(timeout=1.0)
+        never.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        return "asleep in a lock"
+    if how == "spin":
+        while time.monotonic() < deadline:
+            pass
+        return "an endless loop"
+    if how == "kernel":
+        import hashlib
+
+        while time.monotonic() < deadline:
+            hashlib.pbkdf2_hmac("sha256", b"no kernel of a GPU is run", b"but a processor is busy", _ROUNDS)
+        return "emulated: a busy wait in C, with the interpreter's lock released"
+    raise ValueError(f"there is no such hang: {how}")
+
+
+def _hang_as_told(answer: str) -> None:
+    """By a harness, in its words; one of another version is not obeyed."""
+    try:
+        _, how, seconds = answer.split(" ")
+        hang(how, float(seconds))
+    except ValueError:
         return
 
 

@@ -128,6 +128,10 @@ class Fault(BaseModel):
         """Which of its parameters a script cannot do by itself, in words; None: it can do all of it."""
         return None
 
+    def for_script(self, step: int) -> str:
+        """What a script that can do it by itself is told besides ``by_script``; ``step``: at which it holds."""
+        return ""
+
     def point(self, phase: str) -> str:
         """The phase at which this fault, with its parameters, acts when asked to act at ``phase``."""
         return phase

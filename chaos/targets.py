@@ -109,6 +109,10 @@ class Body(Protocol):
     def block(self, seconds: float) -> None:
         """Keep the training thread, and it alone, from going on for so long, whatever it is told."""
 
+    def hang(self, how: str, seconds: float) -> str:
+        """Keep the training thread from going on for so long: ``sleep`` in a lock, ``spin`` on the host, or ``kernel``,
+        waiting for one of a device; returns how that is done."""
+
     def leave_out_collective(self) -> None:
         """Do not enter the next collective of this step, but wait for its result."""
 

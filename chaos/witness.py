@@ -89,6 +89,20 @@ def said_by_script(occurrence: Occurrence, events: Sequence[Event], word: str) -
     return next((seen for seen in effects_of(occurrence, events) if seen.get("script") == word), None)
 
 
+def hung_by_script(
+    occurrence: Occurrence, events: Sequence[Event], word: str, *, busy: bool
+) -> Mapping[str, Any] | None:
+    """What the kernel counted of the thread that was to hang, for some time after its script had said that it does: it
+    wanted a processor for most of that (``busy``), or for little of it. None: nothing yet, or the contrary."""
+    if said_by_script(occurrence, events, word) is None:
+        return None
+    for seen in effects_of(occurrence, events):
+        if "watched_s" in seen and ("ran_s" in seen and "queued_s" in seen):
+            wanted = seen["ran_s"] + seen["queued_s"] >= seen["watched_s"] / 2
+            return {"script": word, **seen} if wanted is busy else None
+    return None
+
+
 def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -> Landed | None:
     """The kernel answered a write from outside, to the file system that was hit, with this error (``ENOSPC``)."""
     for event in events:

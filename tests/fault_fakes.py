@@ -191,6 +191,10 @@ class FakeBody:
     def block(self, seconds: float) -> None:
         self.done.append(("blocked", seconds))
 
+    def hang(self, how: str, seconds: float) -> str:
+        self.done.append((how, seconds))
+        return how
+
     def leave_out_collective(self) -> None:
         self.done.append("left out")
 

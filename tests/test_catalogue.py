@@ -19,7 +19,7 @@ PROMISED = {
     "health-event", "link-throttle", "link-delay", "link-loss", "link-flap", "partition", "tensor-corrupt",
     "replica-desync", "poison-sample", "checkpoint-corrupt", "disk-full", "io-error", "io-slow",
     "read-only", "data-stall", "data-corrupt", "heartbeat-drop", "store-latency", "clock-skew",
-    "node-stop", "node-slow",
+    "node-stop", "node-slow", "rank-hang",
 }  # fmt: skip
 SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
 

@@ -20,6 +20,7 @@ DEATHS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 HANGS: dict[str, dict[str, Any]] = {
     "gil-deadlock": {"hold_s": 30}, "gpu-hang": {"hold_s": 30}, "collective-skip": {},
+    "rank-hang": {"how": "spin", "hold_s": 30},
 }  # fmt: skip
 
 

@@ -31,6 +31,10 @@ class RaiseError(Fault):
         """Raise."""
         raise InjectedError(f"{self.message} (step {target.step}, rank {target.rank})")
 
+    def for_script(self, step: int) -> str:
+        """The message."""
+        return f"{self.message} (step {step})"
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""
         if said := said_by_script(occurrence, events, self.by_script):

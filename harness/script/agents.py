@@ -24,6 +24,7 @@ from harness.injector import Injector
 from harness.script.observer import Observer, Record
 from harness.script.points import Asked, Did, Points
 from harness.script.ranks import Ranks
+from harness.script.standing import Standing
 from recovery.wire import Extra, Message
 
 OUTPUT_LIMIT = 200
@@ -71,6 +72,7 @@ class _Order:
     """What a process was told to do itself."""
 
     process: str
+    pid: int
     step: int
     word: str
     fault: str
@@ -94,6 +96,7 @@ class Agents:
         self._holds: dict[int, _Hold] = {}  # by connection
         self._orders: dict[int, _Order] = {}
         self._raising: list[_Order] = []
+        self._standing = Standing()
         self._printed = printed
         self._out: list[tuple[str, Extra]] = []
         self._left: Counter[tuple[str, int]] = Counter()  # firings that are still to come, by (fault, step)
@@ -158,7 +161,7 @@ class Agents:
             else:
                 self._holds.pop(said.connection, None)
                 self._orders.pop(said.connection, None)
-        self._witness(record)
+        self._witness(record, now_ns)
         self._match(ranks.name_of, now_ns)
         while self._out:
             process, message = self._out.pop(0)
@@ -215,11 +218,10 @@ class Agents:
         fault = self._kinds[payload["fault"]](**payload["params"])
         word = fault.by_script
         self._orders[connection] = _Order(
-            process=process, step=hold.asked.step, word=word, fault=payload["fault"],
+            process=process, pid=hold.asked.pid, step=hold.asked.step, word=word, fault=payload["fault"],
             occurrence=payload["occurrence"],
         )  # fmt: skip
-        text = f" {getattr(fault, 'message', payload['fault'])} (step {hold.asked.step})"
-        self._answer(connection, hold, word + (text if word == "raise" else ""))
+        self._answer(connection, hold, f"{word} {fault.for_script(hold.asked.step)}".rstrip())
 
     def _did(self, said: Did, observer: Observer, record: Record, now_ns: int) -> None:
         order = self._orders.get(said.connection)
@@ -239,9 +241,16 @@ class Agents:
         if said.what == "raise":
             self._raising.append(order)
             observer.on_error(order.process, f"its script raised at its point in step {said.step}", now_ns)
+        if said.what == "hang":
+            thread = said.before if said.before is not None and 0 < said.before < 2**31 else 0
+            key = (order.fault, order.occurrence, said.step)
+            self._standing.watch(key, pid=order.pid, tid=int(thread), now_ns=now_ns)
 
-    def _witness(self, record: Record) -> None:
-        """The error that a process ended with, where it is printed: not by the script's word alone."""
+    def _witness(self, record: Record, now_ns: int) -> None:
+        """The error that a process ended with, where it is printed, and what a thread that hangs gets of the
+        processors: not by the script's word alone."""
+        for (fault, occurrence, step), seen in self._standing.seen(now_ns):
+            record(Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=seen)
         for line in self._printed() if self._raising else ():
             for order in [each for each in self._raising if f"(step {each.step})" in line]:
                 self._raising.remove(order)

@@ -8,6 +8,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from chaos import beacon
+
 if TYPE_CHECKING:
     from recovery.job import Job
 
@@ -51,6 +53,13 @@ class BodyShim:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(left)
+
+    def hang(self, how: str, seconds: float) -> str:
+        """See chaos.targets.Body. What is done is logged afterwards only, if there is an afterwards."""
+        if how == "kernel" and self._on_cuda():
+            _spin(seconds, self._job.device)
+            return "kernels that spin"
+        return beacon.hang(how, seconds)
 
     def leave_out_collective(self) -> None:
         """See chaos.targets.Body."""

@@ -57,6 +57,11 @@ class SimBody:
         """See chaos.targets.Body."""
         self._blocked_ns = seconds * NS_PER_S
 
+    def hang(self, how: str, seconds: float) -> str:
+        """See chaos.targets.Body."""
+        self.block(seconds)
+        return f"simulated {how}"
+
     def leave_out_collective(self) -> None:
         """See chaos.targets.Body."""
         self._skipping = self._job.generation

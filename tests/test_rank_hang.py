@@ -1,0 +1,142 @@
+"""The ways in which a rank hangs: in a script of one's own, in a built-in workload, and what bears witness of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from test_point_agents import Arm, planned
+from test_points import at, done, heard, points  # noqa: F401  (a fixture)
+from test_script_points import play
+
+from chaos import beacon, plugins
+from chaos.cli import invoke
+from chaos.events import Event, Kind
+from chaos.fault import Fault, Fidelity, Occurrence
+from harness.results import Results
+from harness.script.points import Asked, Did, Points
+from harness.script.standing import Standing
+from recovery.starvation import Thread
+
+KIND = plugins.load("chaos.faults", Fault)["rank-hang"]
+S = 1_000_000_000
+HANGS_S = 0.15
+SCENARIO = Path(__file__).parent.parent / "scenarios/process/hang-families.yaml"
+
+
+@pytest.mark.parametrize(("how", "busy"), [("sleep", False), ("spin", True), ("kernel", True)])
+def test_a_hang_uses_a_processor_or_none(how: str, busy: bool) -> None:
+    began, used = time.monotonic(), time.thread_time()
+    beacon.hang(how, HANGS_S)
+    assert time.monotonic() - began >= HANGS_S
+    assert (time.thread_time() - used > 0.01) is busy
+
+
+def test_there_are_no_other_ways() -> None:
+    with pytest.raises(ValueError, match="no such hang"):
+        beacon.hang("loudly", 1.0)
+
+
+@pytest.mark.parametrize("word", ["hang sleep 0.01", "hang loudly 1", "hang", "hang sleep soon"])
+def test_a_script_hangs_as_it_is_told_and_says_so_before(points: Points, word: str) -> None:  # noqa: F811
+    points.arm([(7, "backward")])
+    thread, result = at("backward", 7)
+    (asked,) = heard(points)
+    assert isinstance(asked, Asked)
+    points.answer(asked.connection, asked.number, word)
+    done(thread)
+    assert result == [None]
+    if word != "hang":
+        (said,) = heard(points)
+        assert said == Did(
+            connection=asked.connection, step=7, what="hang", before=thread.native_id, after=None
+        )
+
+
+def test_a_script_is_told_how_and_for_how_long_and_watched_from_outside() -> None:
+    arm = Arm(planned("rank-hang", (7, "forward"), how="spin", hold_s=90))
+    arm.agents._standing = Standing(lambda pid: {pid: Thread(ready=True, ran_s=arm.now / S, queued_s=0.0)})
+    arm.arm("w1", ("hit", 7, "forward"))
+    arm.ask(1, 101, 7, "forward")
+    arm.go("w1", act=True, fault="hit", occurrence=0, params={"how": "spin", "hold_s": 90.0})
+    assert arm.wire.answers == [(1, "hang spin 90")]
+    arm.wire.said.append(Did(connection=1, step=7, what="hang", before=float("inf"), after=None))
+    arm.hear()
+    assert [seen["evidence"] for seen in arm.effects] == [{"script": "hang", "before": "inf"}]
+    arm.now = S // 10
+    arm.hear()
+    assert len(arm.effects) == 1, "not long enough"
+    arm.now = S // 4
+    arm.hear()
+    arm.hear()
+    assert [seen["evidence"] for seen in arm.effects[1:]] == [
+        {"watched_s": 0.25, "ran_s": 0.25, "queued_s": 0.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "ran_s", "queued_s", "lands"),
+    [("spin", 0.2, 0.0, True), ("spin", 0.02, 0.17, True), ("spin", 0.02, 0.0, False),
+     ("kernel", 0.15, 0.0, True), ("sleep", 0.0, 0.0, True), ("sleep", 0.01, 0.18, False)],
+)  # fmt: skip
+def test_the_word_of_a_script_is_not_enough(how: str, ran_s: float, queued_s: float, lands: bool) -> None:
+    def seen(**evidence: object) -> Event:
+        data = {"fault": "f", "occurrence": 0, "evidence": evidence}
+        return Event(
+            kind=Kind.FAULT_EFFECT, actor="orchestrator", seq=0, time_ns=9, generation=1, step=7, data=data
+        )
+
+    where = Occurrence(fault="f", number=0, process="w1", rank=1, time_ns=5)
+    fault, word = KIND(how=how), seen(script="hang", before=12.0)
+    assert fault.landed(where, [word]) is None
+    landed = fault.landed(where, [word, seen(watched_s=0.2, ran_s=ran_s, queued_s=queued_s)])
+    assert (landed is not None) is lands
+    assert landed is None or landed.witness == "kernel: processor time"
+
+
+def test_a_thread_that_is_gone_says_nothing_and_one_of_another_namespace_is_the_main_one() -> None:
+    threads: dict[int, Thread] = {5: Thread(ready=False, ran_s=1.0, queued_s=0.5)}
+
+    def of(pid: int) -> Mapping[int, Thread]:
+        return threads
+
+    standing = Standing(of)
+    standing.watch(("f", 0, 7), pid=5, tid=77, now_ns=0)
+    standing.watch(("g", 0, 7), pid=6, tid=77, now_ns=0)
+    threads = {5: Thread(ready=False, ran_s=1.1, queued_s=0.5)}
+    assert standing.seen(S) == [(("f", 0, 7), {"watched_s": 1.0, "ran_s": 0.1, "queued_s": 0.0})]
+    standing.watch(("f", 0, 8), pid=5, tid=5, now_ns=S)
+    threads = {}
+    assert standing.seen(2 * S) == []
+
+
+def test_only_a_kernel_without_a_device_is_emulated() -> None:
+    emulated = {(how, cuda) for how in ("sleep", "spin", "kernel") for cuda in (False, True)
+                if KIND(how=how).acts(cuda=cuda) is Fidelity.EMULATED}  # fmt: skip
+    assert emulated == {("kernel", False)}
+
+
+# ---- for real
+
+
+@pytest.mark.real
+def test_every_family_of_hangs_is_found_and_blamed(tmp_path: Path) -> None:
+    """How fast is measured, not asserted: this machine may be busy."""
+    code = invoke(["run", str(SCENARIO), "--runs", str(tmp_path / "runs"), "-q"])
+    text = (tmp_path / "runs/hang-families/latest/results.json").read_text()
+    results = Results.model_validate_json(text)
+    assert code == 0, results.reason
+    found = {incident.fault: (incident.detected_by, incident.outcome) for incident in results.faults}
+    assert found == dict.fromkeys(("stopped", "sleep", "spin", "kernel"), ("hang", "recovered"))
+    assert any(line.startswith("rank-hang: emulated") for line in results.fidelity)
+
+
+@pytest.mark.real
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["sleep", "spin", "kernel"])
+def test_a_script_hangs_and_the_kernel_bears_witness(how: str, tmp_path: Path) -> None:
+    fault = f"{{id: hit, kind: rank-hang, params: {{how: {how}, hold_s: 8}}, target: {{rank: 1}}, at: {{step: 12}}}}"
+    incident = play(tmp_path, fault)["hit"]
+    assert (incident.witness, incident.evidence["script"]) == ("kernel: processor time", "hang")

@@ -52,10 +52,18 @@ def step(step: int, *, loss: float | None = None, samples: int | None = None) ->
     try:
         pid, rank = os.getpid(), _rank()
         fd, who = _open(path, pid), f" {pid} {rank if rank.isdigit() else '-'}"
-        what = f" {int(step)} {'-' if loss is None else repr(float(loss))} {'-' if samples is None else int(samples)}\n"
+        what = f" {int(step)} {_number(loss)} {'-' if samples is None else int(samples)}\n"
         os.write(fd, f"{VERSION} {time.monotonic_ns()}{who}{what}".encode())
     except Exception:  # a report must never harm the training it reports on
         return
+
+
+def _number(loss: float | None) -> str:
+    """A dash where none was given, ``?`` for what is none: the step was done all the same, and that is said."""
+    try:
+        return "-" if loss is None else repr(float(loss))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return "?"
 
 
 class _Busy:

@@ -252,7 +252,7 @@ def build_catalogue() -> Catalogue:
     from chaos import plugins
     from chaos.catalogue import Catalogue
     from chaos.fault import Fault
-    from harness.checkers import CHECKERS
+    from harness.checkers import NAMES
     from harness.judging.measure import METRICS
     from harness.launcher import Launcher
     from harness.workload import Workload
@@ -264,7 +264,7 @@ def build_catalogue() -> Catalogue:
         launchers=plugins.load("harness.launchers", Launcher),
         workloads=plugins.load("harness.workloads", Workload),
         metrics={name: metric.unit for name, metric in METRICS.items()},
-        checkers=frozenset(CHECKERS),
+        checkers=frozenset(NAMES),
         per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
     )
 
@@ -375,11 +375,11 @@ def _entries(kind: str) -> list[Entry]:
             for name, metric in METRICS.items()
         ]
     if kind == "checkers":
-        from harness.checkers import CHECKERS
+        from harness.checkers import CHECKERS, OF_COMMANDS
 
         return [
             listing.Entry(name=name, summary=listing.first_sentence(checker))
-            for name, checker in CHECKERS.items()
+            for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items())
         ]
     catalogue = build_catalogue()
     if kind == "faults":

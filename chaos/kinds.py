@@ -81,7 +81,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.RUN_STARTED: frozenset(
             {"arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy", "order"}
         ),
-        # outcome: completed|gave-up|halted|interrupted|timed-out|broken
+        # outcome: completed|gave-up|halted|interrupted|timed-out|broken; refused: reports of a command without a step
         Kind.RUN_FINISHED: frozenset({"outcome", "reason", "committed_step"}),
         # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; node: its number; device: its slot
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
@@ -105,7 +105,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # exit_code or signal is set, the other None; asked: we ended it
         Kind.COMMAND_ENDED: frozenset({"attempt", "exit_code", "signal", "asked"}),
         # what a command said of its progress. rank: None where it did not say; samples: of that rank alone;
-        # reported_ns: when it said so, by its own (the host's) clock; source: beacon|output
+        # reported_ns: when it said so, by its own (the host's) clock; source: beacon|output; unread: name -> what it
+        # gave for it, where that is no number
         Kind.STEP_REPORTED: frozenset({"rank", "loss", "samples", "reported_ns", "source"}),
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device, node, rank: whose, or
         # None; source: nvml|injected

@@ -55,11 +55,14 @@ class Job:
         self.now += S
         self.observer.on_ranks(dict(enumerate(names)), self.now)
 
-    def train(self, *steps: int, seconds: float = 0.1, rank: int | None = None) -> None:
+    def train(
+        self, *steps: int, seconds: float = 0.1, rank: int | None = None, loss: float | None = None, unread: str = "",
+    ) -> None:  # fmt: skip
         for step in steps:
             self.now += int(seconds * S)
             self.observer.tick(self.now)
-            self.observer.on_progress(Progress(step=step, rank=rank), self.now)
+            odd = {"loss": unread} if unread else {}
+            self.observer.on_progress(Progress(step=step, rank=rank, loss=loss, unread=odd), self.now)
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):

@@ -4,12 +4,12 @@ inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
 from chaos.scenario import LeaveOut
-from harness.checkers import commits, data, faults, loss, observed, records, steady, world
+from harness.checkers import commits, data, faults, loss, observed, records, steady, values, world
 from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.results import Finding
 
@@ -32,12 +32,29 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "evidence-complete": records.evidence_complete,
     }
 )
+OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
+    {"finite-losses": values.finite_losses}
+)
+"""Judged of every command, whatever its scenario lists, until it leaves them out by name; None: nothing to say."""
+NAMES = (*CHECKERS, *OF_COMMANDS)
+"""All that a scenario may name."""
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
-__all__ = ["CHECKERS", "EXPECTATION", "STEADY_STATE", "Checker", "Evidence", "check", "check_all", "names_of"]
+__all__ = [
+    "CHECKERS",
+    "EXPECTATION",
+    "NAMES",
+    "OF_COMMANDS",
+    "STEADY_STATE",
+    "Checker",
+    "Evidence",
+    "check",
+    "check_all",
+    "names_of",
+]
 
 
 def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
@@ -49,10 +66,11 @@ def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[
         return list(CHECKERS)
     if isinstance(invariants, LeaveOut):
         return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
-    unknown_names = [name for name in invariants if name not in CHECKERS]
+    unknown_names = [name for name in invariants if name not in NAMES]
     if unknown_names:
         raise KeyError(", ".join(unknown_names))
-    return [ALWAYS, *(name for name in invariants if name != ALWAYS)] if invariants else []
+    listed = [name for name in invariants if name != ALWAYS and name not in OF_COMMANDS]
+    return [ALWAYS, *listed] if invariants else []
 
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
@@ -75,7 +93,27 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
 def _of_a_command(name: str, evidence: Evidence) -> Finding:
     if name in observed.LACKING:
         return observed.lacking(name)
-    return check(observed.loss_equality if name == "loss-equality" else CHECKERS[name], evidence)
+    return check(values.loss_equality if name == "loss-equality" else CHECKERS[name], evidence)
+
+
+def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
+    asked = evidence.cell.scenario.invariants
+    left_out = asked.leave_out if isinstance(asked, LeaveOut) else ()
+    found = {}
+    for name, checker in OF_COMMANDS.items():
+        if name in left_out:
+            continue
+        said = _if_any(checker, evidence)
+        if said is not None:
+            found[name] = said
+    return found
+
+
+def _if_any(checker: Callable[[Evidence], Finding | None], evidence: Evidence) -> Finding | None:
+    """The answer of a checker that may have nothing to say."""
+    nothing = Finding(verdict="pass", witness="")
+    found = check(lambda evidence: checker(evidence) or nothing, evidence)
+    return None if found is nothing else found
 
 
 def check_all(evidence: Evidence) -> dict[str, Finding]:
@@ -86,7 +124,7 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     names = names_of(evidence.cell.scenario.invariants)
     if evidence.history.info.observed:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
-        findings |= {name: _of_a_command(name, evidence) for name in names}
+        findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(evidence)
     else:
         findings = {name: check(CHECKERS[name], evidence) for name in names}
     unfinished = world.finished(evidence)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, unknown
+from harness.checkers.values import unread_shown
 from harness.judging.lineage import NS, History
 from harness.judging.observed import stride_of
 from harness.results import Finding
@@ -65,7 +65,10 @@ def progress(evidence: Evidence) -> Finding:
             "checkpoints there"
         )
     every = "" if stride == 1 else f", every {stride} steps"
-    return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}")
+    odd = f"; {shown}" if (shown := unread_shown(evidence)) else ""
+    if refused := history.finished.data.get("refused") if history.finished else 0:
+        odd += f"; {refused} reports were left out, as their step is no number"
+    return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}")
 
 
 def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
@@ -139,23 +142,3 @@ def _outlived(history: History, stride: int) -> str:
                     "what was hit is not what trains; give each training process RANK in its environment, or a beacon"
                 )
     return ""
-
-
-def loss_equality(evidence: Evidence) -> Finding:
-    """The losses that were reported are the control arm's, number by number; nothing is known of the state."""
-    control = evidence.control_history
-    if control is None:
-        return passed("nothing to check: this is the control arm, or there is none")
-    mine = {s: run.loss for s, run in evidence.history.lineage.items() if not math.isnan(run.loss)}
-    theirs = {s: run.loss for s, run in control.lineage.items() if not math.isnan(run.loss)}
-    steps = sorted(mine.keys() & theirs.keys())
-    cure = "; leave it out by saying so, invariants: {leave_out: [loss-equality]}"
-    if not steps:
-        return unknown(f"the command reports no losses that could be compared{cure}")
-    different = next((step for step in steps if mine[step] != theirs[step]), None)
-    if different is None:
-        return passed(f"the reported losses are the same in {len(steps)} steps")
-    return unknown(
-        f"reported loss {mine[different]!r} at step {different}, the control arm had {theirs[different]!r}: whether "
-        f"the script is deterministic is not known{cure}"
-    )

@@ -18,6 +18,7 @@ from typing import Literal
 from chaos.events import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
+from harness.judging.reported import is_bad, spoilt_since
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
 from harness.whereabouts import homes, nodes_hit
 
@@ -198,20 +199,32 @@ def _outcome(
 
 def _harm(episode: Episode, history: History) -> dict[str, object]:
     """The first step that a rank of a command reported with a loss that is no number, after its values were spoilt, if
-    the job went on from there and never took the step back: no digest is needed to know that this did harm."""
-    if not history.info.observed or episode.landed is None or not episode.kind.startswith(CORRUPTIONS):
+    the job went on from there and never took the step back: no digest is needed to know that this did harm. After any
+    other fault, if it was the last before, and the job ended on such losses."""
+    if not history.info.observed or episode.landed is None:
         return {}
     lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
     bad = [
-        (event.step or 0, str(float(event.data["loss"]))) for event in history.log.of(Kind.STEP_REPORTED)
-        if event.data["loss"] is not None and not math.isfinite(float(event.data["loss"]))
-        and event.time_ns > after_ns and event.step in lineage
-        and lineage[event.step or 0].generation == event.generation
+        event for event in history.log.of(Kind.STEP_REPORTED)
+        if is_bad(event) and event.step in lineage and lineage[event.step or 0].generation == event.generation
     ]  # fmt: skip
-    step, loss = min(bad, default=(0, ""))
-    if not bad or (history.outcome != "completed" and max(lineage) <= step):
+    since = spoilt_since(history)
+    if not episode.kind.startswith(CORRUPTIONS) and not _last_before(history, after_ns, bad, since):
         return {}
-    return {"committed_step": step, "committed_loss": loss}
+    found = min(
+        ((e.step or 0, str(float(e.data["loss"]))) for e in bad if e.time_ns > after_ns), default=None
+    )
+    if found is None or (history.outcome != "completed" and max(lineage) <= found[0]):
+        return {}
+    return {"committed_step": found[0], "committed_loss": found[1]}
+
+
+def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: int | None) -> bool:
+    """Whether a job ended on losses that are no numbers, and what was injected at that time was the last before."""
+    first = min((e.time_ns for e in bad if since is not None and (e.step or 0) >= since), default=None)
+    if first is None or any(event.time_ns <= after_ns for event in bad):
+        return False
+    return not any(after_ns < event.time_ns < first for event in history.log.of(Kind.FAULT_INJECTED))
 
 
 def _only_told(episode: Episode) -> bool:

@@ -308,6 +308,7 @@ class ScriptArm(Outside):
         self._write(
             Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason,
             committed_step=self.observer.committed, unused=self.storage is not None and not self._stored,
+            refused=self._listener.refused,
         )  # fmt: skip
         self._writer.close()
 

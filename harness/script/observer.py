@@ -167,9 +167,10 @@ class Observer:
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1
         self._reports_here += 1
+        odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
         self._record(
             Kind.STEP_REPORTED, step=step, rank=progress.rank, loss=_plain(progress.loss), samples=progress.samples,
-            reported_ns=when, source=self._source,
+            reported_ns=when, source=self._source, **odd,
         )  # fmt: skip
         if self._first_step is None:
             self._first_step = step
@@ -275,4 +276,4 @@ class Observer:
 
 def _plain(loss: float | None) -> float | str | None:
     """As JSON has it: a loss that is no number is said in words."""
-    return "nan" if loss is not None and loss != loss else loss
+    return repr(loss) if loss is not None and not math.isfinite(loss) else loss

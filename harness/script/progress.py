@@ -5,16 +5,16 @@ Both come from a program that is not ours: lines are bounded, numbers are checke
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from chaos.beacon import SAID, VERSION
+from harness.script import numbers
 
 READ_LIMIT = 1 << 20  # bytes taken in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
@@ -29,7 +29,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
-    ``busy_s``: no step, but for how long at most the process does something else (0: not any more)."""
+    ``busy_s``: no step, but for how long at most the process does something else (0: not any more); ``unread``: name ->
+    what was said of it and is no number."""
 
     step: int
     rank: int | None = None
@@ -38,6 +39,7 @@ class Progress:
     samples: int | None = None
     time_ns: int | None = None
     busy_s: float | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -148,44 +150,44 @@ def parse_beacon(line: str) -> Progress | None:
     words = line.split(" ")
     if len(words) != 7 or words[0] != str(VERSION):
         return None
-    time_ns, pid = _whole(words[1], 1 << 63), _whole(words[2], PID_LIMIT)
+    time_ns, pid = _word(words[1], 1 << 63), _word(words[2], PID_LIMIT)
+    rank, step = _word(words[3], 1 << 16), _word(words[4], STEP_LIMIT)
+    if time_ns is None or pid is None:
+        return None
+    value = _given(words[5])
     if words[4] == "busy":
-        limit_s, rank = _real(words[5]), _whole(words[3], 1 << 16)
-        if time_ns is None or pid is None or limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
+        limit_s = value.value
+        if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
             return None
         return Progress(step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s)
-    step = _whole(words[4], STEP_LIMIT)
-    if time_ns is None or pid is None or step is None:
-        return None
-    return Progress(
-        step=step, rank=_whole(words[3], 1 << 16), pid=pid, loss=_real(words[5]),
-        samples=_whole(words[6], SAMPLES_LIMIT), time_ns=time_ns,
-    )  # fmt: skip
-
-
-def _from_groups(groups: dict[str, str | None]) -> Progress | None:
-    step = _whole(groups.get("step"), STEP_LIMIT)
     if step is None:
         return None
     return Progress(
-        step=step, rank=_whole(groups.get("rank"), 1 << 16), loss=_real(groups.get("loss")),
-        samples=_whole(groups.get("samples"), SAMPLES_LIMIT),
+        step=step, rank=rank, pid=pid, loss=value.value, samples=_word(words[6], SAMPLES_LIMIT), time_ns=time_ns,
+        unread={"loss": value.unread} if value.unread else {},
     )  # fmt: skip
 
 
-def _whole(text: str | None, limit: int) -> int | None:
-    text = (text or "").strip().replace(",", "").replace("_", "")
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
-        return None
-    value = int(text)
-    return value if value < limit else None
+def _given(word: str) -> numbers.Real:
+    """A word of the beacon, where a dash says that nothing was given."""
+    return numbers.Real() if word == "-" else numbers.real(word)
 
 
-def _real(text: str | None) -> float | None:
-    if text is None or len(text) > 40:
+def _word(text: str, limit: int) -> int | None:
+    """A whole number as the beacon writes it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit else None
+
+
+def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
+    step = numbers.whole(groups.get("step"), STEP_LIMIT)
+    if step is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else math.nan
+    loss = numbers.real(groups.get("loss"))
+    rank = numbers.whole(groups.get("rank"), 1 << 16)
+    samples = numbers.whole(groups.get("samples"), SAMPLES_LIMIT)
+    unread = {"loss": loss.unread} if loss.unread else {}
+    for name, value in (("rank", rank), ("samples", samples)):
+        said = (groups.get(name) or "").strip()
+        if value is None and said:
+            unread[name] = said[: numbers.SHOWN]
+    return Progress(step=step, rank=rank, loss=loss.value, samples=samples, unread=unread)

@@ -1,0 +1,58 @@
+"""Numbers as programs print them: what a group of an expression, or a word of the beacon, says, or that it says none.
+
+A loss is read from ``4.47``, ``4.47,``, ``tensor(4.47, device='cuda:0')``, ``np.float32(4.47)``, ``'nan'``,
+``-nan(ind)``, ``1,234.5``. ``4,47`` is not read: it may be 4.47 or two numbers; nor are two values, a percentage, or a
+number with its unit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+TEXT_LIMIT = 400
+SHOWN = 40  # characters kept of what could not be read
+_NAN = r"[+-]?(?:nan(?:\((?:ind|snan)\))?|1\.\#(?:qnan|snan|ind))"
+_INF = r"(?P<sign>[+-]?)(?:inf(?:inity)?|1\.\#inf)"
+_PLAIN = r"[+-]?(?:\d{1,3}(?:,\d{3})+\.\d*|\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+_BEFORE = r"[\s'\"\[(]*(?:[a-z_][\w.]*\()?[\s'\"\[(]*"
+_AFTER = r"(?:[\s,;:.|)\]}'\"]*|,\s*[a-z_]\w*=.*)"
+_REAL = re.compile(
+    rf"{_BEFORE}(?:(?P<nan>{_NAN})|(?P<inf>{_INF})|(?P<plain>{_PLAIN})){_AFTER}",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
+_WHOLE = re.compile(r"[\s'\"\[(]*(\d[\d,_]*?)(?:\.0*)?(?:/\d+)?[\s,;:.|)\]}'\"]*", re.ASCII)
+MOST_DIGITS = 19
+
+
+@dataclass(frozen=True, kw_only=True)
+class Real:
+    """``value``: None where there is none; ``unread``: what was there instead of a number, empty where nothing was."""
+
+    value: float | None = None
+    unread: str = ""
+
+
+def real(text: str | None) -> Real:
+    """A loss. No text, or an empty one, says nothing."""
+    if text is None or not text.strip():
+        return Real()
+    found = _REAL.fullmatch(text.strip()) if len(text) <= TEXT_LIMIT else None
+    if found is None:
+        return Real(unread=text.strip()[:SHOWN])
+    if found["nan"]:
+        return Real(value=math.nan)
+    if found["inf"]:
+        return Real(value=-math.inf if found["sign"] == "-" else math.inf)
+    return Real(value=float(found["plain"].replace(",", "").replace("_", "")))
+
+
+def whole(text: str | None, limit: int) -> int | None:
+    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``; else None."""
+    found = _WHOLE.fullmatch((text or "")[:TEXT_LIMIT].strip())
+    digits = re.sub("[,_]", "", found[1]) if found else ""
+    if not digits or len(digits) > MOST_DIGITS:
+        return None
+    value = int(digits)
+    return value if value < limit else None

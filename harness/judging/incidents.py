@@ -11,7 +11,7 @@ first new commit. They share their boundaries, so they sum exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from chaos.events import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.judging.reported import is_bad, spoilt_since
+from harness.judging.sustained import lasting
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
 from harness.whereabouts import homes, nodes_hit
 
@@ -37,8 +38,11 @@ class Recovery:
     concerns_job: bool
 
 
-def recovery_of(history: History, failure: Event) -> Recovery:
-    """Find what followed a failure. A failure outside the generation (a spare's) does not concern the job."""
+def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> Recovery:
+    """Find what followed a failure. A failure outside the generation (a spare's) does not concern the job.
+
+    ``acting_until_ns``: until when the fault behind it acted; what that is for, see ``sustained``.
+    """
     failed = history.generation_at(failure.time_ns)
     number = failed.number if failed else 0
     mark = history.high_water(number)
@@ -48,6 +52,9 @@ def recovery_of(history: History, failure: Event) -> Recovery:
         if run.generation > number and run.step > mark and run.committed_ns is not None
     ]  # fmt: skip
     first = min(new, key=lambda run: run.committed_ns or 0, default=None)
+    if history.info.observed and first is not None:
+        found = lasting(history, number, mark, acting_until_ns)
+        first, mark = found.first, found.high_water
     answered = [g for g in later if first is None or g.number <= first.generation]
     lowest = min((g.resume_step for g in answered if g.resume_step is not None), default=None)
     return Recovery(
@@ -62,7 +69,8 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     """
     injected, failure = episode.injected, episode.failure
     # of several (a node may take a spare and a rank with it) the first that the job had to answer
-    answers = (recovery_of(history, one) for one in (failure, *episode.others) if one)
+    acting_ns = _acting_until(episode, history)
+    answers = (recovery_of(history, one, acting_ns) for one in (failure, *episode.others) if one)
     concerned = next((answer for answer in answers if answer.concerns_job), None)
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None
@@ -87,6 +95,15 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         decision=_decision(history, failure),
         nodes=nodes_hit(episode, homes(history.log)), clock_bound_s=history.log.clock_bound_s,
     )  # fmt: skip
+
+
+def _acting_until(episode: Episode, history: History) -> int:
+    """Until when a fault acted: its heal, or the end of all it hit; 0 for one that is over once done."""
+    if episode.planned is None or not episode.planned.data.get("lasts"):
+        return 0
+    gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
+    ends = [gone.get(process, history.end_ns) for process in episode.processes] or [history.end_ns]
+    return min(max(ends), episode.healed.time_ns if episode.healed else history.end_ns)
 
 
 def _evidence(episode: Episode) -> dict[str, object]:

@@ -9,6 +9,8 @@ What is known less well than of a built-in workload, and what is made of it:
 - A generation resumes one stride before its first report. What a rollback lost is thereby counted up to one stride
   too high, never too low.
 - Its first step began one usual step before the first report; up to there it was restoring.
+- A progress bar is drawn before anything is done, ``0/100`` also where it goes on at 20: what a later generation says
+  of the first step counts when the next steps follow.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def observed_history(log: Log, info: RunInfo) -> History:
     assert started is not None
     starts = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
     reports = {event.generation: _reports(log, event) for event in starts}
-    stride, usual_ns = _stride(reports), _usual_ns(reports)
+    stride = _stride(reports)
+    reports = _without_bars(reports, stride)
+    usual_ns = _usual_ns(reports)
     sizes = [r.samples for rows in list(reports.values())[:1] for r in rows if r.samples]
     if sizes:
         info = replace(info, global_batch=max(1, round(statistics.median(sizes))))
@@ -83,6 +87,16 @@ def _reports(log: Log, generation: Event) -> list[_Report]:
         )  # fmt: skip
         rows.append(row)
     return rows
+
+
+def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, list[_Report]]:
+    """Without what later generations said of the first step, and jumped from to where they went on."""
+    return {
+        number: rows[1:]
+        if number > 1 and len(rows) > 1 and rows[0].step <= 1 and rows[1].step - rows[0].step > stride
+        else rows
+        for number, rows in reports.items()
+    }
 
 
 def _stride(reports: dict[int, list[_Report]]) -> int:

@@ -306,9 +306,8 @@ class ScriptArm(Outside):
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
         self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
         self._write(
-            Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason,
+            Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason, refused=self._listener.refused,
             committed_step=self.observer.committed, unused=self.storage is not None and not self._stored,
-            refused=self._listener.refused,
         )  # fmt: skip
         self._writer.close()
 

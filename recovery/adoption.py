@@ -143,7 +143,7 @@ class Adopter(Standing):
             doubtful=any(failure.cause is Cause.DIVERGED for failure in known.failures), doubts=known.doubts,
         )  # fmt: skip
         self._failures.restore(known.answered, known.failures)
-        self._skips.samples = dict(known.skipped)
+        self._skips.restore(known.skipped)
         self._deadline_s = self.hands.now_s() + self.timing.adopt_timeout_s
         self._unheard = {p.name for p in self._crew.alive if p.name in known.ready}
         for name, how in known.unnoticed.items():

@@ -11,7 +11,19 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.wire import Abort, Agreed, Channel, Extra, Inquiry, Join, PauseRequest, Status, Stop, WireError
+from recovery.wire import (
+    Abort,
+    Agreed,
+    Channel,
+    Extra,
+    Inquiry,
+    Join,
+    LeaveOut,
+    PauseRequest,
+    Status,
+    Stop,
+    WireError,
+)
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005
@@ -42,7 +54,7 @@ class Agent:
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
         self.channel = channel
         self._orphaned = orphaned
-        self.orders: queue.SimpleQueue[Join | Abort | Stop] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[Join | LeaveOut | Abort | Stop] = queue.SimpleQueue()
         self.pause_wanted = self.save_wanted = False
         self.aborted_generation = 0
         self.agreed = -1  # the last step at which the replicas were the same, as far as is known
@@ -84,7 +96,7 @@ class Agent:
             self.aborted_generation = max(self.aborted_generation, message.generation)
             self.orders.put(message)
             self._break_group(message.generation)
-        elif isinstance(message, Join | Stop):
+        elif isinstance(message, Join | LeaveOut | Stop):
             if isinstance(message, Join) and message.agreed >= 0:
                 self.agreed = message.agreed
             self.orders.put(message)

@@ -174,6 +174,7 @@ class Controller(Corruptions, Lookout):
         if why := misfit(entry.versions, self._crew.other_versions(entry)):
             self._fail(entry, Cause.UNFIT, why)
             return
+        self._skips.tell(entry)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self._form_if_ready()
         elif self.stage is Stage.TRAINING:
@@ -192,7 +193,7 @@ class Controller(Corruptions, Lookout):
         self.stage = Stage.FORMING
         self._deadline_s = self.hands.now_s() + self.timing.join_timeout_s
         word = self._digests.word
-        self._formation.begin(skip=self._skips.samples, examine=self._skips.examine, word=word)
+        self._formation.begin(tell=self._skips.tell, examine=self._skips.examine, word=word)
         self._digests.began(self.generation, self.members, shards=self.shards)
 
     def _on_joined(self, entry: Process, message: Joined) -> None:

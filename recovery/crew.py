@@ -27,7 +27,8 @@ class Process:
 
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it has to be ready;
     ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it was told that it will be ended soon;
-    ``shard``, ``pending``: see ``ProcessView``. ``lists``: it stands in that of its health.
+    ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out.
+    ``lists``: it stands in that of its health.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Process:
     versions: Mapping[str, str] = field(default_factory=dict)
     shard: int | None = None
     pending: int = 0
+    told: int = 0
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING

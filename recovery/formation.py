@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,8 +75,9 @@ class Formation:
                 return False
         return all(self._crew[name].health in _ABLE for name in members)
 
-    def begin(self, *, skip: Mapping[int, int], examine: int, word: Word | None = None) -> None:
-        """Tell every member of the pending form to join a new generation; see ``recovery.wire.Join``."""
+    def begin(self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None) -> None:
+        """Tell every member of the pending form to join a new generation; see ``recovery.wire.Join``. ``tell``: has a
+        process know what is left out, and says how much that is."""
         form, word = self.pending, word or Word()
         assert form is not None
         copies, finish = self._crew.plan_transfer(form, self._shards)
@@ -102,6 +103,7 @@ class Formation:
             **said,
         )
         giving = {source % self._shards: source for source in copies.values()}
+        left_out = max(tell(self._crew[name]) for name in form.members)
         for rank, name in enumerate(form.members):
             process = self._crew[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
@@ -117,7 +119,7 @@ class Formation:
                 timeout_s=self._join_timeout_s,
                 shards=self._shards,
                 finish=finish,
-                skip=dict(skip),
+                left_out=left_out,
                 examine=examine,
                 doubts=list(word.doubts),
                 agreed=word.agreed,

@@ -46,8 +46,9 @@ from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.step import NonFinite, Probe, Step
 from recovery.mechanisms.storelink import StoreLink
 from recovery.mechanisms.taking import Holding, take_state
+from recovery.told import Told
 from recovery.versions import versions
-from recovery.wire import Abort, Finished, Join, Parked, Ready, Status, Stop
+from recovery.wire import Abort, Finished, Join, LeaveOut, Parked, Ready, Status, Stop
 
 __all__ = ["Job", "JobConfig"]
 
@@ -77,6 +78,7 @@ class Job(JobFacts):
         self._link = StoreLink()
         self._retired: Group | None = None
         self.holding = Holding()
+        self.told = Told()
         self._pausing = False
         self._announced = False
         self._attached = False
@@ -182,6 +184,8 @@ class Job(JobFacts):
                 # An abort that arrives after this rank already left is answered by the park message it sent then.
                 if self._group is not None and order.generation >= self.generation:
                     self._park("aborted")
+            elif isinstance(order, LeaveOut):
+                self.told.hear(order)
             else:
                 self._join(order)
 
@@ -331,7 +335,7 @@ class Job(JobFacts):
             seconds = round(time.perf_counter() - started, 6)
             self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
             name = take_state(self, order, group, self._write)
-            self.state.skip |= order.skip  # a checkpoint may be older than a decision
+            self.state.skip.add(self.told.of(order))  # a checkpoint may be older than a decision
             self.check()
         except GenerationLost as error:
             aborted = self.agent.aborted_generation >= self.generation

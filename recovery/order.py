@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import overload
 
-from recovery.permutation import permutation, positions_of, samples_at
+from recovery.leftout import LeftOut
+from recovery.permutation import permutation, samples_at
 
 
 def permute(index: int, size: int, seed: int, epoch: int) -> int:
@@ -52,8 +53,8 @@ class Batch(Sequence[int]):
         self._samples, self._seed = samples, seed
         first = (step - 1) * global_batch
         self._positions = range(first, first + global_batch)
-        left_out = [sample for sample, since in (skip or {}).items() if since <= step]
-        self._gone = positions_of(left_out, self._positions, samples, seed) if left_out else []
+        left_out = skip if isinstance(skip, LeftOut) else LeftOut(skip)
+        self._gone = left_out.places(step, self._positions, samples, seed)
 
     def __len__(self) -> int:
         return len(self._positions) - len(self._gone)

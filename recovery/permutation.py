@@ -73,6 +73,27 @@ class Permutation:
             outside = outside[index[outside] >= self.size]
         return [int(value) for value in index.tolist()]
 
+    def indices_of(self, values: Sequence[int]) -> list[int]:
+        """Which index goes to each of these."""
+        if len(values) < AT_ONCE or not self._tables[0]:
+            return [self.index_of(value) for value in values]
+        import numpy
+
+        value = numpy.asarray(values, dtype=numpy.int64)
+        if value.min() < 0 or value.max() >= self.size:
+            raise ValueError(f"values are not in [0, {self.size})")
+        outside = numpy.arange(len(value))
+        while len(outside):
+            left, right = value[outside] >> self._half, value[outside] & self._mask
+            for number, table in reversed(list(enumerate(self._tables))):
+                known = numpy.frombuffer(table, dtype=numpy.intc)
+                for round_of in numpy.unique(left[known[left] < 0]).tolist():
+                    self._round(number, round_of)
+                left, right = right ^ known[left], left
+            value[outside] = (left << self._half) | right
+            outside = outside[value[outside] >= self.size]
+        return [int(index) for index in value.tolist()]
+
     def _round(self, number: int, right: int) -> int:
         table = self._tables[number]
         if table and table[right] >= 0:
@@ -94,22 +115,12 @@ def permutation(size: int, seed: int, epoch: int) -> Permutation:
 def samples_at(positions: range, samples: int, seed: int) -> list[int]:
     """The sample ids at global positions (from 0); epoch = position // samples."""
     found: list[int] = []
-    for epoch, part in _epochs(positions, samples):
+    for epoch, part in epochs(positions, samples):
         found += permutation(samples, seed, epoch).of(part)
     return found
 
 
-def positions_of(wanted: Sequence[int], positions: range, samples: int, seed: int) -> list[int]:
-    """Where in ``positions`` those samples are, in order."""
-    found = []
-    for epoch, part in _epochs(positions, samples):
-        places = permutation(samples, seed, epoch)
-        indices = (places.index_of(sample) for sample in wanted if 0 <= sample < samples)
-        found += [epoch * samples + index for index in indices if index in part]
-    return sorted(found)
-
-
-def _epochs(positions: range, samples: int) -> Iterator[tuple[int, range]]:
+def epochs(positions: range, samples: int) -> Iterator[tuple[int, range]]:
     """The epochs of positions that follow each other, each with the indices in it."""
     at = positions.start
     while at < positions.stop:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from chaos.events import Kind
+from recovery.crew import Process
 from recovery.failures import FailureBook
 from recovery.fallback import SKIP_WINDOW_STEPS
 from recovery.strategy import Cause, Failure, Form
 from recovery.supervision import Hands
+from recovery.wire import MOST_LEFT_OUT, LeaveOut
 
 
 class Skips:
-    """Part of the job's state, kept by the supervisor and told to every rank that joins."""
+    """Part of the job's state, kept by the supervisor and told to every process once."""
 
     def __init__(self, hands: Hands, failures: FailureBook) -> None:
-        self.samples: dict[int, int] = {}  # sample -> first step without it
+        self._since: dict[int, int] = {}  # sample -> first step without it
+        self._order: list[int] = []  # the samples, as they were found
         self._hands = hands
         self._failures = failures
         self._named: dict[str, tuple[int, ...]] = {}
@@ -31,7 +35,20 @@ class Skips:
     def lately(self) -> int:
         """How many were left out in the steps before the failure at hand."""
         step = self._failures.current[-1].step if self._failures.current else 0
-        return sum(1 for since in self.samples.values() if since > step - SKIP_WINDOW_STEPS)
+        return sum(1 for since in self._since.values() if since > step - SKIP_WINDOW_STEPS)
+
+    def restore(self, samples: Mapping[int, int]) -> None:
+        """Go on where another supervisor ended; nobody knows what it had told to whom."""
+        self._since, self._order = dict(samples), list(samples)
+
+    def tell(self, process: Process) -> int:
+        """Have a process know what is left out, as far as it does not yet; how many there are."""
+        while process.told < len(self._order):
+            new = self._order[process.told : process.told + MOST_LEFT_OUT]
+            since = [self._since[sample] for sample in new]
+            self._hands.send(process.name, LeaveOut(after=process.told, samples=new, since=since))
+            process.told += len(new)
+        return len(self._order)
 
     def note(self, process: str, samples: list[int]) -> None:
         """A rank names the samples that are to blame."""
@@ -44,7 +61,8 @@ class Skips:
     def take(self, form: Form) -> None:
         """Leave out what a decision says, and write that down."""
         self._named = {}
-        new = [sample for sample in form.skip if sample not in self.samples]
+        new = [sample for sample in dict.fromkeys(form.skip) if sample not in self._since]
         if new:
-            self.samples |= dict.fromkeys(new, form.skip_from)
+            self._since |= dict.fromkeys(new, form.skip_from)
+            self._order += new
             self._hands.record(Kind.SAMPLES_SKIPPED, step=form.skip_from, samples=new, since=form.skip_from)

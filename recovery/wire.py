@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from recovery.doubts import Doubt
 
 MAX_LINE = 1 << 20
+MOST_LEFT_OUT = 4096  # samples in a message
 
 
 class Message(BaseModel):
@@ -28,7 +29,7 @@ class Join(Message):
     sends its part of the state to all of its holders that need it (-1: none of them does), ``receives``: this one is
     among them; ``restore``: the first replica loads the newest good checkpoint
     before; ``finish``: a step whose gradients some ranks have reduced and not applied: whoever has applied it tells
-    them the rest (0: none); ``skip``: samples left out, each with the first step without it; ``examine``: the step at
+    them the rest (0: none); ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at
     which a non-finite value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see ``recovery.divergence.Word``."""
 
@@ -43,11 +44,21 @@ class Join(Message):
     receives: bool = False
     shards: int = 1
     finish: int = 0
-    skip: dict[int, int] = {}
+    left_out: int = 0
     examine: int = 0
     doubts: list[Doubt] = []
     agreed: int = -1
     anew: bool = True
+
+
+class LeaveOut(Message):
+    """To a rank: leave these samples out, each from a step on, besides the ``after`` that it was told of before (0:
+    forget what it was told, as this supervisor does not know). Each is told once, MOST_LEFT_OUT at a time."""
+
+    type: Literal["leave-out"] = "leave-out"
+    after: int
+    samples: list[int]
+    since: list[int]
 
 
 class Abort(Message):
@@ -196,7 +207,7 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
+ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
 FromRank = (
     Status
     | Ready

@@ -14,6 +14,7 @@ from chaos.errors import ScenarioError
 from recovery.alone import lone_job
 from recovery.job import Job, JobConfig
 from recovery.joining import Facts, JoinError, Seat, settle
+from recovery.leftout import LeftOut
 from recovery.mechanisms.step import Step
 
 STEPS, BATCH = 3, 8
@@ -127,7 +128,7 @@ def test_a_loop_that_leaves_the_path_is_told(each: Callable[[nn.Module, Step], N
 
 def test_a_sample_that_is_left_out_leaves_a_stand_in() -> None:
     job, model = job_of("elastic")
-    job.state.skip = dict.fromkeys(job.due(1)[1:], 1)
+    job.state.skip = LeftOut(dict.fromkeys(job.due(1)[1:], 1))
     first = trained(job, model)[0]
     assert first == [job.due(1)] * 4
     assert job.micro_batches(1)[1].count == 0

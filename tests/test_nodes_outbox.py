@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from recovery.nodes.handshake import Keys
 from recovery.nodes.link import Link, Post
 from recovery.nodes.outbox import LONGEST, Outbox, together
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Ping, Signal, Tell
-from recovery.wire import Abort, Extra, Join, Message, Stop
+from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Ping, Signal, Tell
+from recovery.wire import Abort, Extra, Join, LeaveOut, Message, Stop
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 
@@ -28,8 +28,18 @@ def linked() -> tuple[Link, Link]:
 
 def join(rank: int) -> Join:
     return Join(
-        generation=7, rank=rank, world=1024, store_port=4711, restore=False, timeout_s=60.0, skip={3: 4}
+        generation=7, rank=rank, world=1024, store_port=4711, restore=False, timeout_s=60.0, left_out=3
     )
+
+
+def test_pieces_of_what_is_left_out_are_counted_as_long_as_they_are() -> None:
+    pieces = [
+        LeaveOut(after=4096 * n, samples=list(range(10**8, 10**8 + 4096)), since=[10**6] * 4096)
+        for n in range(80)
+    ]
+    lines = list(together([("w0", piece) for piece in pieces]))
+    assert [message for line in lines for _, message in line.messages()] == pieces
+    assert len(lines) > 1 and all(len(line.model_dump_json()) < MAX_LINE for line in lines)
 
 
 def passed(outbox: Outbox) -> list[Tell]:

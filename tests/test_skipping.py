@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from chaos.events import Kind
 from recovery import fallback, order
 from recovery.checkpoints import newest_first, verify
+from recovery.leftout import LeftOut
 from recovery.mechanisms.examine import spoilt_samples
 from recovery.mechanisms.reduce import GradientReducer
 from recovery.mechanisms.step import Step
@@ -32,7 +33,7 @@ from recovery.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.wire import Finished, Join, Joined, Parked
+from recovery.wire import Finished, Join, Joined, LeaveOut, Parked
 
 STRATEGIES = pytest.mark.parametrize("strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr)
 
@@ -147,7 +148,11 @@ def test_a_broken_rank_does_not_accuse_its_samples() -> None:
 # ---- the rank
 
 
-def joined(rank: Rank, generation: int, **more: Any) -> None:
+def joined(rank: Rank, generation: int, skip: dict[int, int] | None = None, **more: Any) -> None:
+    """``skip``: it has not been told of these yet."""
+    if skip:
+        rank.tell(LeaveOut(after=0, samples=list(skip), since=list(skip.values())))
+        more["left_out"] = len(skip)
     rank.tell(
         Join(
             generation=generation, rank=0, world=1, store_port=rank.store_port,
@@ -198,10 +203,10 @@ def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(tmp_path: Path
     rank = Rank(tmp_path)
     job = rank.job
     job.rank, job.world = 1, 2
-    job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1)
+    job.state.skip = LeftOut(dict.fromkeys(order.batch(1, 4, 64, 5)[:3], 1))
     attempt = Step(job, 1, job.micro_batches(1))
     assert (attempt.count, attempt.samples) == (0, order.batch(1, 4, 64, 5)[3:])
-    job.state.skip = dict.fromkeys(order.batch(1, 4, 64, 5), 1)
+    job.state.skip = LeftOut(dict.fromkeys(order.batch(1, 4, 64, 5), 1))
     with pytest.raises(RuntimeError, match="every sample of step 1 is left out"):
         job.micro_batches(1)
     rank.channel.close()
@@ -214,7 +219,7 @@ def test_it_is_part_of_the_state_that_is_saved_and_copied(tmp_path: Path) -> Non
     assert rank.job.state.scalars()["skip"] == {"7": 3}
     newest = newest_first(tmp_path / "checkpoints")[0]
     assert verify(newest)["scalars"]["skip"] == {"7": 3}
-    rank.job.state.skip = {}
+    rank.job.state.skip = LeftOut()
     rank.job.state.load_scalars(verify(newest)["scalars"])
     assert rank.job.state.skip == {7: 3}
     rank.stop()

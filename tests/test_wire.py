@@ -23,6 +23,7 @@ LARGEST = {
     "examine": 10**7,
 }
 MESSAGES = [
+    wire.LeaveOut(after=0, samples=[4, 17], since=[3, 9]),
     Join(
         generation=3, rank=1, world=2, store_port=4711, source=0, receives=True, restore=False,
         timeout_s=60.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import ceil
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from harness.sim.step import Attempt, NonFinite
 from recovery import marks
 from recovery.interval import History
 from recovery.layout import Layout
+from recovery.told import Told
 from recovery.wire import (
     Abort,
     Agreed,
@@ -29,6 +30,7 @@ from recovery.wire import (
     Inquiry,
     Join,
     Joined,
+    LeaveOut,
     Message,
     Notice,
     Parked,
@@ -41,6 +43,7 @@ from recovery.wire import (
 EXIT_ERROR = 1
 BOOT_MS = 2.0
 Sleeping = Generator[float | None, Any, None]
+Order = Join | LeaveOut | Abort | Stop
 
 
 class SimRank:
@@ -73,10 +76,11 @@ class SimRank:
         self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
         self.memory: SimRemembering | None = None
         self.collectives = 0
-        self.skip: dict[int, int] = {}
+        self.skip: Mapping[int, int] = {}
+        self._told = Told()
         self.examine = 0
         self._group_of = group_of
-        self._orders: deque[Join | Abort | Stop] = deque()
+        self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
         self._aborted_generation = 0
         self._valid = self._announced = False
@@ -96,7 +100,7 @@ class SimRank:
                 self.faults.aborted()
                 if self.group is not None and self.group.generation <= message.generation:
                     self.group.abort(self.rank)
-            case Join() | Stop():
+            case Join() | LeaveOut() | Stop():
                 self._order(message)
             case Agreed():
                 self.checkpoints.told(message)
@@ -125,7 +129,7 @@ class SimRank:
         self.state = self.state.applied(reduced, lr)
         self.pending, self.told, self._fresh = None, (number, reduced), False
 
-    def _order(self, message: Join | Abort | Stop) -> None:
+    def _order(self, message: Order) -> None:
         self._orders.append(message)
         if self._awaiting is not None:
             self.process.wake(self._awaiting)
@@ -176,6 +180,8 @@ class SimRank:
             order = yield from self._next_order()
             if isinstance(order, Join):
                 yield from self._join(order)
+            elif isinstance(order, LeaveOut):
+                self._told.hear(order)
             elif isinstance(order, Abort):
                 if self.group is not None and order.generation >= self.generation:
                     self._park("aborted")
@@ -183,7 +189,7 @@ class SimRank:
                 self.leave()
                 return False
 
-    def _next_order(self) -> Generator[float | None, Any, Join | Abort | Stop]:
+    def _next_order(self) -> Generator[float | None, Any, Order]:
         while not self._orders:
             self._awaiting = self.process.ticket
             yield None
@@ -230,7 +236,7 @@ class SimRank:
         self._take_seat(Layout(world=self.world, shards=order.shards))
         assert self.writer is not None
         self.writer.generation = order.generation
-        self.skip, self.examine = order.skip, order.examine
+        self.skip, self.examine = self._told.of(order), order.examine
         self.mark.begin(order.generation, self.state.step)
         self.mark.collective(0)
         self.mark.enter(marks.JOINING)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from recovery.leftout import LeftOut
 from recovery.mechanisms import misuse, typed
 from recovery.mechanisms.digest import Digester
 from recovery.mechanisms.finite import Flaws
@@ -40,7 +41,7 @@ class TrainState:
         self.model = model
         self.seed = seed
         self.step = 0
-        self.skip: dict[int, int] = {}  # samples left out, each with the first step without it
+        self.skip = LeftOut()
         self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
         self.scheduler = scheduler
         self.registered = Registered()
@@ -102,7 +103,7 @@ class TrainState:
         if scalars["seed"] != self.seed:
             raise ValueError(f"state of seed {scalars['seed']} offered to a job of seed {self.seed}")
         self.step = int(scalars["step"])
-        self.skip = {int(sample): int(step) for sample, step in scalars.get("skip", {}).items()}
+        self.skip = LeftOut({int(sample): int(step) for sample, step in scalars.get("skip", {}).items()})
         self.last = [float(value) for value in scalars.get("last", [])]
         self.registered.load(scalars.get("registered", {}))
         if self.scheduler is not None:

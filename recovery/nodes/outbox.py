@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.nodes.link import Lazy, Link, Post
 from recovery.nodes.protocol import Frame, Tell
-from recovery.wire import Extra, Message
+from recovery.wire import Extra, LeaveOut, Message
 
 LONGEST = 1 << 20  # characters in one line, unless one message has more
 USUAL = 400  # in what a message has of its own; only a message of others may have more
@@ -80,7 +80,7 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
         for process, message in people:
             fields = vars(message)
             own = {key: fields[key] for key in apart}
-            size = len(message.model_dump_json()) if isinstance(message, Extra) else USUAL
+            size = len(message.model_dump_json()) if isinstance(message, Extra | LeaveOut) else USUAL
             if each and length + size > LONGEST:
                 yield Tell.model_construct(common=common, each=tuple(each))
                 each, length = [], 0

@@ -208,16 +208,17 @@ class Adopter(Standing):
     def _start_the_rest(self) -> None:
         """There has been no generation yet: start whom the lost supervisor had not started, and form the first."""
         self.stage = Stage.STARTING
-        gone = [p.name for p in self._crew if p.health is Health.DEAD]
+        gone = [p.name for p in self._crew if p.health is Health.DEAD and not p.noticed]
         if gone:
             self.stop("broken", f"{gone[0]} failed before training began, and so did the coordinator")
             return
-        roles = [p.role for p in self._crew]
+        there = [p for p in self._crew if p.health is not Health.DEAD]
+        roles = [p.role for p in there]
         for _ in range(self.world - roles.count("worker")):
             self._crew.spawn("worker", self.strategy.start_mode)
         for _ in range(self.strategy.spares_wanted - roles.count("spare")):
             self._crew.spawn("spare", "warm")
-        first = tuple(p.name for p in self._crew if p.role == "worker")
+        first = tuple(p.name for p in self._crew if p.role == "worker" and p.health is not Health.DEAD)
         self._formation.want(Form(members=first, state=self._first_state, cause="start"), ())
         self._form_if_ready()
 

@@ -151,7 +151,7 @@ class Controller(Corruptions, Lookout):
         if entry is None:
             return
         given_up = entry.health is Health.DEAD
-        self._crew.exited(entry)
+        self._crew.exited(entry, how)
         if given_up:
             return
         if self.stage is Stage.ENDING:
@@ -224,7 +224,12 @@ class Controller(Corruptions, Lookout):
         else:
             self._crew.fence(entry)
             answer = self.strategy.on_spare_lost
-        if self.stage is Stage.TRAINING:
+        if self.stage is Stage.ADOPTING:
+            if entry.health is Health.DEAD:
+                self._heard(entry)
+        elif self.stage in (Stage.STARTING, Stage.WAITING):
+            self._form_if_ready()  # it may be the one that was waited for
+        elif self.stage is Stage.TRAINING:
             self._act(answer(self._view()))
         elif self.stage is Stage.PAUSING and entry.name in self.members:
             # With this one gone too, what was to be left to others may have to be saved.
@@ -240,8 +245,10 @@ class Controller(Corruptions, Lookout):
         (self._failures.current if concerned else self._failures.history).append(failure)
         if self.stage is Stage.ADOPTING:
             self._heard(entry)
-        elif self.stage is Stage.STARTING:
+        elif self.stage is Stage.STARTING and not self._left_early(entry):
             self.stop("broken", f"{entry.name} failed before training began: {detail}")
+        elif self.stage is Stage.STARTING:
+            self._begin_without(entry)
         elif self.stage is Stage.STOPPING:
             self._decide_if_parked()
         elif self.stage is Stage.WAITING and self._formation.awaits(entry.name):

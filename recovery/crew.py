@@ -65,6 +65,11 @@ class Process:
         self.lists[health][self.name] = self
 
 
+EARLY_TRIES = 4
+"""Processes started for each that is wanted, while machines go before training begins."""
+TERMINATED = "signal 15"
+
+
 class Crew:
     """Every process that lives, members of the last generation that do not, and who holds which rank now."""
 
@@ -104,8 +109,10 @@ class Crew:
         for process in list(self._lists[Health.DEAD].values()):
             self._forget(process)
 
-    def exited(self, process: Process) -> None:
-        """It is gone. Nobody asks for it any more, unless it was a member of the last generation."""
+    def exited(self, process: Process, how: str = "") -> None:
+        """It is gone. Nobody asks for it any more, unless it was a member of the last generation. One that could not
+        hear of a notice yet ends by it."""
+        process.noticed = process.noticed or how == TERMINATED
         process.health, process.gone = Health.DEAD, True
         self._forget(process)
 
@@ -126,6 +133,11 @@ class Crew:
         self._started += 1
         self._processes[name] = process
         return process
+
+    @property
+    def started(self) -> int:
+        """How many processes there have been."""
+        return self._started
 
     def overdue(self, now_s: float) -> list[Process]:
         """Processes that should have been ready by now."""

@@ -45,6 +45,12 @@ class Formation:
         """Forget the pending form."""
         self._set(None)
 
+    def exchange(self, name: str, other: str) -> None:
+        """Have another process take the place of one that the pending form names."""
+        assert self.pending is not None
+        members = tuple(other if member == name else member for member in self.pending.members)
+        self._set(replace(self.pending, members=members))
+
     def _set(self, form: Form | None) -> None:
         self.pending, self._unable = form, 0
         self._awaited = frozenset(form.members if form else ())
@@ -66,8 +72,10 @@ class Formation:
         """Whether all members can be told. ``with_spares``: a job starts with everything it was promised."""
         if self.pending is None:
             return False
-        if with_spares:
-            return self._crew.only(*_ABLE)
+        if with_spares and not self._crew.only(
+            *_ABLE, Health.DEAD
+        ):  # who left before it began is not waited for
+            return False
         members = self.pending.members
         for rank in range(self._unable, len(members)):
             if self._crew[members[rank]].health not in _ABLE:

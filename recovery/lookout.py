@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 
 from recovery.adoption import Adopter
-from recovery.crew import Process
+from recovery.crew import EARLY_TRIES, Process
 from recovery.progress import ProgressWatch
 from recovery.settling import Settling
 from recovery.strategy import Cause, ClusterView, Decision
@@ -87,6 +87,18 @@ class Lookout(Adopter):
             self._fail(self._crew[hang.process], Cause.HANG, hang.detail)
         else:
             self._suspect(hang.detail)
+
+    def _left_early(self, entry: Process) -> bool:
+        """Whether it went before training began because its machine goes, and another may take its place."""
+        wanted = self.world + self.strategy.spares_wanted
+        return self.strategy.replaces and entry.noticed and self._crew.started < EARLY_TRIES * wanted
+
+    def _begin_without(self, entry: Process) -> None:
+        """Nothing of the job is lost with it."""
+        if self._formation.awaits(entry.name):
+            self._failures.current.clear()  # nobody's generation broke
+            self._formation.exchange(entry.name, self._crew.spawn("worker", self.strategy.start_mode))
+        self._form_if_ready()
 
     @abstractmethod
     def _fail(self, entry: Process, cause: Cause, detail: str) -> None: ...

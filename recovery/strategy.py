@@ -248,13 +248,14 @@ class Strategy(BaseModel):
     """Base of a strategy; its fields are its YAML parameters.
 
     ``exact``: promises a result bit-identical to the unfaulted run. ``keeps_survivors``: survivors park and
-    keep state.
+    keep state. ``replaces``: one that leaves before training began, as it was told to, is replaced.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     exact: ClassVar[bool] = True
     keeps_survivors: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
 
     @property
     def spares_wanted(self) -> int:

@@ -81,6 +81,86 @@ def test_without_recovery_a_notice_changes_nothing() -> None:
     assert rig.control.outcome == "gave-up"
 
 
+@pytest.mark.parametrize("when", ["before it is ready", "as the last one ready", "while others start"])
+def test_a_spare_that_is_noticed_before_training_began_holds_nobody_up(when: str) -> None:
+    rig = Rig(HotSpare())
+    before = {"before it is ready": 4, "as the last one ready": 3, "while others start": 1}[when]
+    rig.ready(*["w0", "w1", "w2", "w3"][:before], *(["s4"] if before < 4 else []))
+    tell(rig, "s4")
+    rig.ready(*["w0", "w1", "w2", "w3"][before:])
+    assert (rig.stage, rig.got(Stop)) == (Stage.FORMING, ["s4"])
+    rig.join("w0", "w1", "w2", "w3", step=0)
+    rig.die("s4", how="exit code 0")
+    rig.go_on(1, first=1)
+    assert (rig.stage, rig.names("spare")) == (Stage.TRAINING, ["s4", "s5"]), "and is replaced"
+
+
+@pytest.mark.parametrize(
+    "strategy", [HotSpare(), DropReplica(), CheckpointRestart()], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize("heard", [True, False], ids=["it heard of it", "it ends by the signal"])
+@pytest.mark.parametrize("first", [True, False], ids=["it goes first", "the others are ready first"])
+def test_a_rank_to_be_that_is_noticed_and_goes_before_training_began_is_replaced(
+    strategy: Strategy, first: bool, heard: bool
+) -> None:
+    rig = Rig(strategy)
+    others = ["w0", "w2", "w3", *rig.names("spare")]
+    if heard:
+        tell(rig, "w1")
+    if not first:
+        rig.ready(*others)
+    rig.die("w1", how="signal 9" if heard else "signal 15")
+    if first:
+        rig.ready(*others)
+    new = rig.names()[-1]
+    assert (rig.stage, rig.control.outcome) == (Stage.STARTING, "")
+    rig.ready(new)
+    assert rig.members == ("w0", new, "w2", "w3")
+    rig.join(*rig.members, step=0)
+    rig.go_on(1, first=1)
+    assert rig.stage is Stage.TRAINING
+
+
+def test_a_rank_to_be_that_is_noticed_and_lives_until_training_begins_leaves_then() -> None:
+    rig = Rig(HotSpare())
+    tell(rig, "w1")
+    rig.ready("w0", "w1", "w2", "w3", "s4")
+    rig.join("w0", "w1", "w2", "w3", step=0)
+    assert (rig.stage, rig.got(PauseRequest)) == (Stage.PAUSING, ["w0"])
+
+
+def test_a_job_that_cannot_begin_for_notices_ends() -> None:
+    rig, tries = Rig(DropReplica()), 0
+    while not rig.control.outcome:
+        rig.die(rig.names()[-1], how="signal 15")
+        tries += 1
+    assert (rig.control.outcome, 4 < tries < 40) == ("broken", True)
+
+
+def test_without_recovery_a_rank_to_be_that_goes_as_it_was_told_to_ends_the_job() -> None:
+    rig = Rig(NoRecovery())
+    tell(rig, "w1")
+    rig.die("w1")
+    assert rig.control.outcome == "broken"
+
+
+@pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
+def test_a_replacement_that_is_noticed_while_it_is_waited_for_is_replaced_when_it_goes(
+    strategy: Strategy,
+) -> None:
+    rig = Rig(strategy, world=2)
+    rig.train(steps=10)
+    if isinstance(strategy, HotSpare):
+        rig.die("s2")
+    rig.die("w1")
+    rig.park("w0", step=10)
+    waited = [name for name in rig.names() if name not in ("w0", "w1", "s2")]
+    assert waited or rig.stage is Stage.FORMING
+    tell(rig, *waited)
+    rig.die(*waited)
+    assert rig.control.outcome == ""
+
+
 def test_a_noticed_spare_goes_at_once_and_is_replaced() -> None:
     rig = Rig(HotSpare())
     rig.train(steps=10)

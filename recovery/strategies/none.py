@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from recovery.strategy import ClusterView, Decision, GiveUp, Strategy
 
 
 class NoRecovery(Strategy):
     """Give up at the first failure: what a plain training script does."""
+
+    replaces: ClassVar[bool] = False
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Give up."""

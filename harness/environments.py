@@ -20,6 +20,7 @@ from chaos import plugins
 from chaos.errors import ScenarioError
 from chaos.sla import nearest
 from harness.stack import ROOT, Requirements, Settings, Stack
+from harness.tuned import stack_of
 
 VARIABLE = "TRAINCHAOS_STACKS"
 MARK = "trainchaos-ready.json"
@@ -80,7 +81,7 @@ def find(name: str) -> type[Stack]:
 
 def made(name: str, settings: Settings = "default") -> Stack:
     """A stack with one of its settings. Raises ScenarioError as ``find`` does."""
-    return find(name)(settings)
+    return stack_of(name, find(name), settings)
 
 
 def root() -> Path:

@@ -15,6 +15,12 @@ from typing import ClassVar, Literal
 from chaos.errors import ScenarioError
 
 Settings = Literal["default", "tuned"]
+Value = int | float | str
+"""Of an option that a sweep may choose."""
+Way = Literal["replica", "spare", "restart", "shrink", "none"]
+"""How a stack goes on, which decides what it is compared with: survivors go on and the lost replica comes back; a
+process that is paid for all the time takes the lost one's place; everything starts again from a checkpoint; survivors
+go on and nothing comes back; it does not."""
 ROOT = Path(__file__).resolve().parent.parent
 """Where these packages lie; scripts in another environment find them by PYTHONPATH."""
 CHECKPOINTS = "checkpoints"
@@ -96,9 +102,20 @@ class Stack:
     """None: what chaos itself has."""
     tuned_because: ClassVar[str] = ""
     """Where its documentation recommends what ``tuned`` chooses, and why."""
+    way: ClassVar[Way] = "restart"
+    grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {}
+    """Documented options -> values that a sweep tries, in all combinations; empty: there is nothing to sweep."""
+    plain: ClassVar[Mapping[str, Value]] = {}
+    """The same options with settings ``default``."""
+    advised: ClassVar[Mapping[str, Value]] = {}
+    """The same options with settings ``tuned`` while no sweep is recorded: what ``tuned_because`` says."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, values: Mapping[str, Value] | None = None) -> None:
+        """``values``: of a sweep, instead of ``advised``; options that are not in it stay as advised."""
         self.settings = settings
+        self.values: Mapping[str, Value] = (
+            {**self.advised, **(values or {})} if settings == "tuned" else dict(self.plain)
+        )
 
     @abstractmethod
     def chosen(self) -> Mapping[str, object]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.compare.prepare import Asked, Prepared
 
 PLACE = "compare"
+SUFFIX = ".tar.xz"
 _PATH: click.Path = click.Path(path_type=Path)
 _SETTINGS = click.Choice(["default", "tuned", "both"])
 
@@ -35,7 +36,9 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 @click.option(
     "--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Seeds: pairs of each."
 )
-@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="The first one.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), help="The first one; default: 1, of a sweep (--tune) 9001."
+)
 @click.option("--name", default="", help="Of the comparison; default: the time, with --resume the newest.")
 @click.option(
     "--runs", type=_PATH, default=Path("runs"), show_default=True, help="Where it is kept: RUNS/compare/NAME."
@@ -54,6 +57,14 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     help="What the others are set against; default: the first built-in.",
 )
 @click.option("--same", is_flag=True, help="Play the reference twice: what comes out between equal stacks.")
+@click.option(
+    "--tune", default="", metavar="STACK", help="Sweep this stack's options; the best become its `tuned`."
+)
+@click.option("--closed", is_flag=True, help="Claim the closed division (docs/benchmark-rules.md), or stop.")
+@click.option(
+    "--without", multiple=True, metavar="STACK:FAMILY", help="Leave a stack out of a family; may be repeated."
+)
+@click.option("--archive", type=_PATH, help="Also pack plan, event logs and results into this .tar.xz.")
 @click.option("--price", type=click.FloatRange(0), help="Of an hour of one GPU, to say what a failure costs.")
 @click.option("--currency", default="USD", show_default=True, help="Of --price.")
 @click.option("--resume", is_flag=True, help="Go on with what is missing; alone, as it was planned.")
@@ -68,10 +79,13 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     """Compare recovery stacks under the same faults, or stored runs.
 
     WHAT are fault families (scenario files, such as scenarios/compare/*.yaml): for each of them, each stack and each
-    seed, one job with the fault and one without. Or directories of runs, which are compared as they are.
+    seed, one job with the fault and one without. Or directories of runs, which are compared as they are; or a packed
+    comparison (.tar.xz).
     """
     if options["resume"] and options["anew"]:
         raise click.UsageError("say --resume or --anew, not both")
+    if len(what) == 1 and what[0].name.endswith(SUFFIX):
+        return _packed(what[0], options)
     directories = [path for path in what if path.is_dir()]
     if directories and len(directories) < len(what):
         raise click.UsageError("name scenario files to play, or run directories to compare, not both")
@@ -80,6 +94,23 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     if not what and not options["resume"]:
         raise click.UsageError("name fault families, such as scenarios/compare/*.yaml, or run directories")
     return _play(what, options)
+
+
+def _packed(path: Path, options: dict[str, Any]) -> int:
+    """The report of a packed comparison, beside the others; the archive stays as it is."""
+    import tempfile
+
+    from harness.compare.archive import unpack
+    from harness.compare.directory import Directory
+    from harness.compare.gather import gather
+
+    with tempfile.TemporaryDirectory(prefix="chaos-archive-") as away:
+        unpack(path, Path(away))
+        made = gather(Directory(Path(away)))
+    target = options["runs"] / PLACE / (options["name"] or path.name.removesuffix(SUFFIX))
+    if (target / "plan.json").exists():
+        target = target.with_name(f"{target.name}-packed")
+    return _written(made, target, quiet=options["quiet"])
 
 
 def _stored(paths: list[Path], options: dict[str, Any]) -> int:
@@ -103,7 +134,17 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
             paths, name=name, argv=sys.argv[1:], price=options["price"], currency=options["currency"]
         )
         target = options["runs"] / PLACE / name
+    if options["archive"] is not None:
+        if len(paths) != 1 or not single.plan.is_file():
+            raise click.UsageError("--archive packs one comparison: name its directory alone")
+        _pack(single, options["archive"])
     return _written(made, target, quiet=options["quiet"])
+
+
+def _pack(directory: Directory, target: Path) -> None:
+    from harness.compare.archive import pack
+
+    click.echo(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
@@ -151,10 +192,27 @@ def _played(player: Player, options: dict[str, Any]) -> int:
         code = error.exit_code
     if directory.played():
         _written(gather(directory), directory.root, quiet=options["quiet"])
-    if code != errors.EXIT_PASS:
+    if code == errors.EXIT_PASS:
+        _finished(player, options)
+    else:
         how = f"chaos compare --resume --name {player.plan.name} --runs {options['runs']}"
         click.echo(f"not everything was played; to go on with exactly what is missing:\n  {how}", err=True)
     return code
+
+
+def _finished(player: Player, options: dict[str, Any]) -> None:
+    """What is made of a comparison in which every arm was played: a packed copy, a stack's settings."""
+    if options["archive"] is not None:
+        _pack(player.directory, options["archive"])
+    if player.plan.tune:
+        from harness import environments, tuned
+        from harness.compare.gather import gather
+        from harness.compare.play import now
+        from harness.compare.tuning import sweep_of
+
+        kind = environments.find(player.plan.tune)
+        sweep = sweep_of(player.plan, gather(player.directory).trials, kind, now())
+        click.echo(f"{tuned.write(sweep)}: {', '.join(f'{k} = {v}' for k, v in sweep.best.items())}")
 
 
 @dataclass(kw_only=True)
@@ -208,10 +266,27 @@ def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory
     names = [word for word in options["stacks"].split(",") if word.strip()]
     return Asked(
         name=directory.root.name, scenarios=what, stacks=names,
-        settings=options["settings"], repeat=options["repeat"], seed=options["seed"], deadline=options["deadline"],
+        settings=options["settings"], repeat=options["repeat"], seed=_seed(options), deadline=options["deadline"],
         against=options["against"], same=options["same"], price=options["price"], currency=options["currency"],
-        skip_missing=options["skip_missing"], argv=sys.argv[1:],
+        skip_missing=options["skip_missing"], argv=sys.argv[1:], closed=options["closed"], tune=options["tune"],
+        without=[_left_out(word) for word in options["without"]],
     )  # fmt: skip
+
+
+def _seed(options: dict[str, Any]) -> int:
+    """The first seed; those of a sweep are its own, so that nothing is tuned on what is then compared."""
+    from harness.compare.tuning import FIRST_SEED
+
+    if options["seed"] is not None:
+        return int(options["seed"])
+    return FIRST_SEED if options["tune"] else 1
+
+
+def _left_out(word: str) -> tuple[str, str]:
+    stack, colon, family = word.partition(":")
+    if not colon or not stack or not family:
+        raise click.UsageError(f"--without {word}: write STACK:FAMILY")
+    return stack, family
 
 
 def _place(directory: Directory, plan: Plan, options: dict[str, Any]) -> Plan:

@@ -25,7 +25,7 @@ from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from harness import devices, naming, processes
 from harness.compare.plan import Arm
 from harness.results import Model
-from harness.stack import ROOT, Settings
+from harness.stack import ROOT, Settings, Way
 
 SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
@@ -35,18 +35,21 @@ SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "version
 
 
 class PlannedFamily(Model):
-    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between checkpoints."""
+    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between checkpoints; ``script``:
+    it tests what the training script checks rather than how a stack recovers (``harness.compare.plan.Family``)."""
 
     name: str
     path: str
     digest: str
     about: str
     workload: tuple[str, int, int, int, int]
+    script: bool = False
 
 
 class PlannedStack(Model):
     """A stack as planned. ``ranks_beside``: processes provisioned beside the ranks, spares; ``not_offered``: family ->
-    why it cannot be put under it."""
+    why it cannot be put under it; ``way``: of ``harness.stack.Way``; ``against``: the stack it is set against, empty:
+    the plan's reference."""
 
     label: str
     name: str
@@ -59,11 +62,15 @@ class PlannedStack(Model):
     fidelity: list[str]
     ranks_beside: int = 0
     not_offered: dict[str, str] = Field(default={})
+    way: Way = "restart"
+    against: str = ""
 
 
 class Plan(Model):
     """What ``plan.json`` holds. ``deadline``: seconds without a new step after which an arm is over; ``skipped``: label
-    -> why it does not take part; ``changes``: what was no longer the same when the comparison was resumed."""
+    -> why it does not take part; ``changes``: what was no longer the same when the comparison was resumed; ``closed``:
+    it claims the closed division of docs/benchmark-rules.md; ``tune``: the stack whose options are swept, if any;
+    ``without``: (stack, family) left out."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -81,6 +88,9 @@ class Plan(Model):
     arms: list[Arm]
     provenance: dict[str, Any]
     changes: list[str] = Field(default=[])
+    closed: bool = False
+    tune: str = ""
+    without: list[tuple[str, str]] = Field(default=[])
 
     @property
     def workloads(self) -> dict[str, tuple[str, int, int, int, int]]:
@@ -90,7 +100,8 @@ class Plan(Model):
 
 class Played(Model):
     """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the comparison's;
-    ``usable``: False where the harness failed or was ended, so that the arm says nothing."""
+    ``usable``: False where the harness failed or was ended, so that the arm says nothing; ``busy``: share of the
+    processors that other programs used just before it began; None: not measured."""
 
     arm: Arm
     run: str
@@ -98,6 +109,7 @@ class Played(Model):
     verdict: str
     seconds: float
     finished: str
+    busy: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from chaos.errors import LogError
 from chaos.events import Log, read_log
 from harness import naming
-from harness.compare import summary
+from harness.compare import rules, summary
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.model import Comparison, StackInfo, Trial
 from harness.compare.outcome import completed, ended, judged
@@ -76,19 +76,25 @@ def gather(directory: Directory) -> Comparison:
         not_offered={(s.label, family): why for s in plan.stacks for family, why in s.not_offered.items()},
     )  # fmt: skip
     seed = plan.seeds[0] if plan.seeds else 0
-    ratios = summary.ratios_of(trials, plan.reference, seed=seed)
+    script = [family.name for family in plan.families if family.script]
+    ratios = summary.ratios_of(
+        trials, plan.reference, seed=seed, apart=script,
+        against={stack.label: stack.against for stack in plan.stacks if stack.against},
+    )  # fmt: skip
     again = f"{plan.reference} {AGAIN}"
+    same = [ratio for ratio in ratios if ratio.label == again]
     done = [one.finished for one in played.values()]
     missing = sum(1 for arm in plan.arms if arm not in played)
+    broken = rules.broken_by(plan, played.values(), same, missing) if plan.closed else []
     return Comparison(
         name=plan.name, started=plan.started, finished=max(done, default=None) if not missing else None,
         machine=plan.provenance, workload=_workload(plan), stacks=stacks,
         families={family.name: family.about for family in plan.families}, trials=trials, cells=cells,
         ratios=[ratio for ratio in ratios if ratio.label != again], reference=plan.reference,
-        same=[ratio for ratio in ratios if ratio.label == again], skipped=plan.skipped, price=plan.price,
+        same=same, skipped=plan.skipped, price=plan.price,
         currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
         reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline, cautions=_cautions(plan),
-        missing=missing,
+        missing=missing, script=script, division="closed" if plan.closed and not broken else "open", broken=broken,
     )  # fmt: skip
 
 
@@ -127,6 +133,7 @@ def info_of(stack: PlannedStack) -> StackInfo:
     return StackInfo(
         label=stack.label, stack=stack.name, settings=stack.settings, ours=stack.ours, description=stack.title,
         chosen=stack.chosen, because=stack.because, versions=stack.versions, fidelity=stack.fidelity,
+        way=stack.way, against=stack.against,
     )  # fmt: skip
 
 
@@ -145,7 +152,7 @@ def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
         label=arm.label, family=arm.family, seed=arm.seed, log=log, control=runs.log(control),
         ideal=ideal or runs.log(control), run=played.run, control_run=against.run if against else "",
         verdict=played.verdict,
-        reproduce=f"chaos run {runs.directory.scenario(arm)}",
+        reproduce=f"chaos run scenarios/{arm.id}.yaml",
         beside=next((stack.ranks_beside for stack in plan.stacks if stack.label == arm.label), 0),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from harness.results import Metric, Model, PhaseSpan
+from harness.stack import Way
 
 SCHEMA_VERSION = 1
 _NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -43,7 +44,8 @@ Difference = Literal[
 class StackInfo(Model):
     """One compared thing: a stack with one of its settings. ``label``: unique, such as ``torchft tuned``; ``ours``: a
     strategy of this project; ``because``: why these settings are its best documented ones; ``versions``: package ->
-    version."""
+    version; ``way``: how it goes on after a failure (``harness.stack.Way``); ``against``: label of the stack that it is
+    set against, empty: the comparison's reference."""
 
     label: str
     stack: str
@@ -54,6 +56,8 @@ class StackInfo(Model):
     because: str
     versions: dict[str, str]
     fidelity: list[str]
+    way: Way = "restart"
+    against: str = ""
 
 
 class Trial(Model):
@@ -138,7 +142,9 @@ class Comparison(Model):
     """Everything a report of a comparison shows. ``price``: of a GPU hour; ``families``: name -> what is done to the
     job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it was asked for; ``deadline``: seconds
     without a new step after which a job counts as never recovered; ``cautions``: what differs between arms beside the
-    stack (machine, code, workload), so that they are no fair pair; ``missing``: arms planned and not played yet."""
+    stack (machine, code, workload), so that they are no fair pair; ``missing``: arms planned and not played yet;
+    ``script``: families that test the training script rather than the stack; ``division``: of docs/benchmark-rules.md;
+    ``broken``: rules of the closed division that were broken, where it was claimed."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -161,3 +167,6 @@ class Comparison(Model):
     deadline: float | None = None
     cautions: list[str] = Field(default=[])
     missing: int = 0
+    script: list[str] = Field(default=[])
+    division: Literal["closed", "open"] = "open"
+    broken: list[str] = Field(default=[])

@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +16,14 @@ from chaos.loading.diagnostics import unknown
 from chaos.scenario import Cell
 from harness.results import Model
 from harness.stack import CommonJob, Settings, Stack
+from harness.tuned import stack_of
 
 AGAIN = "again"
 """Ends the label of the A/A arm: the reference a second time."""
 COMMON = {"size", "data"}
 """Parameters of the workload that a fault family may set."""
+CHANGES_VALUES = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync", "poison-sample")
+"""Kinds of faults after which the state or the data is wrong."""
 Wanted = Literal["default", "tuned", "both"]
 GUESS_START_S = 15.0  # until the first step, and to the end after the last; measured on 2 cores with 4 ranks
 GUESS_STEP_S = 0.12
@@ -45,6 +48,12 @@ class Family:
     path: Path
     cell: Cell
     digest: str
+
+    @property
+    def script(self) -> bool:
+        """Whether it tests the training script rather than the stack: its faults change values, which no stack but a
+        script's own checks would notice. It is shown apart, and stays out of the headline."""
+        return {fault.kind for fault in self.cell.scenario.faults} & set(CHANGES_VALUES) != set()
 
     @property
     def about(self) -> str:
@@ -110,17 +119,18 @@ def entrants(names: Sequence[str], stacks: Mapping[str, type[Stack]], settings: 
                 f"--stacks: {word.strip()!r}: {unknown('setting', which, ('default', 'tuned', 'both'))}",
                 hint=f"write {name}, {name}:default, {name}:tuned or {name}:both",
             )
-        for one in _settings(stacks[name], which or settings):
+        for one in _settings(name, stacks[name], which or settings):
             entrant = Entrant(
-                label=f"{name} {one}", name=name, settings=one, stack=stacks[name](settings=one)
+                label=f"{name} {one}", name=name, settings=one, stack=stack_of(name, stacks[name], one)
             )
             found[entrant.label] = entrant
     return list(found.values())
 
 
-def _settings(kind: type[Stack], wanted: str) -> list[Settings]:
+def _settings(name: str, kind: type[Stack], wanted: str) -> list[Settings]:
     if wanted == "both":
-        same = dict(kind(settings="default").chosen()) == dict(kind(settings="tuned").chosen())
+        default, tuned = (stack_of(name, kind, one).chosen() for one in ("default", "tuned"))
+        same = dict(default) == dict(tuned)
         return ["default"] if same else ["default", "tuned"]
     return ["tuned"] if wanted == "tuned" else ["default"]
 
@@ -182,10 +192,18 @@ def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> Non
             )
 
 
-def arms_of(chosen: Sequence[Entrant], families: Sequence[Family], seeds: Iterable[int]) -> list[Arm]:
+def arms_of(
+    chosen: Sequence[Entrant],
+    families: Sequence[Family],
+    seeds: Iterable[int],
+    *,
+    controls: bool = True,
+    without: Collection[tuple[str, str]] = (),
+) -> list[Arm]:
     """All arms, seed by seed, within a seed shuffled by it: whatever else the machine does meets all alike.
 
-    Every stack has one control for each seed and workload, which its families share.
+    Every stack has one control for each seed and workload, which its families share, but for ``controls`` False.
+    ``without``: (name of a stack, family) that are left out.
     """
     arms: list[Arm] = []
     for seed in seeds:
@@ -193,10 +211,10 @@ def arms_of(chosen: Sequence[Entrant], families: Sequence[Family], seeds: Iterab
         for one in chosen:
             first: dict[Any, str] = {}
             for family in families:
-                if one.stack.not_offered(family.name) is not None:
+                if one.stack.not_offered(family.name) is not None or (one.name, family.name) in without:
                     continue
                 like = first.setdefault(family.workload, family.name)
-                for name in (None, family.name):
+                for name in (None, family.name) if controls else (family.name,):
                     arm = Arm(
                         label=one.label, family=name, like=like if name is None else family.name, seed=seed
                     )

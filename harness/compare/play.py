@@ -22,6 +22,7 @@ from chaos.loading.load import LoadedScenario, load
 from harness.compare import scenario
 from harness.compare.directory import Directory, Plan, Played
 from harness.compare.plan import Arm, Entrant, Family, seconds_left
+from harness.compare.quiet import busy_share
 from harness.results import Results
 from harness.runner import run_scenario
 from harness.workload import Workload
@@ -105,7 +106,8 @@ class Player:
         return code
 
     def _one(self, arm: Arm) -> tuple[Played, Results]:
-        loaded, started = self.scenario_of(arm), time.monotonic()
+        loaded, busy = self.scenario_of(arm), busy_share()
+        started = time.monotonic()
         results = run_scenario(
             loaded, runs=self.directory.runs, seed=None, live=False, argv=["run", str(loaded.path)]
         )
@@ -113,7 +115,7 @@ class Player:
         played = Played(
             arm=arm, run=str(run.relative_to(self.directory.root)), verdict=results.verdict,
             usable=results.verdict not in UNUSABLE and bool(results.arms),
-            seconds=time.monotonic() - started, finished=now(),
+            seconds=time.monotonic() - started, finished=now(), busy=busy,
         )  # fmt: skip
         return played, results
 

@@ -11,6 +11,7 @@ from chaos.catalogue import Catalogue
 from chaos.errors import InfrastructureError, ScenarioError
 from chaos.loading.load import load
 from harness import environments
+from harness.compare import rules, tuning
 from harness.compare.directory import (
     Directory,
     Plan,
@@ -34,12 +35,14 @@ from harness.compare.plan import (
 from harness.compare.play import now
 from harness.devices import versions
 from harness.stack import Stack
+from harness.tuned import because
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What the command line says. ``seed``: of the first repetition, the others follow it; ``against``: label of the
-    reference, empty for the first built-in one; ``deadline``: seconds."""
+    reference, empty for the first built-in one; ``deadline``: seconds; ``closed``, ``tune``, ``without``: as of
+    ``Plan``."""
 
     name: str
     scenarios: Sequence[Path]
@@ -54,6 +57,9 @@ class Asked:
     currency: str
     skip_missing: bool
     argv: Sequence[str]
+    closed: bool = False
+    tune: str = ""
+    without: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ class Prepared:
 
 def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogue) -> Prepared:
     """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
-    chosen = entrants(asked.stacks, stacks, asked.settings)
+    chosen = _entrants(asked, stacks)
     families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
     pythons, missing = _pythons(chosen)
     if missing and not asked.skip_missing:
@@ -89,21 +95,53 @@ def prepare(asked: Asked, stacks: Mapping[str, type[Stack]], catalogue: Catalogu
         )
         chosen, pythons = [*chosen, again], {**pythons, again.label: pythons[reference]}
     check_families(families, chosen)
+    _check_without(asked.without, chosen, families)
     seeds = list(range(asked.seed, asked.seed + asked.repeat))
     plan = Plan(
         name=asked.name, started=now(), argv=list(asked.argv), seeds=seeds, deadline=asked.deadline,
         reference=reference, same=asked.same, price=asked.price, currency=asked.currency,
         families=[
-            PlannedFamily(name=f.name, path=str(f.path), digest=f.digest, about=f.about, workload=f.workload)
+            PlannedFamily(
+                name=f.name, path=str(f.path), digest=f.digest, about=f.about, workload=f.workload, script=f.script
+            )
             for f in families
         ],
-        stacks=[_planned(one, families) for one in chosen], skipped=missing,
-        arms=arms_of(chosen, families, seeds), provenance=provenance(),
+        stacks=[_planned(one, families, chosen, reference) for one in chosen], skipped=missing,
+        arms=arms_of(chosen, families, seeds, controls=not asked.tune, without=asked.without),
+        provenance=provenance(), closed=asked.closed, tune=asked.tune, without=list(asked.without),
     )  # fmt: skip
+    if asked.closed and (broken := rules.broken(plan, families)):
+        raise ScenarioError(
+            f"--closed: {'; '.join(broken)}",
+            hint="docs/benchmark-rules.md; without --closed it is the open division",
+        )
     return Prepared(
         plan=plan, entrants={one.label: one for one in chosen}, families={f.name: f for f in families},
         pythons=pythons,
     )  # fmt: skip
+
+
+def _entrants(asked: Asked, stacks: Mapping[str, type[Stack]]) -> list[Entrant]:
+    if not asked.tune:
+        return entrants(asked.stacks, stacks, asked.settings)
+    if asked.stacks or asked.same or asked.closed:
+        raise ScenarioError(
+            "--tune sweeps one stack by itself", hint="leave --stacks, --same and --closed out"
+        )
+    entrants([asked.tune], stacks, "tuned")  # that there is such a stack
+    return tuning.candidates(asked.tune, stacks[asked.tune])
+
+
+def _check_without(
+    without: Sequence[tuple[str, str]], chosen: Sequence[Entrant], families: Sequence[Family]
+) -> None:
+    names, known = {one.name for one in chosen}, {family.name for family in families}
+    for stack, family in without:
+        if stack not in names or family not in known:
+            raise ScenarioError(
+                f"--without {stack}:{family}: {family if stack in names else stack} does not take part",
+                hint=f"stacks: {', '.join(sorted(names))}; families: {', '.join(sorted(known))}",
+            )
 
 
 def _reference(chosen: Sequence[Entrant], against: str) -> str:
@@ -120,15 +158,32 @@ def _reference(chosen: Sequence[Entrant], against: str) -> str:
     return next((one.label for one in chosen if one.stack.ours), labels[0])
 
 
-def _planned(one: Entrant, families: Sequence[Family]) -> PlannedStack:
+def _like(one: Entrant, chosen: Sequence[Entrant], reference: str) -> str:
+    """Label of what a stack is set against: the built-in that goes on in the same way, else the reference."""
+    of_kind = [
+        other.label
+        for other in chosen
+        if other.stack.ours and other.stack.way == one.stack.way and not other.label.endswith(AGAIN)
+    ]
+    alike = [label for label in of_kind if label != one.label]
+    if one.stack.ours or one.label == reference or not alike or reference in of_kind:
+        return reference
+    same = [label for label in alike if label.endswith(f" {one.settings}")]
+    return (same or alike)[0]
+
+
+def _planned(
+    one: Entrant, families: Sequence[Family], chosen: Sequence[Entrant], reference: str
+) -> PlannedStack:
     refusals = {family.name: one.stack.not_offered(family.name) for family in families}
     return PlannedStack(
         label=one.label, name=one.name, settings=one.settings, ours=one.stack.ours, title=one.stack.title,
         chosen={name: _plain(value) for name, value in one.stack.chosen().items()},
-        because=one.stack.tuned_because if one.settings == "tuned" else "",
+        because=because(one.name, type(one.stack)) if one.settings == "tuned" else "",
         versions=_versions(one), fidelity=list(one.stack.fidelity()),
         ranks_beside=max(one.stack.provisioned(f.job(0, Path())) - f.workload[1] for f in families),
         not_offered={name: why for name, why in refusals.items() if why is not None},
+        way=one.stack.way, against=_like(one, chosen, reference),
     )  # fmt: skip
 
 
@@ -162,10 +217,16 @@ def as_planned(plan: Plan, *, skip_missing: bool) -> Asked:
     again = f"{plan.reference} {AGAIN}"
     return Asked(
         name=plan.name, scenarios=[Path(family.path) for family in plan.families],
-        stacks=[f"{stack.name}:{stack.settings}" for stack in plan.stacks if stack.label != again],
+        stacks=[
+            f"{stack.name}:{stack.settings}"
+            for stack in plan.stacks
+            if stack.label != again and not plan.tune
+        ],
         settings="default", repeat=len(plan.seeds), seed=plan.seeds[0], deadline=plan.deadline,
-        against=plan.reference.replace(" ", ":"), same=plan.same, price=plan.price, currency=plan.currency,
-        skip_missing=skip_missing or bool(plan.skipped), argv=plan.argv,
+        against="" if plan.tune else plan.reference.replace(" ", ":"), same=plan.same, price=plan.price,
+        currency=plan.currency,
+        skip_missing=skip_missing or bool(plan.skipped), argv=plan.argv, closed=plan.closed, tune=plan.tune,
+        without=plan.without,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from harness.compare.model import CellSummary, OutcomeClass, Ratio, Trial
@@ -114,8 +114,16 @@ def _metric(unit: str, values: Iterable[float | None], better: str = "lower") ->
     )  # fmt: skip
 
 
-def ratios_of(trials: Sequence[Trial], reference: str, *, seed: int) -> list[Ratio]:
-    """Every stack against the reference, by pairs of the same seed, and for recovery also over all families together.
+def ratios_of(
+    trials: Sequence[Trial],
+    reference: str,
+    *,
+    seed: int,
+    against: Mapping[str, str] | None = None,
+    apart: Collection[str] = (),
+) -> list[Ratio]:
+    """Every stack against the reference, or against what ``against`` says for its label, by pairs of the same seed;
+    for recovery also over all families together but those ``apart``.
 
     A trial whose fault did not land is no pair. Step times and goodput of families share their controls, so that their
     pairs are not independent and not put together.
@@ -124,12 +132,16 @@ def ratios_of(trials: Sequence[Trial], reference: str, *, seed: int) -> list[Rat
     labels = [label for label in dict.fromkeys(t.label for t in landed) if label != reference]
     families = list(dict.fromkeys(trial.family for trial in landed))
     kinds = [(family, metric) for family in families for metric in METRICS]
-    kinds += [(EVERY, METRICS[0])] if len(families) > 1 else []
+    together = [family for family in families if family not in apart]
+    kinds += [(EVERY, METRICS[0])] if len(together) > 1 else []
+    pooled = [trial for trial in landed if trial.family in together]
     found = []
     for label in labels:
         for family, metric in kinds:
             value = RATIOS[metric]
-            ours, theirs = (_values(landed, one, family, value) for one in (reference, label))
+            other = (against or {}).get(label, reference)
+            known = pooled if family == EVERY else landed
+            ours, theirs = (_values(known, one, family, value) for one in (other, label))
             pairs = len(ours.keys() & theirs.keys())
             if not pairs:
                 continue
@@ -138,7 +150,7 @@ def ratios_of(trials: Sequence[Trial], reference: str, *, seed: int) -> list[Rat
             )
             unsettled = says in ("no difference shown", "too few")
             ratio = Ratio(
-                label=label, against=reference, family=family, metric=metric, n=pairs, value=middle, interval=interval,
+                label=label, against=other, family=family, metric=metric, n=pairs, value=middle, interval=interval,
                 says=says, needed=repetitions_needed(ours, theirs) if unsettled else None,
             )  # fmt: skip
             found.append(ratio)

@@ -34,6 +34,9 @@ def main() -> None:
     """Build once, then train under the wrapper."""
     parser = argparse.ArgumentParser(prog="python -m harness.peers.nvrx_inprocess", description=__doc__)
     parser.add_argument("--group-timeout", type=float, default=10.0, metavar="S")
+    parser.add_argument(
+        "--spares", type=int, default=0, help="ranks that wait in reserve for one that is lost"
+    )
     for name in WAITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, metavar="S")
     options = parser.parse_args()
@@ -44,11 +47,13 @@ def main() -> None:
     waits = {
         name: timedelta(seconds=value) for name in WAITS if (value := getattr(options, name)) is not None
     }
-    run(waits, timedelta(seconds=options.group_timeout))
+    run(waits, timedelta(seconds=options.group_timeout), options.spares)
 
 
-def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
-    """The wrapper's own store is two ports above the job's, this script's one above, as in the example."""
+def run(waits: dict[str, timedelta], group_timeout: timedelta, spares: int) -> None:
+    """The wrapper's own store is two ports above the job's, this script's one above, as in the example. ``spares``: of
+    the processes started, as the usage guide's reserve workers; the highest takes the number of the rank that is lost.
+    """
     from nvidia_resiliency_ext import inprocess
 
     training = Training.from_environment()
@@ -78,7 +83,13 @@ def run(waits: dict[str, timedelta], group_timeout: timedelta) -> None:
 
     attempt.__annotations__["call_wrapper"] = inprocess.CallWrapper  # looked up as a type by the wrapper
     log = str((training.checkpoints.parent / "monitor-{rank}.log").absolute())
-    inprocess.Wrapper(store_kwargs={"port": port + 2}, monitor_process_logfile=log, **waits)(attempt)()
+    more: dict[str, Any] = dict(waits)
+    if spares:
+        assignment = inprocess.rank_assignment
+        more["rank_assignment"] = inprocess.Compose(
+            assignment.MaxActiveWorldSize(world - spares), assignment.FillGaps()
+        )
+    inprocess.Wrapper(store_kwargs={"port": port + 2}, monitor_process_logfile=log, **more)(attempt)()
 
 
 if __name__ == "__main__":

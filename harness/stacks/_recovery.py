@@ -16,13 +16,10 @@ class RecoveryStack(Stack):
 
     ours: ClassVar[bool] = True
     strategy: ClassVar[str] = ""
-    tuned: ClassVar[Mapping[str, str]] = {}
-    """Options of ``recovery.run`` -> value."""
 
     def chosen(self) -> Mapping[str, object]:
         """Options of ``python -m recovery.run``."""
-        more = self.tuned if self.settings == "tuned" else {}
-        return {"--strategy": self.strategy, **more}
+        return {"--strategy": self.strategy, **self.values}
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
         """The supervisor, which forks the ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from harness.stack import Value, Way
 from harness.stacks._recovery import RecoveryStack
 
 
@@ -12,8 +13,9 @@ class CheckpointRestart(RecoveryStack):
     """This project's checkpoint-restart: all ranks are forked anew and restore the newest checkpoint that verifies."""
 
     title: ClassVar[str] = "built-in: checkpoint-restart"
+    way: ClassVar[Way] = "restart"
     strategy: ClassVar[str] = "checkpoint-restart"
-    tuned: ClassVar[Mapping[str, str]] = {"--memory-checkpoints": "2"}
+    advised: ClassVar[Mapping[str, Value]] = {"--memory-checkpoints": "2"}
     tuned_because: ClassVar[str] = (
         "docs/recovery.md, In memory: a checkpoint in memory is cheap enough for every few steps, so that a lost rank "
         "costs the steps since the last one; docs/performance.md measures each second step."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.stack import CommonJob, Drive, Stack
+from harness.stack import CommonJob, Drive, Stack, Way
 from harness.stacks import _torchrun
 
 
@@ -17,6 +17,7 @@ class NoRecovery(Stack):
     """
 
     title: ClassVar[str] = "plain DDP, no recovery"
+    way: ClassVar[Way] = "none"
     tuned_because: ClassVar[str] = "There is nothing to choose: tuned is the same as default."
 
     def chosen(self) -> Mapping[str, object]:

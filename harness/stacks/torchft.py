@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.stack import CommonJob, Drive, Requirements, Stack
+from harness.stack import CommonJob, Drive, Requirements, Stack, Value, Way
 
 RESTARTS = 3
-GROUP_TIMEOUT_S = {"default": 5.0, "tuned": 2.0}
-TIMEOUT_S = {"default": 30.0, "tuned": 10.0}
-HEARTBEAT_MS = {"default": 5000, "tuned": 500}
-JOIN_MS = {"default": 10000, "tuned": 1000}
-TICK_MS = {"default": 100, "tuned": 20}
+GROUP, TIMEOUT = "ProcessGroupGloo(timeout) s", "Manager(timeout) s"
+HEARTBEAT, JOIN, TICK = (
+    f"torchft_lighthouse --{name}" for name in ("heartbeat_timeout_ms", "join_timeout_ms", "quorum_tick_ms")
+)
 
 
 class Torchft(Stack):
@@ -29,6 +28,18 @@ class Torchft(Stack):
         without_dependencies=("torchft==0.2.0",),
         probe="torchft",
     )  # fmt: skip
+    way: ClassVar[Way] = "replica"
+    plain: ClassVar[Mapping[str, Value]] = {
+        GROUP: 5,
+        TIMEOUT: 30,
+        HEARTBEAT: 5000,
+        JOIN: 10000,
+        TICK: 100,
+    }
+    advised: ClassVar[Mapping[str, Value]] = {GROUP: 2, TIMEOUT: 10, HEARTBEAT: 500, JOIN: 1000, TICK: 20}
+    grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
+        GROUP: (0.5, 1, 2), HEARTBEAT: (300, 500), JOIN: (200, 1000), TICK: (20,),
+    }  # fmt: skip
     tuned_because: ClassVar[str] = (
         "Its page Assumptions and Recommendations (docs/source/assumptions_and_recommendations.rst) wants min_replicas "
         "to be a majority, so that no replica goes on alone, and quorum_timeout high (kept at 60 s). A replica that is "
@@ -43,11 +54,7 @@ class Torchft(Stack):
         setting = self.settings
         return {
             "torchft_lighthouse --min_replicas": 1 if setting == "default" else "a majority of the replicas",
-            "torchft_lighthouse --quorum_tick_ms": TICK_MS[setting],
-            "torchft_lighthouse --join_timeout_ms": JOIN_MS[setting],
-            "torchft_lighthouse --heartbeat_timeout_ms": HEARTBEAT_MS[setting],
-            "ProcessGroupGloo(timeout)": f"{GROUP_TIMEOUT_S[setting]:g} s",
-            "Manager(timeout)": f"{TIMEOUT_S[setting]:g} s",
+            **self.values,
             "Manager(min_replica_size)": 1 if setting == "default" else "a majority of the replicas",
             "Manager(init_sync)": False,
             "gradients": "DistributedDataParallel" if setting == "default" else "Manager.allreduce",
@@ -59,14 +66,14 @@ class Torchft(Stack):
         setting = self.settings
         least = 1 if setting == "default" else job.ranks // 2 + 1
         lighthouse = (
-            f"--min_replicas {least} --quorum_tick_ms {TICK_MS[setting]} --join_timeout_ms {JOIN_MS[setting]} "
-            f"--heartbeat_timeout_ms {HEARTBEAT_MS[setting]}"
+            f"--min_replicas {least} --quorum_tick_ms {self.values[TICK]} --join_timeout_ms {self.values[JOIN]} "
+            f"--heartbeat_timeout_ms {self.values[HEARTBEAT]}"
         )
         argv = (
             str(python), "-m", "harness.peers.torchft_replicas",
             "--restarts", str(RESTARTS), "--lighthouse", lighthouse, "--",
             "--gradients", "ddp" if setting == "default" else "flat", "--min-replicas", str(least),
-            "--group-timeout", f"{GROUP_TIMEOUT_S[setting]:g}", "--timeout", f"{TIMEOUT_S[setting]:g}",
+            "--group-timeout", f"{self.values[GROUP]:g}", "--timeout", f"{self.values[TIMEOUT]:g}",
         )  # fmt: skip
         return Drive(argv=argv, env=job.environment())
 

@@ -42,11 +42,17 @@ OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
 
 
 class Facts:
-    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first, then the fastest."""
+    """A comparison, looked up and ranked. ``labels``: of the stacks that ran, who kept most first, then the fastest;
+    ``counted``: families that test the stacks, which findings and ranks are about; ``apart``: those that test what a
+    training script checks.
+    """
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.families = list(comparison.families)
+        stacks_alone = [name for name in self.families if name not in comparison.script]
+        self.counted = stacks_alone or self.families
+        self.apart = [name for name in self.families if name not in self.counted]
         self._cells = {(cell.label, cell.family): cell for cell in comparison.cells}
         self._ratios: dict[tuple[str, str, str], Ratio] = {
             (r.label, r.family, r.metric): r for r in comparison.ratios
@@ -81,6 +87,11 @@ class Facts:
         known = [(label, self.stacks[label]) for label in self.labels if label != self.reference]
         return [label for label, stack in known if stack.stack != "none" and not (ours and stack.ours)]
 
+    def against(self, label: str) -> str:
+        """The label that one is set against: a built-in that goes on in the same way, else the reference."""
+        known = self.stacks.get(label)
+        return (known.against if known is not None else "") or self.reference
+
     def cell(self, label: str, family: str) -> CellSummary | None:
         """The summary, None where that pair did not run."""
         return self._cells.get((label, family))
@@ -95,13 +106,13 @@ class Facts:
         return sorted(found, key=lambda trial: trial.seed)
 
     def kept(self, label: str) -> int:
-        """In how many families every trial kept the job's work."""
-        found = (self.cell(label, family) for family in self.families)
+        """In how many of the families that count every trial kept the job's work."""
+        found = (self.cell(label, family) for family in self.counted)
         return sum(cell is not None and OUTCOMES[cell.worst].kept for cell in found)
 
     def tried(self, label: str) -> int:
-        """In how many families it was put to the test."""
-        found = (self.cell(label, family) for family in self.families)
+        """In how many of the families that count it was put to the test."""
+        found = (self.cell(label, family) for family in self.counted)
         return sum(cell is not None and OUTCOMES[cell.worst].tried for cell in found)
 
     def recovery(self, label: str, family: str) -> float | None:
@@ -115,9 +126,10 @@ class Facts:
         return max((value for value in found if value is not None), default=None)
 
     def fastest_other(self, family: str) -> tuple[str, float] | None:
-        """The other stack that kept the work with the smallest finite median recovery, and that median."""
+        """The other stack set against the reference that kept the work with the smallest finite median recovery, and
+        that median."""
         found = []
-        for label in self.others:
+        for label in (label for label in self.others if self.against(label) == self.reference):
             cell, value = self.cell(label, family), self.recovery(label, family)
             if cell is not None and OUTCOMES[cell.worst].kept and value is not None and math.isfinite(value):
                 found.append((value, label))
@@ -146,27 +158,28 @@ class Facts:
         return sorted(timed, key=lambda item: item[:2])[len(timed) // 2][2] if timed else None
 
     def ahead(self, label: str, family: str) -> str:
-        """How a stack does better than the reference under a family, in words; empty where it does not."""
-        mine, other = self.cell(self.reference, family), self.cell(label, family)
-        if mine is None or other is None or label == self.reference or not OUTCOMES[mine.worst].tried:
+        """How a stack does better under a family than what it is set against; empty where it does not."""
+        reference = self.against(label)
+        mine, other = self.cell(reference, family), self.cell(label, family)
+        if mine is None or other is None or label == reference or not OUTCOMES[mine.worst].tried:
             return ""
         if OUTCOMES[other.worst].kept and not OUTCOMES[mine.worst].kept:
-            return f"keeps the work, {self.reference} does not"
+            return f"keeps the work, {reference} does not"
         if other.worst == "masked" and mine.worst != "masked":
-            return f"not stopped at all, {self.reference} is"
+            return f"not stopped at all, {reference} is"
         ratio = self.ratio(label, family)
         if ratio is None or not OUTCOMES[other.worst].kept:
             return ""
         if ratio.says in ("faster", "only this one recovers"):
-            return f"faster than {self.reference}"
+            return f"faster than {reference}"
         shorter = (
             ratio.says in ("too few", "no difference shown") and ratio.value is not None and ratio.value < 1
         )
-        return f"shorter than {self.reference}, which may be chance" if shorter else ""
+        return f"shorter than {reference}, which may be chance" if shorter else ""
 
     def _usual(self, label: str) -> float:
         """Median over families of the median recovery time; what has none counts as never."""
-        found = [value for f in self.families if (value := self.recovery(label, f)) is not None]
+        found = [value for f in self.counted if (value := self.recovery(label, f)) is not None]
         return statistics.median(found) if found else math.inf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.compare.model import CellSummary, Comparison
 from harness.results import Metric
@@ -29,7 +29,10 @@ def _lines(facts: Facts) -> Iterator[str]:
     yield ""
     yield escape(f"{comparison.name}, {comparison.started} to {comparison.finished or 'not finished'}")
     yield from section("Scorecard")
-    yield from _scorecard(facts)
+    yield from _scorecard(facts, facts.counted)
+    if facts.apart:
+        yield from section("What a training script checks, apart from its stack")
+        yield from _scorecard(facts, facts.apart)
     yield ""
     yield (
         "Outcome (the least good of the trials), median recovery time with its distribution-free 95 % interval "
@@ -67,10 +70,10 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from (f"- {escape(key)}: {escape(value)}" for key, value in flatten(data))
 
 
-def _scorecard(facts: Facts) -> Iterator[str]:
-    head = ("stack", *facts.families, "step without a fault, times the bare one")
+def _scorecard(facts: Facts, families: Sequence[str]) -> Iterator[str]:
+    head = ("stack", *families, "step without a fault, times the bare one")
     body = [
-        (label, *(_score(facts, label, f) for f in facts.families), number(facts.overhead(label), "lower"))
+        (label, *(_score(facts, label, f) for f in families), number(facts.overhead(label), "lower"))
         for label in facts.labels
     ]
     yield from table(head, body, "l" * (len(head) - 1) + "r", rest=_REST)
@@ -118,13 +121,26 @@ def _ratios(facts: Facts) -> Iterator[str]:
             "[{}, {}]".format(*(number(v, better) for v in ratio.interval)) if ratio.interval else MISSING
         )
         body.append(
-            (ratio.label, ratio.family, ratio.metric, number(ratio.value, better), between, str(ratio.n), ratio.says,
-             str(ratio.needed) if ratio.needed else "")
-        )  # fmt: skip
+            (
+                *(ratio.label, ratio.against, ratio.family, ratio.metric),
+                *(number(ratio.value, better), between, str(ratio.n), ratio.says),
+                str(ratio.needed) if ratio.needed else "",
+            )
+        )
     if body:
-        yield from section(f"Pair by pair against {escape(facts.reference)}")
-        head = ("stack", "fault", "metric", "ratio", "95 %", "pairs", "says", "pairs that would settle it")
-        yield from table(head, body, "lllrlrlr", most=1000, rest=_REST)
+        yield from section("Pair by pair")
+        head = (
+            "stack",
+            "against",
+            "fault",
+            "metric",
+            "ratio",
+            "95 %",
+            "pairs",
+            "says",
+            "pairs that would settle it",
+        )
+        yield from table(head, body, "llllrlrlr", most=1000, rest=_REST)
 
 
 def _costs(facts: Facts) -> Iterator[str]:

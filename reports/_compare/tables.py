@@ -85,15 +85,15 @@ def outcome(name: OutcomeClass, note: str = "") -> Markup:
     )
 
 
-def scorecard(facts: Facts) -> Table:
+def scorecard(facts: Facts, families: Sequence[str]) -> Table:
     """Stack by fault family: what became of the job, how long it took, what was lost."""
     columns = [
-        Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families),
+        Column(name="stack"), *(Column(name=family, kind="score") for family in families),
         Column(name="step without a fault", unit="times the bare one", kind="number"),
     ]  # fmt: skip
     rows = []
     for label in facts.labels:
-        cells = [_score(facts, label, family) for family in facts.families]
+        cells = [_score(facts, label, family) for family in families]
         rows.append([_stack(facts, label), *cells, count(facts.overhead(label), "ratio", "lower")])
     return table("Scorecard: stacks by kind of fault", columns, rows)
 
@@ -149,7 +149,7 @@ def _losses(cell: CellSummary) -> Markup:
 
 
 def ratios(facts: Facts) -> Table:
-    """Each stack's recovery time over the reference's, pair by pair of the same seed."""
+    """Each stack's recovery time over that of the stack it is set against, pair by pair of the same seed."""
     pooled = any(ratio.family == EVERY for ratio in facts.comparison.ratios)
     families = [EVERY, *facts.families] if pooled else facts.families
     columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in families)]
@@ -158,15 +158,16 @@ def ratios(facts: Facts) -> Table:
         for label in facts.labels
         if label != facts.reference
     ]
-    return table(f"Recovery time as a multiple of {facts.reference}’s", columns, rows)
+    return table("Recovery time as a multiple of that of the stack it is set against", columns, rows)
 
 
 def _ratio(facts: Facts, label: str, family: str) -> Cell:
     ratio = facts.ratio(label, family)
     if ratio is None:
-        mine = facts.cell(facts.reference, family)
+        against = facts.against(label)
+        mine = facts.cell(against, family)
         still = mine is not None and mine.worst == "masked"
-        why = f"{facts.reference} did not stop" if still else "no pair of times"
+        why = f"{against} did not stop" if still else "no pair of times"
         return Cell(content=Markup('<span class="quiet">{}</span>').format(why))
     better = "higher" if (ratio.value or 0) > 1 else "lower"
     shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
@@ -178,6 +179,7 @@ def _ratio(facts: Facts, label: str, family: str) -> Cell:
     ahead = ratio.says in ("faster", "only this one recovers")
     said = Markup('<span class="ahead">{}</span>').format(ratio.says) if ahead else Markup("")
     rest = f"{plural(ratio.n, 'pair')}{more}" if ahead else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
+    rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
     content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
     return Cell(content=content, key=_key(ratio.value))
 

@@ -49,7 +49,8 @@ def findings(facts: Facts) -> list[Markup]:
     if facts.reference not in facts.labels:
         ran = f"{plural(len(facts.labels), 'other stack')} did" if facts.labels else "nor did any other stack"
         return [Markup("{} did not run; {}.").format(facts.reference, ran)]
-    lines = [_survival(facts), _speed(facts), _behind(facts), _cost(facts), _certainty(facts)]
+    lines = [_survival(facts), _speed(facts), _alike(facts), _behind(facts), _cost(facts), _certainty(facts)]
+    lines += [_apart(facts), _division(facts)]
     return [line for line in lines if line]
 
 
@@ -77,7 +78,7 @@ def _survival(facts: Facts) -> Markup:
 def _times(facts: Facts) -> list[tuple[str, str, float]]:
     """(family, fastest other stack, its median over the reference's) where both recover."""
     found = []
-    for family in facts.families:
+    for family in facts.counted:
         mine, other = facts.recovery(facts.reference, family), facts.fastest_other(family)
         if mine and math.isfinite(mine) and other is not None:
             found.append((family, other[0], other[1] / mine))
@@ -95,6 +96,43 @@ def _speed(facts: Facts) -> Markup:
     return Markup("The fastest other stack takes longer to recover: {}.").format(Markup(", ").join(parts))
 
 
+def _alike(facts: Facts) -> Markup:
+    """Stacks that are set against another built-in than the reference, since they go on in its way."""
+    parts = []
+    for label in facts.others:
+        known = facts.against(label)
+        if known == facts.reference:
+            continue
+        for family in facts.counted:
+            mine, theirs = facts.recovery(known, family), facts.recovery(label, family)
+            if not mine or theirs is None or not math.isfinite(mine):
+                continue
+            times = Markup("never recovers")
+            if math.isfinite(theirs):
+                rounded = number(theirs / mine, "higher" if theirs > mine else "lower")
+                times = Markup("takes {} times as long").format(exact(theirs / mine, rounded))
+            parts.append(Markup("from {}, {} {} (set against {})").format(family, label, times, known))
+    return Markup("Like against like: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
+
+
+def _apart(facts: Facts) -> Markup:
+    if not facts.apart:
+        return Markup("")
+    return Markup(
+        "{} {} what a training script checks, not how a stack recovers: shown apart, not counted."
+    ).format(listed(facts.apart), "tests" if len(facts.apart) == 1 else "test")
+
+
+def _division(facts: Facts) -> Markup:
+    if facts.comparison.division == "closed":
+        return Markup(
+            "Closed division: every rule of docs/benchmark-rules.md that a program can hold was kept."
+        )
+    if facts.comparison.broken:
+        return Markup("Not of the closed division: {}.").format("; ".join(facts.comparison.broken))
+    return Markup("")
+
+
 def _behind(facts: Facts) -> Markup:
     """Where another is better, in the same size of letters."""
     parts = []
@@ -102,7 +140,7 @@ def _behind(facts: Facts) -> Markup:
         if times < 1:
             share = exact(times, number(times, "lower"))
             parts.append(Markup("{} recovers from {} in {} of its time").format(other, family, share))
-    for family in facts.families:
+    for family in facts.counted:
         mine = facts.cell(facts.reference, family)
         if mine is None or not OUTCOMES[mine.worst].tried:
             continue
@@ -132,7 +170,7 @@ def _masked(facts: Facts, label: str, family: str) -> bool:
 
 
 def _cost(facts: Facts) -> Markup:
-    for family in facts.families:
+    for family in facts.counted:
         mine, other = facts.cell(facts.reference, family), facts.fastest_other(family)
         theirs = facts.cell(other[0], family) if other else None
         if mine is None or theirs is None or other is None:

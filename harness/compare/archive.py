@@ -1,0 +1,110 @@
+"""A comparison as one file: its plan, what was played, and of each run all that its report is derived from.
+
+Outputs of ranks, corpora and rendered reports stay out. Names of places on the machine are replaced, so that an archive
+can be published: of the checkout by ``/chaos``, of the stacks' environments by ``/stacks``, of the home directory by
+``/home/user``, the host's name by ``host``. The same report is derived from it (``chaos compare FILE.tar.xz``).
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import socket
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from chaos.errors import InfrastructureError, LogError
+from harness import environments
+from harness.compare.directory import Directory
+from harness.stack import ROOT
+
+MOST_BYTES = 2 * 2**30
+MOST_FILES = 100_000
+OF_A_RUN = ("events", "scenario.resolved.yaml", "system.json", "results.json")
+"""Of a run directory; the rest is derived from these, or says nothing about the run."""
+
+
+def pack(directory: Directory, target: Path) -> Path:
+    """Write the archive, whole or not at all; the same input gives the same bytes. Raises NoRun where there is no
+    comparison, InfrastructureError when the disk refuses."""
+    directory.read_plan()
+    replaced = _places(directory)
+    temporary = target.with_suffix(".tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lzma.open(temporary, "wb", preset=6) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+            for path in sorted(_files(directory)):
+                data = path.read_bytes()
+                for place, name in replaced:
+                    data = data.replace(place, name)
+                entry = tarfile.TarInfo(path.relative_to(directory.root).as_posix())
+                entry.size, entry.mode = len(data), 0o644
+                tar.addfile(entry, io.BytesIO(data))
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InfrastructureError(
+            f"cannot write {target}: {error.strerror}", hint="choose another place"
+        ) from error
+    return target
+
+
+def _files(directory: Directory) -> Iterator[Path]:
+    yield directory.plan
+    yield directory.trials
+    for arm, played in directory.played().items():
+        yield directory.scenario(arm)
+        run = directory.root / played.run
+        for name in OF_A_RUN:
+            place = run / name
+            yield from (
+                (path for path in place.rglob("*") if path.is_file())
+                if place.is_dir()
+                else ([place] if place.is_file() else [])
+            )
+
+
+def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
+    """What is replaced, the longest first, so that none is cut by a shorter one."""
+    told = {
+        str(directory.root.absolute()): "/comparison", str(ROOT): "/chaos", str(environments.root()): "/stacks",
+        str(Path.home()): "/home/user", socket.gethostname(): "host",
+    }  # fmt: skip
+    longest = sorted(told, key=len, reverse=True)
+    return [(place.encode(), told[place].encode()) for place in longest if len(place) > 3]
+
+
+def unpack(path: Path, into: Path) -> None:
+    """Unpack an archive into an empty directory. Plain files alone, below ``into``, of bounded number and size.
+
+    Raises LogError for a file that is damaged, or that holds anything else."""
+    count = total = 0
+    try:
+        with lzma.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            for entry in tar:
+                count, total = count + 1, total + entry.size
+                if not entry.isfile() or not _below(entry.name):
+                    raise LogError(
+                        f"{path}: {entry.name!r} is no plain file below it", hint="it is no comparison"
+                    )
+                if count > MOST_FILES or total > MOST_BYTES:
+                    raise LogError(f"{path} is larger than {MOST_BYTES} bytes or {MOST_FILES} files")
+                source = tar.extractfile(entry)
+                target = into / entry.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read() if source is not None else b"")
+            while stream.read(2**20):  # to the end, where a torn file shows; padding alone is left
+                total += 2**20
+                if total > MOST_BYTES:
+                    raise LogError(f"{path} is larger than {MOST_BYTES} bytes")
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, ValueError) as error:
+        raise LogError(
+            f"{path} cannot be unpacked: {error}", hint="chaos compare --archive writes one"
+        ) from error
+
+
+def _below(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name

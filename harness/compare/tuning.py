@@ -1,0 +1,96 @@
+"""``chaos compare --tune STACK``: which combination of a stack's documented options recovers fastest. Pure.
+
+The candidates are all combinations of the stack's ``grid``; each is put under every family with seeds that no
+comparison uses. A candidate that does not survive everything is out. The others are ranked by the geometric mean, over
+the families, of the median recovery time: no family counts more because its times are longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from chaos.errors import ScenarioError
+from harness.compare.directory import Plan
+from harness.compare.model import Trial
+from harness.compare.outcome import FOR_EVER
+from harness.compare.plan import Entrant
+from harness.stack import Stack, Value
+from harness.tuned import Sweep, Tried
+
+FIRST_SEED = 9001
+"""Seeds of a sweep begin here; those of a comparison begin at 1."""
+MOST = 64
+SHORTEST_S = 1e-3  # a time of zero would win whatever the other families say
+
+
+def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
+    """One entrant for each combination of the stack's grid. Raises ScenarioError when there is nothing to sweep."""
+    if not kind.grid:
+        raise ScenarioError(
+            f"--tune {name}: it has no options to sweep", hint="a stack's `grid` names them (harness/stacks)"
+        )
+    made = [dict(zip(kind.grid, values, strict=True)) for values in itertools.product(*kind.grid.values())]
+    if len(made) > MOST:
+        raise ScenarioError(
+            f"--tune {name}: {len(made)} combinations", hint=f"at most {MOST}: try fewer values"
+        )
+    return [
+        Entrant(
+            label=f"{name} try {number:02}", name=name, settings="tuned", stack=kind("tuned", values=values)
+        )
+        for number, values in enumerate(made, start=1)
+    ]
+
+
+def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: str) -> Sweep:
+    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived everything."""
+    tried = [
+        _tried(plan, [trial for trial in trials if trial.label == entrant.label], entrant.stack.values)
+        for entrant in candidates(plan.tune, kind)
+    ]
+    best = min(tried, key=lambda one: one.score)
+    if math.isinf(best.score):
+        raise ScenarioError(
+            f"--tune {plan.tune}: none of {len(tried)} combinations survived everything",
+            hint="the report of the sweep has the witness of each",
+        )
+    return Sweep(
+        stack=plan.tune, made=finished, commit=str(plan.provenance.get("commit") or ""),
+        machine=_machine(plan.provenance), versions=plan.stacks[0].versions,
+        families=[family.name for family in plan.families], seeds=plan.seeds,
+        grid={name: list(values) for name, values in kind.grid.items()}, tried=tried, best=best.values,
+    )  # fmt: skip
+
+
+def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> Tried:
+    found = {
+        family.name: sorted((one for one in trials if one.family == family.name), key=lambda one: one.seed)
+        for family in plan.families
+    }
+    return Tried(
+        values=dict(values),
+        outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
+        recovery={name: [_time(one) for one in mine] for name, mine in found.items()},
+        score=score([[_time(one) for one in mine] for mine in found.values()], len(plan.seeds)),
+    )
+
+
+def score(times: Sequence[Sequence[float]], seeds: int) -> float:
+    """Geometric mean over families of the median recovery time in seconds; infinite where a job did not survive, or
+    where a trial is missing."""
+    if not times or any(len(mine) < seeds or any(map(math.isinf, mine)) for mine in times):
+        return math.inf
+    return statistics.geometric_mean(max(statistics.median(mine), SHORTEST_S) for mine in times)
+
+
+def _time(trial: Trial) -> float:
+    if trial.outcome in FOR_EVER or trial.outcome in ("not landed", "not offered"):
+        return math.inf
+    return 0.0 if trial.recovery is None else trial.recovery
+
+
+def _machine(provenance: Mapping[str, object]) -> str:
+    return f"{provenance.get('cores', '?')} cores, {provenance.get('processor', 'unknown processor')}"

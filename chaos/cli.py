@@ -375,11 +375,11 @@ def _entries(kind: str) -> list[Entry]:
             for name, metric in METRICS.items()
         ]
     if kind == "checkers":
-        from harness.checkers import CHECKERS, OF_COMMANDS
+        from harness.checkers import BY_NAME, CHECKERS, OF_COMMANDS
 
         return [
             listing.Entry(name=name, summary=listing.first_sentence(checker))
-            for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items())
+            for name, checker in (*CHECKERS.items(), *OF_COMMANDS.items(), *BY_NAME.items())
         ]
     catalogue = build_catalogue()
     if kind == "faults":

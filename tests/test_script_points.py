@@ -178,6 +178,7 @@ def test_who_raised_and_reports_again_has_recovered(job: Job) -> None:
     raised(job)
     job.train(31, rank=1)
     job.train(*range(31, 101), rank=0)
+    job.train(*range(96, 101), rank=1)
     incident = incident_of(job)
     assert job.causes() == ["start", "resumed"] and job.failures() == [("error", "w1")]
     assert (incident.outcome, incident.first_new_step, incident.steps_lost) == ("recovered", 31, 0)
@@ -189,6 +190,7 @@ def test_a_step_that_others_reported_first_is_not_lost(job: Job) -> None:
     job.train(31, rank=0)
     job.train(31, rank=1)
     job.train(*range(32, 101), rank=0)
+    job.train(*range(96, 101), rank=1)
     incident = incident_of(job)
     assert (incident.outcome, incident.first_new_step, incident.steps_lost) == ("recovered", 32, 0)
 

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.scenario import LeaveOut
-from harness.checkers import commits, data, faults, loss, observed, records, steady, values, world
+from harness.checkers import commits, data, faults, kept, loss, observed, records, steady, values, world
 from harness.checkers.evidence import Checker, Evidence, unknown
+from harness.judging.strength import half_known
 from harness.results import Finding
 
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
@@ -33,11 +34,14 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
     }
 )
 OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
-    {"finite-losses": values.finite_losses}
+    {"finite-losses": values.finite_losses, "kept-progress": kept.kept_progress}
 )
 """Judged of every command, whatever its scenario lists, until it leaves them out by name; None: nothing to say."""
-NAMES = (*CHECKERS, *OF_COMMANDS)
+BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_strength})
+"""Judged where a scenario lists them: a job may be meant to go on with less."""
+NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
 """All that a scenario may name."""
+_ALL = {**CHECKERS, **BY_NAME}
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 FINISHED = "finished"
@@ -93,7 +97,14 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
 def _of_a_command(name: str, evidence: Evidence) -> Finding:
     if name in observed.LACKING:
         return observed.lacking(name)
-    return check(values.loss_equality if name == "loss-equality" else CHECKERS[name], evidence)
+    found = check(values.loss_equality if name == "loss-equality" else _ALL[name], evidence)
+    return _of_half_the_ranks(found, evidence) if name == "detection" else found
+
+
+def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:
+    """Whom a fault hit and who was blamed proves nothing where not all ranks were found."""
+    lacking = half_known(evidence.history) if found.verdict == "fail" else ""
+    return unknown(f"{lacking}, so that this proves nothing: {found.witness}") if lacking else found
 
 
 def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
@@ -126,13 +137,13 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
         findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(evidence)
     else:
-        findings = {name: check(CHECKERS[name], evidence) for name in names}
+        findings = {name: check(_ALL[name], evidence) for name in names}
     unfinished = world.finished(evidence)
     if unfinished is not None and "liveness" not in findings:
         findings[FINISHED] = unfinished
     expected = any(fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults)
     if expected and not evidence.is_control:
-        findings[EXPECTATION] = check(faults.expectations, evidence)
+        findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
     if evidence.cell.scenario.steady_state and not evidence.is_control:
         findings[STEADY_STATE] = check(steady.steady_state, evidence)
     return findings

@@ -19,6 +19,7 @@ from chaos.events import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.judging.reported import is_bad, spoilt_since
+from harness.judging.strength import strength_of
 from harness.judging.sustained import lasting
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
 from harness.whereabouts import homes, nodes_hit
@@ -75,14 +76,16 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None
     lost = max(0, concerned.high_water - restored) if concerned and restored is not None else 0
-    outcome = _outcome(episode, history, control, concerned)
+    short = _short(episode, history)
+    outcome = _outcome(episode, history, control, concerned, short=bool(short))
+    ranks = {"ranks": short} if short and outcome == "degraded" else {}
     return Incident(
         fault=episode.fault, kind=episode.kind, cell=history.info.cell, repeat=history.info.repeat,
         occurrence=episode.occurrence, target=episode.target, step=injected.step if injected else None,
         injected_s=(injected.time_ns - history.start_ns) / NS if injected else 0.0,
         landed=episode.landed is not None,
         witness=str(episode.landed.data["witness"]) if episode.landed else None,
-        evidence=_evidence(episode) | _harm(episode, history),
+        evidence=_evidence(episode) | _harm(episode, history) | ranks,
         healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
         blamed_rank=failure.data["rank"] if failure else None,
         detection_time=_detection(episode, outcome, history.cut_short),
@@ -194,18 +197,29 @@ def _redone_ns(history: History, recovery: Recovery, after_ns: int) -> int | Non
     return max(redone, default=None)
 
 
+def _short(episode: Episode, history: History) -> str:
+    """With how many ranks a command ended that began with more, if one of them was seen until the fault."""
+    if not history.info.observed or episode.injected is None:
+        return ""
+    found, at = strength_of(history), episode.injected.time_ns
+    return found.short if not found.gone or any(seen >= at for seen in found.gone.values()) else ""
+
+
 def _outcome(
-    episode: Episode, history: History, control: History | None, recovery: Recovery | None
+    episode: Episode, history: History, control: History | None, recovery: Recovery | None, *, short: bool
 ) -> Outcome:
+    """``short``: whether a command ended with fewer ranks since."""
     if episode.injected is None or episode.landed is None:
         return "not-landed"
     if _harm(episode, history):
         return "sdc-escape"
     if recovery is None:
-        return _undetected(episode, history, control)
-    if recovery.first_new is not None:
+        found = _undetected(episode, history, control)
+        return "degraded" if short and found == "masked" else found
+    if recovery.first_new is not None or (short and history.outcome == "completed"):
         world = history.worked[-1].world if history.worked else 0
-        return "recovered" if world >= history.info.ranks else "degraded"
+        full = not short if history.info.observed else world >= history.info.ranks
+        return "recovered" if full else "degraded"
     if history.outcome == "completed" and _only_told(episode) and recovery.restored is None:
         return "masked"  # the job was over before the deadline
     if history.outcome == "completed":

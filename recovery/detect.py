@@ -97,21 +97,28 @@ class _Silence:
     asked_s: float | None = None
     unasked_s: float = 0.0
 
-    def waits(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse] | None) -> None:
-        """It is one of those who wait. ``pulse``: None where nobody asks what kept it."""
-        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse))
+    def waits(
+        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
+    ) -> None:
+        """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
+        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
 
     def lags(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
         """It keeps others waiting. ``works``: how much counts of time in which it uses a processor."""
         self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
 
     def _net(
-        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse] | None, works: float = 1.0
+        self,
+        look: _Look,
+        deadline_s: float,
+        pulse: Callable[[], Pulse],
+        works: float = 1.0,
+        asks: Callable[[], bool] = lambda: True,
     ) -> float:
         """Of the time since the last look, how much it was not kept from running by others; less than nothing, when it
         turns out only now that it was kept from running before."""
         self.unasked_s += look.passed_s
-        if pulse is None or self.behind_s + self.waited_s < SURE * deadline_s:
+        if self.behind_s + self.waited_s < SURE * deadline_s or not asks():
             return look.passed_s
         now, credit_s = pulse(), 0.0
         if self.asked_s is not None:
@@ -187,7 +194,7 @@ class HangDetector:
         alone = len(marks) == 1
         awaited = alone or others_done or any(mark.phase == "collective" for mark in marks.values())
         common = self._common_stall(marks)
-        stuck = all(mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items())
+        stuck = cache(partial(_all_wait, marks, kernel))
         hangs, heard = [], {}
         for name, mark in marks.items():
             furthest = ahead[replicas.get(name, 0)]
@@ -199,7 +206,7 @@ class HangDetector:
             deadline = self._deadline_s(name, silence)
             # Others who are two steps on have the rank's part of the step between: it works, and its marks are lost.
             if _waits(mark, furthest) and not alone:
-                silence.waits(look, deadline, partial(pulse, name) if stuck else None)
+                silence.waits(look, deadline, partial(pulse, name), stuck)
             elif furthest[0] > mark.step + 1 or (awaited and not (common and mark.phase == STALLS)):
                 silence.lags(look, deadline, partial(pulse, name), self.pace.works)
             else:
@@ -327,6 +334,11 @@ class Leaving:
             if silence.behind_s > limit:
                 late.append(name)
         return late
+
+
+def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
+    """Whether all that are heard of wait in a collective."""
+    return all(mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items())
 
 
 def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:

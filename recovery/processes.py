@@ -114,7 +114,13 @@ def readable(fd: int) -> bool:
 def stat_of(pid: int) -> list[str]:
     """Fields of /proc/<pid>/stat from the state on (the name before it may hold anything)."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096).decode(
+                "latin-1"
+            )  # all of it; a supervisor reads several in each of its turns
+        finally:
+            os.close(fd)
     except OSError:
         return []
     return text[text.rfind(")") + 2 :].split()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import xxhash
 from torch import Tensor
 
-from recovery.mechanisms.digest import bytes_of, numbers, words_of
+from recovery.mechanisms.digest import array_of, bytes_of, numbers, words_of
 from recovery.mechanisms.state import TrainState
 from recovery.wire import Digest, Joined
 
@@ -29,7 +30,9 @@ def fingerprint(state: TrainState) -> str:
     """
     trained = {f"model.{name}" for name, _ in state.model.named_parameters()}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
-    sums = numbers(_sum(tensor) for tensor in parts.values())
+    memory = {name: array_of(tensor) for name, tensor in parts.items()}
+    waited = iter(numbers(_sum(tensor) for name, tensor in parts.items() if memory[name] is None))
+    sums = [next(waited) if own is None else _sum_of(own) for own in memory.values()]
     text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)])
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
 
@@ -46,7 +49,14 @@ def starting_digest(job: Job) -> str:
     chosen = parts[:: -(-len(parts) // SAMPLED) or 1]
     found = xxhash.xxh3_64(state.rules().encode())
     with torch.no_grad():
-        values = [tensor.reshape(-1)[:: -(-tensor.numel() // VALUES) or 1] for tensor in chosen]
+        values = []
+        for tensor in chosen:
+            every = -(-tensor.numel() // VALUES) or 1
+            array = array_of(tensor)
+            if array is not None:
+                found.update(array.reshape(-1)[::every].tobytes())
+            else:
+                values.append(tensor.reshape(-1)[::every])
         for device in sorted({str(value.device) for value in values}):
             raw = [v.contiguous().view(torch.uint8) for v in values if str(v.device) == device and v.numel()]
             found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for a device
@@ -76,3 +86,11 @@ def _sum(tensor: Tensor) -> Tensor:
     words, rest = words_of(tensor)
     total = words.sum()
     return total + rest.sum(dtype=torch.int64) if rest.numel() else total
+
+
+def _sum_of(array: numpy.ndarray[Any, Any]) -> int:
+    """As ``_sum``, of memory of the host."""
+    raw = array.reshape(-1).view(numpy.uint8)
+    whole = len(raw) // 8 * 8
+    total = int(raw[:whole].view(numpy.int64).sum()) + int(raw[whole:].sum(dtype=numpy.int64))
+    return (total + 2**63) % 2**64 - 2**63

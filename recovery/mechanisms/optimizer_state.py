@@ -8,7 +8,8 @@ tensors where they fit, so that slots may come into being at any step, or never,
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from recovery.mechanisms.parts import is_part, local, wrapped
 
 COMPUTED_HOW = ("foreach", "fused", "capturable", "differentiable")
 """Fields of parameter groups that say how this process computes, and nothing of the job's state."""
+
+MOST_FORMS = 4096  # of slots, that are remembered: more than a model has shapes
 
 
 @dataclass(kw_only=True)
@@ -39,6 +42,7 @@ class OptimizerState:
     def __init__(self, optimizer: Optimizer, trained: Mapping[str, nn.Parameter]) -> None:
         self.optimizer = optimizer
         self._trained = dict(trained)
+        self._known: dict[Any, tuple[Any, str]] = {}  # of slots, by their form: as JSON, and the text of that
         self._names = {id(parameter): name for name, parameter in self._trained.items()}
         for group in optimizer.param_groups:
             if any(id(parameter) not in self._names for parameter in group["params"]):
@@ -71,6 +75,10 @@ class OptimizerState:
         Raises TypeError, naming the place, for what can be neither saved nor copied.
         """
         held = {name: self._slots_of(name) for name in self._trained}
+        return {**self._besides(), "state": self._skeleton(held)}
+
+    def _besides(self) -> dict[str, Any]:
+        """All but the slots."""
         apart = {
             key: typed.encode(value, f"optimizer.state.{key}")
             for key, value in self.optimizer.state.items()
@@ -79,10 +87,15 @@ class OptimizerState:
         return {
             "type": type(self.optimizer).__name__,
             "groups": [self._group(place, group) for place, group in enumerate(self.optimizer.param_groups)],
-            "state": self._skeleton(held),
             "apart": apart,
             "made": self._made,
         }
+
+    def rules(self) -> str:
+        """The same as text, which is equal for equal state."""
+        held = ((name, self._slots_of(name)) for name in self._trained)
+        state = (f"{name}: {self._encoded(name, slots)[1]}" for name, slots in held if slots is not None)
+        return "\n".join([json.dumps(self._besides(), sort_keys=True), *state])
 
     def planned(self, saved: Mapping[str, Any]) -> Slots:
         """Slots of the form that ``scalars`` described: this process's own tensors where type and shape are the same,
@@ -135,7 +148,19 @@ class OptimizerState:
         return None
 
     def _skeleton(self, slots: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: typed.encode(v, name, self._put) for name, v in slots.items() if v is not None}
+        return {name: self._encoded(name, v)[0] for name, v in slots.items() if v is not None}
+
+    def _encoded(self, name: str, slots: Any) -> tuple[Any, str]:
+        """Slots as JSON, and the text of that. It is not worked out again for slots of the same form, which nearly all
+        are, in each step: what is returned is not to be changed."""
+        form = _form_of(slots)
+        known = self._known.get(form) if form is not None else None
+        if known is None:
+            entry = typed.encode(slots, name, self._put)
+            known = entry, json.dumps(entry, sort_keys=True)
+            if form is not None and len(self._known) < MOST_FORMS:
+                self._known[form] = known
+        return known
 
     def _slots_of(self, name: str) -> Any:
         return self.optimizer.state.get(self._trained[name])
@@ -161,10 +186,13 @@ class OptimizerState:
                 group[key] = there
 
     def _named(self, slots: Mapping[str, Any]) -> dict[str, Tensor]:
-        return dict(leaf for name in self._trained for leaf in _leaves(slots.get(name), f"optimizer.{name}"))
+        named: dict[str, Tensor] = {}
+        for name in self._trained:
+            _collect(slots.get(name), f"optimizer.{name}", named)
+        return named
 
     def _put(self, tensor: Tensor, path: str) -> Any:
-        entry: list[Any] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        entry: list[Any] = [typed.name_of(tensor.dtype), list(tensor.shape)]
         return {"!tensor": [*entry, "sharded"] if is_part(tensor) else entry}
 
     def _take(self, body: Any, path: str, live: Any) -> Tensor:
@@ -184,15 +212,25 @@ class OptimizerState:
         return wrapped(torch.zeros_like(local(parameter).detach(), dtype=dtype), parameter)
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+def _form_of(slots: Any) -> tuple[Any, ...] | None:
+    """What slots look like that are tensors alone, by name: all that is said of them. None: they are something else."""
+    if type(slots) is not dict:
+        return None
+    if not all(type(key) is str and type(slot) in (Tensor, nn.Parameter) for key, slot in slots.items()):
+        return None
+    return tuple([(key, slot.dtype, slot.shape) for key, slot in slots.items()])
+
+
+def _collect(value: Any, path: str, named: dict[str, Tensor]) -> None:
+    """Add each tensor in ``value`` to ``named``, by its path."""
     if isinstance(value, Tensor):
-        yield path, value.detach()
-    elif isinstance(value, Mapping):
+        named[path] = value.detach() if value.requires_grad else value
+    elif type(value) is dict or isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _leaves(value[key], f"{path}.{key}")
+            _collect(value[key], f"{path}.{key}", named)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{place}")
+            _collect(item, f"{path}.{place}", named)
 
 
 def _made_up(optimizer: Optimizer) -> dict[Any, Any]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy
@@ -136,7 +137,10 @@ class TrainState:
         """Seed every random generator a step may draw from; a pure function of (seed, rank, step)."""
         digest = hashlib.blake2b(f"{self.seed}/{rank}/{step}".encode(), digest_size=8).digest()
         value = int.from_bytes(digest, "big") >> 1
-        torch.manual_seed(value)
+        if _accelerated():
+            torch.manual_seed(value)
+        else:  # that would note each time, with a look at the whole stack, what to do once there is a GPU
+            torch.default_generator.manual_seed(value)
         random.seed(value)
         numpy.random.seed(value & 0xFFFFFFFF)
 
@@ -175,7 +179,7 @@ class TrainState:
     def rules(self) -> str:
         """What the next step goes by besides tensors: scheduler, and all of the optimizer that is no tensor; equal text
         for equal state."""
-        return json.dumps([self._scheduler_scalars(), self._slots.scalars()], sort_keys=True)
+        return f"{json.dumps(self._scheduler_scalars(), sort_keys=True)}\n{self._slots.rules()}"
 
     def _scheduler_scalars(self) -> dict[str, Any]:
         if self.scheduler is None:
@@ -191,3 +195,9 @@ class TrainState:
         for group, lr in zip(mine["groups"], scalars["lr"], strict=True):
             group["fields"]["lr"] = lr
         return mine
+
+
+@cache
+def _accelerated() -> bool:
+    """Whether there are other generators than the host's."""
+    return bool(torch.accelerator.is_available())

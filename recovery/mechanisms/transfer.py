@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recovery.mechanisms.digest import own_memory
 from recovery.mechanisms.group import Circle, GenerationLost, Group
 from recovery.mechanisms.parts import local
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.typed import name_of
 
 CHUNK_BYTES = 32 * 1024 * 1024
 MAX_SCALAR_BYTES = 64 << 20
+SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
+FORM_DIGITS = 16
 
 
 def copy_state(
@@ -31,54 +36,77 @@ def copy_state(
     """
     sending = group.rank == source
     wire = torch.device(device) if group.backend == "nccl" else None
-    form, scalars = _share_scalars(state, group, source, sending, wire)
-    try:
-        slots = None if sending else state.planned(scalars)
-    except (ValueError, KeyError, TypeError) as error:
-        raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
-    tensors = [local(tensor) for tensor in state.tensors(slots).values()]
-    if form != _form_of(tensors):
-        raise RuntimeError(
-            f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
-        )
+    tensors = [] if receive and not sending else [*state.parts().values()]
+    form, scalars = _share_scalars(state, group, tensors, source, sending, wire)
+    slots = None
+    # Whoever only passes data on needs no more than buffers of the same sizes, which its own state tells it.
+    if not sending and (receive or form != _form_of(tensors)):
+        try:
+            slots = state.planned(scalars())
+        except (ValueError, KeyError, TypeError) as error:
+            raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
+        tensors = [local(tensor) for tensor in state.tensors(slots).values()]
+        if form != _form_of(tensors):
+            raise RuntimeError(
+                f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+            )
     with torch.no_grad():
         for chunk in _chunks(tensors):
             sizes = [t.numel() * t.element_size() for t in chunk]
             on = wire or chunk[0].device
-            if sending:
-                buffer = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk]).to(on)
-            else:
-                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=on)
+            buffer = (
+                _packed(chunk).to(on) if sending else torch.empty(sum(sizes), dtype=torch.uint8, device=on)
+            )
             group.broadcast(buffer, source)
             if receive and not sending:
-                buffer = buffer.to(chunk[0].device)
-                for tensor, part in zip(chunk, buffer.split(sizes), strict=True):
-                    tensor.copy_(part.view(tensor.dtype).view_as(tensor))
+                _unpack(buffer.to(chunk[0].device), chunk, sizes)
             progress()
     if receive and not sending:
-        state.load_scalars(scalars, slots)
+        state.load_scalars(scalars(), slots)
+
+
+def _packed(chunk: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors of one device, one after the other."""
+    memory = [own_memory(tensor) for tensor in chunk]
+    if any(own is None for own in memory):
+        return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in chunk])
+    data = bytearray().join(own for own in memory if own is not None)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _unpack(buffer: Tensor, chunk: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """The other way round: fill tensors from the bytes of all."""
+    data, start = own_memory(buffer), 0
+    for tensor, size in zip(chunk, sizes, strict=True):
+        own = own_memory(tensor) if data is not None and size <= SMALL_BYTES else None
+        if own is not None and data is not None:
+            own[:] = data[start : start + size]
+        else:
+            tensor.copy_(buffer[start : start + size].view(tensor.dtype).view_as(tensor))
+        start += size
 
 
 def _share_scalars(
-    state: TrainState, group: Group | Circle, source: int, sending: bool, wire: torch.device | None
-) -> tuple[str, dict[str, Any]]:
-    """What ``source`` has of the state besides tensors, as one message of bytes, and the form of its tensors."""
-    data = json.dumps([_form_of(list(state.parts().values())), state.scalars()]).encode() if sending else b""
+    state: TrainState, group: Group | Circle, tensors: Sequence[Tensor], source: int, sending: bool,
+    wire: torch.device | None,
+) -> tuple[str, Callable[[], dict[str, Any]]]:  # fmt: skip
+    """What ``source`` has of the state besides ``tensors``, as one message of bytes, and the form of its tensors."""
+    data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
     announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
     group.broadcast(announced, source)
     size = len(data) if sending else int(announced)
-    if not 0 < size <= MAX_SCALAR_BYTES:
+    if not FORM_DIGITS < size <= MAX_SCALAR_BYTES:
         raise GenerationLost(f"a peer announced {size} bytes of scalars")
     message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
     group.broadcast(message, source)
-    form, scalars = json.loads(data or message.cpu().numpy().tobytes())
-    return str(form), dict(scalars)
+    data = data or message.cpu().numpy().tobytes()
+    return data[:FORM_DIGITS].decode(), cache(lambda: dict(json.loads(data[FORM_DIGITS:])))
 
 
 def _form_of(tensors: Sequence[Tensor]) -> str:
     """Tells whether tensors are the same by type and shape: chunks of other sizes would be filled with garbage."""
-    text = repr([(str(t.dtype), tuple(t.shape)) for t in tensors])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    text = repr([(name_of(t.dtype), t.shape) for t in tensors])
+    return hashlib.blake2b(text.encode(), digest_size=FORM_DIGITS // 2).hexdigest()
 
 
 def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -88,7 +116,7 @@ def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     the host's memory (an optimizer's step counters) share a message, which goes over the device as any other where the
     group takes nothing else.
     """
-    tensors = sorted(tensors, key=lambda t: (t.device.type, -t.element_size()))
+    tensors = sorted(tensors, key=lambda t: ("cpu" if t.is_cpu else t.device.type, -t.element_size()))
     chunks: list[list[Tensor]] = []
     size = CHUNK_BYTES
     for tensor in tensors:

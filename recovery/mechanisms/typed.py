@@ -12,6 +12,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy
@@ -34,7 +35,7 @@ _MAPPINGS: dict[str, Callable[[list[Any]], Any]] = {
 def inline(tensor: Tensor, path: str) -> Any:
     """A tensor as type, shape and bytes; for small ones, such as a learning rate."""
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = name_of(tensor.dtype)
     return {"!tensor": [name, list(tensor.shape), base64.b64encode(raw).decode()]}
 
 
@@ -44,6 +45,12 @@ def from_inline(value: Any, path: str, live: Any) -> Tensor:
     data = bytearray(base64.b64decode(raw))
     flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(dtype_of(name)).reshape(shape)
+
+
+@cache
+def name_of(dtype: torch.dtype) -> str:
+    """What a type is called here, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -56,12 +63,15 @@ def dtype_of(name: str) -> torch.dtype:
 
 def encode(value: Any, path: str, tensor: PutTensor = inline) -> Any:
     """``value`` as JSON. Raises TypeError, naming the place in ``path``, for what can be neither stored nor copied."""
-    if value is None or (isinstance(value, bool | str) and not isinstance(value, Enum)):
+    plain = type(value)  # of most values it tells enough, and each look at another class takes a while
+    if value is None or plain is bool or plain is str or plain is int:
+        return value
+    if isinstance(value, Tensor):
+        return tensor(value, path)
+    if isinstance(value, bool | str) and not isinstance(value, Enum):
         return value
     if isinstance(value, Enum):
         return {"!enum": value.name}
-    if isinstance(value, Tensor):
-        return tensor(value, path)
     if isinstance(value, int | float | complex | numpy.generic):
         return _number(value)
     if isinstance(value, Mapping):
@@ -73,7 +83,7 @@ def encode(value: Any, path: str, tensor: PutTensor = inline) -> Any:
             items = sorted(value) if mark == "!set" else value
             return {mark: [encode(item, f"{path}.{place}", tensor) for place, item in enumerate(items)]}
     if isinstance(value, torch.dtype):
-        return {"!dtype": str(value).removeprefix("torch.")}
+        return {"!dtype": name_of(value)}
     if callable(value):
         return {"!code": getattr(value, "__qualname__", type(value).__name__)}
     raise TypeError(
@@ -122,8 +132,7 @@ def _number(value: Any) -> Any:
 
 
 def _mapping(value: Mapping[Any, Any], path: str, tensor: PutTensor) -> Any:
-    plain = type(value) is dict and all(isinstance(key, str) and key[:1] != "!" for key in value)
-    if plain:
+    if type(value) is dict and all(isinstance(key, str) and key[:1] != "!" for key in value):
         return {key: encode(item, f"{path}.{key}", tensor) for key, item in value.items()}
     mark = "!counter" if isinstance(value, Counter) else "!dict"
     if isinstance(value, OrderedDict):
@@ -152,7 +161,7 @@ def _single(mark: str, body: Any, live: Any) -> Any:
 
 def _at(live: Any, key: Any) -> Any:
     """What there is at a place of the process's own value, if anything."""
-    if isinstance(live, Mapping):
+    if type(live) is dict or isinstance(live, Mapping):
         return live.get(key)
     if isinstance(live, list | tuple) and isinstance(key, int) and key < len(live):
         return live[key]

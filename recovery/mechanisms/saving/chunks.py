@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from recovery.mechanisms.typed import name_of
+
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
 
 
@@ -35,7 +37,7 @@ class Chunk:
     @property
     def dtype(self) -> str:
         """As the manifest names it, such as ``float32``."""
-        return str(self.data.dtype).removeprefix("torch.")
+        return name_of(self.data.dtype)
 
 
 def chunks_of(tensors: Mapping[str, Tensor]) -> list[Chunk]:

@@ -1,0 +1,118 @@
+"""What is done while a job recovers, or in each step, is no more than has to be: counted, not timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_detect import TICK_S, mark, trained
+from test_optimizers import Relay, everything, make, train
+from torch import Tensor
+
+from recovery.mechanisms import fingerprint, typed
+from recovery.mechanisms.digest import array_of, bytes_of, own_memory
+from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.transfer import copy_state
+
+
+def tensors() -> list[Tensor]:
+    wide = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    every = [
+        torch.tensor(3.5), torch.empty(0), torch.empty(3, 0), wide, wide[1:], wide.T, wide[:, ::2], wide.double(),
+        torch.arange(13, dtype=torch.uint8), torch.arange(13, dtype=torch.uint8)[3:], torch.tensor([True, False]),
+        torch.full((9,), 2**63 - 1), torch.full((3,), -1, dtype=torch.int32), wide.half(), wide.bfloat16(),
+        torch.complex(wide, wide),
+    ]  # fmt: skip
+    return every
+
+
+def raw(tensor: Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.parametrize("tensor", tensors(), ids=lambda t: f"{str(t.dtype)[6:]} {tuple(t.shape)}")
+def test_bytes_read_and_summed_in_place_are_the_same_as_torch_has_them(tensor: Tensor) -> None:
+    assert bytes(bytes_of(tensor)) == raw(tensor)
+    own, array = own_memory(tensor), array_of(tensor)
+    assert (own is None) == (array is None)
+    if own is not None and array is not None:
+        assert bytes(own) == raw(tensor)
+        assert fingerprint._sum_of(array) == fingerprint._sum(tensor).item()
+        if len(own):
+            own[:1] = b"\x5a"
+            assert raw(tensor)[0] == 0x5A, "written where the tensor is"
+    assert own is not None or tensor.dtype not in (torch.float32, torch.int64) or not tensor.is_contiguous()
+
+
+def test_whoever_only_passes_a_state_on_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, other, sent = train(make("AdamW"), 2), train(make("AdamW"), 2), list[Tensor]()
+    copy_state(source, Relay(sent, 0), source=0, receive=False, progress=lambda: None)
+    before = everything(other)
+    monkeypatch.setattr(TrainState, "planned", lambda *_: pytest.fail("slots were planned"))
+    monkeypatch.setattr(TrainState, "scalars", lambda _: pytest.fail("its own state was described"))
+    copy_state(other, Relay(sent, 1), source=0, receive=False, progress=lambda: None)
+    assert not sent
+    assert everything(other) == before
+
+
+def test_whoever_passes_on_a_state_that_has_more_than_its_own_makes_room_for_all_of_it() -> None:
+    source, other, sent = train(make("AdamW"), 2), make("AdamW"), list[Tensor]()  # no slots here yet
+    copy_state(source, Relay(sent, 0), source=0, receive=False, progress=lambda: None)
+    before = everything(other)
+    copy_state(other, Relay(sent, 1), source=0, receive=False, progress=lambda: None)
+    assert not sent
+    assert everything(other) == before
+
+
+def test_slots_are_described_anew_only_where_their_form_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = train(make("AdamW"), 1)
+    before = state.rules(), state.scalars()
+    described: list[str] = []
+    put = type(state._slots)._put
+    monkeypatch.setattr(
+        type(state._slots), "_put", lambda self, t, path: described.append(path) or put(self, t, path)
+    )
+    assert (state.rules(), state.scalars()) == before
+    assert not described
+    parameter, *_ = state.model.parameters()
+    slots: Any = state.optimizer.state[parameter]
+    slots["exp_avg"] = slots["exp_avg"].double()
+    assert state.rules() != before[0]
+    assert state.scalars()["optimizer"]["state"]["0.weight"]["exp_avg"] == {"!tensor": ["float64", [6, 4]]}
+    slots["more"] = 1.5
+    assert state.scalars()["optimizer"]["state"]["0.weight"]["more"] == 1.5
+
+
+def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make("SGD")
+    seeded: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    monkeypatch.setattr("recovery.mechanisms.state._accelerated", lambda: True)
+    state.seed_step(3, 7)
+    monkeypatch.undo()
+    torch.manual_seed(seeded[0])
+    wanted = torch.rand(4)
+    monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was looked at"))
+    monkeypatch.setattr("recovery.mechanisms.state._accelerated", lambda: False)
+    state.seed_step(3, 7)
+    assert torch.equal(torch.rand(4), wanted)
+
+
+def test_the_kernel_is_asked_of_nobody_who_moves() -> None:
+    detector, asked = trained(), list[str]()
+
+    def kernel(name: str) -> str:
+        asked.append(name)
+        return "S"
+
+    for look in range(50):
+        marks = {f"w{n}": mark("forward" if n % 2 else "collective", moves=look) for n in range(4)}
+        assert detector.look(1000.0 + look * TICK_S, marks, kernel) is None
+    assert asked == []
+    assert detector.look(1001.0, marks | {"w0": mark("collective", moves=50)}, kernel) is None
+    assert sorted(asked) == ["w1", "w2", "w3"], "each once"
+
+
+def test_a_type_has_one_name() -> None:
+    assert [typed.name_of(t) for t in (torch.float32, torch.bfloat16)] == ["float32", "bfloat16"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from chaos.errors import InfrastructureError
 from recovery.local import Dying, Exited, Said
-from recovery.marks import Mark
+from recovery.marks import NEVER, Mark
 from recovery.nodes import protocol
 from recovery.nodes.berth import (
     Berth,
@@ -43,12 +43,17 @@ __all__ = [
 ]  # fmt: skip
 
 BYE_LIMIT_S = 10.0
+KEPT_GONE = 1024  # processes
 NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
 
 class Fleet(Harbour):
-    """Processes by name, wherever they are. For all else see ``Harbour``."""
+    """Processes by name, wherever they are. For all else see ``Harbour``.
+
+    Of those that are gone the newest KEPT_GONE are known, for their last progress marks and for what is still to come
+    of what they wrote. A name that is not known is that of a process gone long ago.
+    """
 
     def __init__(
         self, *, token: bytes, host: str, port: int = 0, clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -56,7 +61,8 @@ class Fleet(Harbour):
     ) -> None:  # fmt: skip
         self._directory: Path | None = None
         self._unkept: set[str] = set()
-        self._processes: dict[str, Remote] = {}
+        self._processes: dict[str, Remote] = {}  # those that live, or are being started
+        self._gone_ones: dict[str, Remote] = {}  # the oldest first
         self._inherited = False
         self._paths = DataPath()
         super().__init__(
@@ -90,8 +96,9 @@ class Fleet(Harbour):
             self._turn(LOOK_S)
         left = {pid: name for berth in there for pid, name in (berth.cleared or {}).items()}
         late = {b.node for b in there if b.cleared is None and not b.lost}
-        left |= {p.pid: p.name for p in self._processes.values() if p.node in late and not p.gone}
+        left |= {p.pid: p.name for p in self._processes.values() if p.node in late}
         self._processes.clear()
+        self._gone_ones.clear()
         self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]
         self._directory = directory
         self._unkept.clear()
@@ -131,11 +138,11 @@ class Fleet(Harbour):
                 silence_s=self._limits.answer_s,
             )  # fmt: skip
         except InfrastructureError:
-            process.gone = True
+            self._forget(process)
             berth.post.add(protocol.Signal(process=name, signum=signals.SIGKILL))
             raise
         if process.error:
-            process.gone = True
+            self._forget(process)
             raise InfrastructureError(
                 f"node {node} cannot start {name}: {process.error}", hint="see the node's agent"
             )
@@ -143,7 +150,7 @@ class Fleet(Harbour):
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
-        return not self._processes[name].gone
+        return name in self._processes
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message, with the next look at the nodes; False when the process is gone. It arrives once the node can
@@ -163,13 +170,13 @@ class Fleet(Harbour):
 
     def mark(self, name: str) -> Mark:
         """The progress mark as last heard of, on our clock; readable after the process's death too."""
-        return self._processes[name].mark
+        return process.mark if (process := self._known(name)) is not None else NEVER
 
     def os_state(self, name: str) -> str:
         """The kernel's word on the process as last heard of, X when gone; "?" while its node is silent: what was true
         then says nothing about now."""
-        process = self._processes[name]
-        if process.gone:
+        process = self._processes.get(name)
+        if process is None:
             return "X"
         berth = self._berths.get(process.node)
         stale_ns = self._turned_ns - berth.beat_ns if berth is not None and berth.link is not None else None
@@ -177,7 +184,7 @@ class Fleet(Harbour):
 
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors, as last heard of."""
-        return self._processes[name].pulse
+        return process.pulse if (process := self._known(name)) is not None else Pulse()
 
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
@@ -194,7 +201,7 @@ class Fleet(Harbour):
 
     def _handle(self, berth: Berth, frame: Any) -> None:
         process = self._processes.get(frame.process) if hasattr(frame, "process") else None
-        if process is not None and (process.gone or process.node != berth.node):
+        if process is not None and process.node != berth.node:
             return
         match frame:
             case protocol.Started():
@@ -242,7 +249,7 @@ class Fleet(Harbour):
         berth.beat_ns = self._clock_ns()
         for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
             process = self._processes.get(name)
-            if process is not None and process.node == berth.node and not process.gone:
+            if process is not None and process.node == berth.node:
                 if name in beat.marks:
                     process.mark = self._mark(berth, beat.marks[name])
                 process.state = beat.states.get(name, process.state)
@@ -256,7 +263,7 @@ class Fleet(Harbour):
             raise Refused(f"a mark of an unknown phase: {words}") from error
 
     def _land(self, berth: Berth, lines: protocol.Lines) -> None:
-        owner = self._processes.get(Path(lines.file).stem)
+        owner = self._known(Path(lines.file).stem)
         if self._directory is None or owner is None or owner.node != berth.node:
             return  # of an arm that is over
         if lines.file in self._unkept:
@@ -270,10 +277,24 @@ class Fleet(Harbour):
             self._news.append(NotKept(file=lines.file, bytes=len(lines.text), why=why))
 
     def _end(self, process: Remote, *, exit_code: int | None, signum: int | None, time_ns: int) -> None:
-        process.gone, process.told = True, True
+        process.told = True
+        self._forget(process)
         self._news.append(
             Exited(process=process.name, exit_code=exit_code, signal=signum, time_ns=time_ns)
         )  # fmt: skip
+
+    def _forget(self, process: Remote) -> None:
+        """It is gone."""
+        process.gone = True
+        self._processes.pop(process.name, None)
+        self._gone_ones[process.name] = process
+        while len(self._gone_ones) > KEPT_GONE:
+            oldest = next(iter(self._gone_ones))
+            del self._gone_ones[oldest]
+            self._unkept = {file for file in self._unkept if Path(file).stem != oldest}
+
+    def _known(self, name: str) -> Remote | None:
+        return self._processes.get(name) or self._gone_ones.get(name)
 
     def _warn_of(self, process: Remote) -> None:
         if not process.told:
@@ -284,7 +305,7 @@ class Fleet(Harbour):
         return self._inherited
 
     def _living(self, node: int) -> Sequence[Remote]:
-        return [p for p in self._processes.values() if p.node == node and p.pid and not p.gone]
+        return [p for p in self._processes.values() if p.node == node and p.pid]
 
     def _pace(self, berth: Berth) -> int:
         return self._paths.pace(berth.node, self._processes.values())
@@ -297,5 +318,5 @@ class Fleet(Harbour):
 
     def _reached(self, name: str) -> Berth | None:
         """The node of a process, None when either is gone."""
-        process = self._processes[name]
-        return None if process.gone or (berth := self._berths[process.node]).lost else berth
+        process = self._processes.get(name)
+        return None if process is None or (berth := self._berths[process.node]).lost else berth

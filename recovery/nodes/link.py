@@ -140,7 +140,7 @@ class Post:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._kept: deque[tuple[int, Frame | Lazy]] = deque()
+        self._kept: deque[tuple[int, Frame | Lazy, Callable[[], None] | None]] = deque()
         self._numbers = itertools.count(1)
         self._unsent = 0  # of those kept, from the end
         self.received = 0
@@ -159,10 +159,11 @@ class Post:
         """Whether more wait than may."""
         return len(self._kept) > self._limit
 
-    def add(self, frame: Frame | Lazy) -> int:
-        """Have a frame arrive; a function is asked for it when it is sent, and each time it is. Returns its number."""
+    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
+        """Have a frame arrive; a function is asked for it when it is sent, and each time it is. Returns its number.
+        ``then``: called once the other side has confirmed it."""
         number = next(self._numbers)
-        self._kept.append((number, frame))
+        self._kept.append((number, frame, then))
         self._unsent += 1
         return number
 
@@ -173,14 +174,16 @@ class Post:
     def pump(self, link: Link) -> None:
         """Give the link what it has room for."""
         while self._unsent and link.waiting < FULL:
-            number, frame = self._kept[-self._unsent]
+            number, frame, _ = self._kept[-self._unsent]
             link.put(frame if isinstance(frame, Frame) else frame(), number=number, got=self.received)
             self._unsent -= 1
 
     def confirmed(self, number: int) -> None:
         """The other side has everything up to ``number``."""
         while self._kept and self._kept[0][0] <= number:
-            self._kept.popleft()
+            _, _, then = self._kept.popleft()
+            if then is not None:
+                then()
         self._unsent = min(self._unsent, len(self._kept))
 
     def reconnected(self) -> None:
@@ -190,7 +193,7 @@ class Post:
     def renumber(self) -> None:
         """The other side is another one than before, and has nothing of ours; we have nothing of it."""
         self._numbers = itertools.count(1)
-        self._kept = deque((next(self._numbers), frame) for _, frame in self._kept)
+        self._kept = deque((next(self._numbers), frame, then) for _, frame, then in self._kept)
         self._unsent, self.received = len(self._kept), 0
 
     def accept(self, parcel: Parcel) -> bool:

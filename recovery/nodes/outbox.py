@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from recovery.nodes.link import Lazy, Link, Post
@@ -42,10 +42,10 @@ class Outbox(Post):
         """Whether something needed has not been confirmed."""
         return self._open_needed or self.awaits(self._needed)
 
-    def add(self, frame: Frame | Lazy) -> int:
+    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
         """See ``Post``."""
         self._seal()
-        return super().add(frame)
+        return super().add(frame, then=then)
 
     def pump(self, link: Link) -> None:
         """See ``Post``."""

@@ -6,8 +6,11 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
@@ -22,11 +25,16 @@ from recovery.nodes.protocol import MarkWords
 from recovery.wire import Message
 
 SILENT_NS = 100_000_000
+KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
 
 
 class Ward:
     """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by ``Lines.file``;
-    ``named``: see ``recovery.local.Children``. ``pids``: who lives; ``ended``: all others."""
+    ``named``: see ``recovery.local.Children``. ``pids``: who lives; ``ended``: the newest KEPT_ENDED of all others.
+
+    Of a process that has ended nothing else is held once the coordinator has confirmed what it wrote, and its files
+    are deleted then.
+    """
 
     def __init__(
         self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path, *, named: bool = False
@@ -39,7 +47,7 @@ class Ward:
         self._spoken: set[str] = set()
         self._deaf: set[str] = set()
         self.pids: dict[str, int] = {}
-        self.ended: list[protocol.Ended] = []
+        self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
 
     def fileno(self) -> int:
         """Readable when ``hear`` would hear something."""
@@ -64,7 +72,15 @@ class Ward:
                 mark=_words(self._node.mark(report.process)),
             )  # fmt: skip
             self.ended.append(ended)
-            self._post.add(ended)
+            for book in (self._ranks, self._spoken, self._deaf):
+                book.discard(report.process)
+            self._post.add(ended, then=partial(self._forget, report.process))
+
+    def _forget(self, process: str) -> None:
+        """The coordinator has all that it wrote."""
+        for tail in self._tails.pop(process, ()):
+            with suppress(OSError):
+                tail.path.unlink()
 
     def forward(self) -> None:
         """Tell what files hold that was not told yet."""

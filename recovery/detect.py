@@ -264,6 +264,9 @@ class HangDetector:
                 late += silence.shared_s
             elif silence.common_s > self.limits.between_s:
                 late, deadline = silence.common_s, self.limits.between_s
+            elif late and silence.shared_s <= 2 * self.pace.step_s:
+                # While the others did their part of the step it was silent too, and had no more to do than they.
+                late += min(silence.shared_s, self.pace.step_s)
         if state == DISK:
             deadline *= self.limits.disk_factor
         if late <= deadline:

@@ -67,7 +67,12 @@ class Pace:
     @property
     def usual_s(self) -> float:
         """``factor`` median steps; 0 before the first."""
-        return self.limits.factor * median(self._durations) if self._durations else 0.0
+        return self.limits.factor * self.step_s
+
+    @property
+    def step_s(self) -> float:
+        """The median step; 0 before the first."""
+        return median(self._durations) if self._durations else 0.0
 
     @property
     def works(self) -> float:

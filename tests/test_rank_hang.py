@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from simulate import cell_of
+from simulate import play as simulate
 from test_point_agents import Arm, planned
 from test_points import at, done, heard, points  # noqa: F401  (a fixture)
 from test_script_points import play
+from test_silences import Watched, ranks
 
 from chaos import beacon, plugins
 from chaos.cli import invoke
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Fidelity, Occurrence
+from harness.judging.measure import measure
+from harness.launchers.sim import Sim
 from harness.results import Results
 from harness.script.points import Asked, Did, Points
 from harness.script.standing import Standing
-from recovery.starvation import Thread
+from recovery.starvation import Pulse, Thread
 
 KIND = plugins.load("chaos.faults", Fault)["rank-hang"]
 S = 1_000_000_000
@@ -116,6 +122,41 @@ def test_only_a_kernel_without_a_device_is_emulated() -> None:
     emulated = {(how, cuda) for how in ("sleep", "spin", "kernel") for cuda in (False, True)
                 if KIND(how=how).acts(cuda=cuda) is Fidelity.EMULATED}  # fmt: skip
     assert emulated == {("kernel", False)}
+
+
+# ---- how fast
+
+FAMILIES: Mapping[str, dict[str, Any]] = {
+    "stopped": {"kind": "process-stop"},
+    "spin": {"kind": "rank-hang", "params": {"how": "spin", "hold_s": 600}},
+}
+LOOKS_S = 0.1
+
+
+@pytest.mark.parametrize("step_s", [0.05, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, memory: Path) -> None:
+    """On simulated time, with the detector itself: from the act on, whatever the others still had to do."""
+    fault = {"id": "hang", "target": {"rank": 2}, "at": {"step": 21, "phase": "forward"}, **FAMILIES[family]}
+    cell = cell_of("hot-spare", [fault], steps=30)
+    found = measure(simulate(cell, memory, seed=3, sim=Sim(step_ms=step_s * 1000)).log, None)
+    (incident,) = found.incidents
+    assert (incident.detected_by, incident.blamed_rank) == ("hang", 2)
+    assert incident.detection_time is not None and found.step_time is not None
+    assert incident.detection_time <= max(0.6, 8 * found.step_time) + LOOKS_S
+
+
+@pytest.mark.parametrize("step_s", [0.05, 1.0])
+def test_whether_it_uses_a_processor_makes_no_difference(step_s: float) -> None:
+    """The kernel's letter does not matter, nor what it counts as work: only marks that stand still while it runs."""
+    waits = ranks("collective", "backward", "collective", "collective")
+    limit = max(0.6, 8 * step_s)
+    for letter in ("R", "S"):
+        job = Watched(step_s)
+        began = job.now
+        while (hang := job.look(waits, state=letter, pulse=lambda _: Pulse(working=True))) is None:
+            assert job.now - began <= limit + LOOKS_S
+        assert hang.process == "w1" and job.now - began >= limit - LOOKS_S
 
 
 # ---- for real

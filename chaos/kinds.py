@@ -32,6 +32,8 @@ class Kind(StrEnum):
     STEP_REPORTED = "step_reported"
     # orchestrator: what the health source says
     HEALTH_REPORTED = "health_reported"
+    # orchestrator: what the machine has left for the job
+    PRESSURE_READ = "pressure_read"
     # orchestrator: faults
     FAULT_PLANNED = "fault_planned"
     FAULT_INJECTED = "fault_injected"
@@ -111,6 +113,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device, node, rank: whose, or
         # None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
+        # counts of the harness's machine since some beginning, None where the kernel does not say: cpus of it; some_s:
+        # somebody wanted a processor in vain; steal_s: taken by its hypervisor, over all cpus; ranks: process ->
+        # [ran, stood in a run queue] of its training thread, seconds
+        Kind.PRESSURE_READ: frozenset({"cpus", "some_s", "steal_s", "ranks"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger;
         # lasts: it goes on after its act, until it is healed (missing in older logs)
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),

@@ -27,7 +27,7 @@ from chaos.fault import Fault
 from chaos.loading.load import LoadedScenario
 from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from chaos.schedule import repeat_seed
-from harness import devices, heal, interrupts
+from harness import devices, heal, interrupts, pressure
 from harness.capabilities import too_small
 from harness.judging import judge
 from harness.launcher import ArmSetup, Launcher, Session, Stopped
@@ -167,6 +167,7 @@ def _play(
             )
             if cell.scenario.workload.command is not None:
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
+                pressure.follow(script, script.training)
                 script.run()
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
@@ -177,7 +178,9 @@ def _play(
                     cluster = session.cluster(setup, lambda: bool(stop.signum))
                 except Stopped:
                     return
-                Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
+                played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
+                pressure.follow_built_in(played, cluster)
+                played.run()
             ledger.undone(checkpoints, _discard_checkpoints(run, name))
 
 

@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from chaos.events import Event, Kind
+from harness.checkers import busy
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.checkers.memory import keepers
 from harness.judging.incidents import diverged, final_digests, sound_digests
 from harness.judging.lineage import Generation, History, StepRun
 from harness.judging.partition import checkpoint_stalls
+from harness.judging.pressure import TOO_BUSY
 from harness.results import Finding
 
 HEALTHY_STEPS = 5
@@ -163,9 +165,10 @@ def liveness(evidence: Evidence) -> Finding:
 
     The rate is the median of the surviving steps after the last injection with no lasting fault active: of the last
     second of them, and of 5 at least, as a few steps of milliseconds tell of the machine's noise only. Below half it
-    fails, unless that proves nothing: where the arm was as slow in the last second before its first fault (so was the
-    machine, for the whole arm), or where there is less than a second to judge by. A job that is expected to stop
-    (``expect.outcome: fail-stop``) has to stop in good order.
+    fails, unless that proves nothing: where its ranks waited longer for a processor, for each second that they ran,
+    than those it is compared with (``harness.judging.pressure``; what that explains is taken off), where the arm was as
+    slow in the last second before its first fault (so was the machine, for the whole arm), or where there is less than
+    a second to judge by. A job that is expected to stop (``expect.outcome: fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
     done = f"step {history.committed_step} of {history.info.steps}"
@@ -192,6 +195,12 @@ def liveness(evidence: Evidence) -> Finding:
     if rate >= HEALTHY_RATE:
         return passed(witness)
     witness += f", {HEALTHY_RATE:.2f} is due"
+    if (net := busy.net_of_pressure(evidence, ideal.step_s, step_s, tail)) is not None:
+        if (likely := ideal.step_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
+            return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
+        if (most := ideal.step_s / net.least_s) >= HEALTHY_RATE:
+            return unknown(f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to {most:.2f}")
+        witness += f" (and net of {net.why} it is {most:.2f} at most)"
     before = _last_of(_before(evidence))
     if len(before) >= HEALTHY_STEPS and (own := _step_s(history, before) / step_s) >= HEALTHY_RATE:
         return unknown(
@@ -199,7 +208,7 @@ def liveness(evidence: Evidence) -> Finding:
         )
     if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
         return unknown(f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps")
-    return failed(witness)
+    return failed(witness + busy.unrecorded(evidence))
 
 
 def finished(evidence: Evidence) -> Finding | None:

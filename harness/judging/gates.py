@@ -15,10 +15,13 @@ from chaos.figures import with_unit
 from chaos.scenario import Cell, SlaCheck
 from chaos.sla import Clause, evaluate, parse_clause, samples_needed
 from harness.judging.catalogue import METRICS, MetricDef
+from harness.judging.pressure import TOO_BUSY
 from harness.judging.samples import median_ci95, per_arm
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
+ROOTS = ("progress", "fault-landed", "evidence-complete")
+"""Checkers whose findings explain those of others."""
 EXIT_CODES: Mapping[str, int] = MappingProxyType(
     {
         "pass": errors.EXIT_PASS,
@@ -172,6 +175,8 @@ def judge_cell(
     unseen = invariants.get("progress")
     if unseen is not None and unseen.verdict == verdict:
         return verdict, unseen.witness  # a command of which nothing was seen: all else follows from that
+    if (crowded := _too_busy(invariants)) and verdict == "inconclusive" and ran == planned:
+        return verdict, crowded
     for sla in hard:
         if sla.verdict == verdict:
             return verdict, sla_line(sla, source)
@@ -182,12 +187,23 @@ def judge_cell(
     return verdict, f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
 
 
+def _too_busy(invariants: Mapping[str, Finding]) -> str:
+    """What a quieter machine would decide, that first of all; "" where it would not, as the cause lies elsewhere."""
+    open_ones = [(name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"]
+    if any(name in ROOTS for name, _ in open_ones):
+        return ""
+    for name, found in open_ones:
+        where, said, why = found.witness.partition(TOO_BUSY)
+        if said:
+            return f"{TOO_BUSY}{name}: {where}{why}"
+    return ""
+
+
 def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
     """Causes before consequences: a fault that never fired or a torn log makes other checkers inconclusive
     as well.
     """
-    roots = ("progress", "fault-landed", "evidence-complete")
-    return sorted(invariants.items(), key=lambda item: item[0] not in roots)
+    return sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
 
 
 def sla_line(sla: SlaResult, source: str) -> str:

@@ -128,11 +128,11 @@ class LocalCluster:
         else:
             self.store_port = self.store.port
         self.storage = mount_for(setup)
-        self._pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
         wanted = bool(needs_of(setup.cell) & IN_GROUPS)
         name = f"{setup.run.root.name}-{setup.id}-{os.getpid()}"
         self._group = name if wanted else None
-        self.groups = CgroupControl(name, self._pids.__getitem__) if wanted else None
+        self.groups = CgroupControl(name, self.pids.__getitem__) if wanted else None
         self.links = LinkProxy() if Need.LINKS in needs_of(setup.cell) else None
         self.keepers = keepers_for(setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id)))
 
@@ -178,7 +178,7 @@ class LocalCluster:
         data = config.model_dump_json().encode()
 
         pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")
-        self._pids[name] = pid
+        self.pids[name] = pid
         return pid
 
     def undo(self, name: str, pid: int) -> Undo | None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from harness.script.observer import Observer
+from harness.script.ranks import Ranks
+
 
 class Outside:
     """Answers for all of ``harness.scene.Scene`` that a program which is not ours does not offer."""
+
+    observer: Observer
+    _ranks: Ranks
+
+    def training(self) -> Mapping[str, int]:
+        """Those of its ranks that are there, with their pids, while steps come and nothing has failed."""
+        seen = self.observer
+        if seen.failing or seen.committed_here is None:
+            return {}
+        return {name: pid for name in seen.members.values() if (pid := self._ranks.pid_of(name))}
 
     @property
     def has_coordinator(self) -> bool:

@@ -129,6 +129,11 @@ class Ranks:
         others = tree.struck_with(rank.found, whole=True).values()
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
+    def pid_of(self, name: str) -> int:
+        """Of a rank, the one that is signalled first; 0: there is none of that name that lives."""
+        rank = self._ranks.get(name)
+        return rank.found.pid if rank is not None and rank.pidfd >= 0 else 0
+
     def name_of(self, pid: int) -> str | None:
         """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
         return next((rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None)

@@ -1,0 +1,76 @@
+"""What of an arm's rate its machine is to blame for, which had too little processor time for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.events import Kind
+from harness.checkers.evidence import Evidence
+from harness.judging.lineage import History, StepRun
+from harness.judging.pressure import LIMIT, Excuse, Pressure, excuse, pressure_of
+
+NO_STEP_S = 1e-9
+LIKE = 1.5
+"""Times the ideal step a step may take that is like it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A step without what was waited for processors, seconds: most likely, and at least. ``may_pass``: that is no more
+    than may be taken off for a verdict; ``why``: in words."""
+
+    likely_s: float
+    least_s: float
+    may_pass: bool
+    why: str
+
+
+def net_of_pressure(evidence: Evidence, ideal_s: float, step_s: float, tail: Sequence[StepRun]) -> Net | None:
+    """Of the steps ``tail``, that take ``step_s``; None where nothing was read, what was read cannot be true, or what
+    it is compared with is not known: then nothing is taken off."""
+    compared = _compared(evidence, ideal_s)
+    if compared is None or not tail:
+        return None
+    ideal = _over(*compared)
+    now = _over(evidence.history, tail)
+    if ideal is None or now is None or ideal.odd or now.odd:
+        return None
+    found = excuse(ideal_s, step_s, ideal, now)
+    if found.most_s <= 0:
+        return None
+    return Net(
+        likely_s=max(NO_STEP_S, step_s - found.likely_s), least_s=max(NO_STEP_S, step_s - found.most_s),
+        may_pass=found.likely_s <= LIMIT * step_s, why=_why(ideal, now, found, step_s),
+    )  # fmt: skip
+
+
+def unrecorded(evidence: Evidence) -> str:
+    """What has to be said where nobody knows how busy the machine was: nodes, containers, logs of older versions."""
+    known = evidence.log.first(Kind.PRESSURE_READ) is not None
+    return "" if known else "; how busy its machines were is not recorded"
+
+
+def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun]] | None:
+    """The steps like the ideal one, which is the median of an arm; see ``harness.judging.partition.ideal_of``."""
+    source = evidence.control_history or evidence.history
+    injected = [e.injected.time_ns for e in evidence.measures.episodes if e.injected]
+    until = min(injected) if injected and evidence.control_history is None else None
+    runs = [
+        run for run in source.lineage.values()
+        if run.world == source.info.ranks and (until is None or run.end_ns < until)
+    ]  # fmt: skip
+    runs = [run for run in runs if run.seconds <= LIKE * ideal_s] or runs
+    return (source, runs) if runs else None
+
+
+def _over(history: History, runs: Sequence[StepRun]) -> Pressure | None:
+    return pressure_of(history.log, min(run.start_ns for run in runs), max(run.end_ns for run in runs))
+
+
+def _why(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:
+    stolen = f", and {100 * now.steal:.0f} % of the processors were stolen" if now.steal > 0.01 else ""
+    return (
+        f"its ranks stood in a run queue for {now.wait:.1f} s for each second that they ran, and not for "
+        f"{ideal.wait:.1f} s{stolen}, which is {100 * found.likely_s / step_s:.0f} % of a step"
+    )

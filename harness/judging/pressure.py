@@ -1,0 +1,187 @@
+"""How short of processors an arm was, by what its harness read while it trained, and what that does to its rate.
+
+Counts of the training threads of the arm's ranks: how long they ran, and how long they stood in a run queue. Ranks that
+share too few processors wait for each other on a quiet machine too, so that only what a rank waited longer *for each
+second that it ran*, compared with the steps it is compared with, excuses anything. A job that computes more than it
+should waits more in all, and not for each second; one that sleeps does not wait at all. So neither is excused by a load
+that was there all the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.events import Event, Kind, Log
+
+TOO_BUSY = "the machine was too busy: "
+"""How a finding begins that a quieter machine would decide."""
+NS = 1e9
+LEAST_S = 0.3
+LEAST_SHARE = 0.4
+"""Of a stretch must be covered by readings."""
+LONGEST_S = 3.0
+"""Between two readings: beyond that the job did something else than train."""
+SLACK_S = 0.15
+"""By which readings may be late: who reads is short of processors too."""
+SLACK = 1.1
+LIMIT = 0.25
+"""Of a step, that may be taken off it for a verdict: beyond that nobody knows how it would have been."""
+MARGIN = 1.25
+"""By which more may have been waited for than is counted: threads other than the one that trains wait too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pressure:
+    """Over a stretch of an arm, all for each second of it. ``ran``, ``queued``: ranks that ran, and that stood in a
+    queue, at any time; ``steal``: of each processor; ``cpus``: how many there are; ``odd``: why none of it can be true.
+    """
+
+    ran: float
+    queued: float
+    steal: float
+    cpus: float
+    odd: str = ""
+
+    @property
+    def wait(self) -> float:
+        """Seconds in a queue for each that a rank ran."""
+        return self.queued / self.ran if self.ran > 0 else 0.0
+
+    @property
+    def wanting(self) -> float:
+        """How many ranks wanted a processor at a time, one at least."""
+        return max(1.0, self.ran + self.queued)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excuse:
+    """So much of a step was waited for a processor more than in the step it is compared with, seconds: most likely, and
+    at most."""
+
+    likely_s: float
+    most_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    time_ns: int
+    generation: int
+    cpus: float
+    some_s: float | None
+    steal_s: float | None
+    ranks: Mapping[str, tuple[float, float]]
+
+
+def pressure_of(log: Log, start_ns: int, end_ns: int) -> Pressure | None:
+    """Of a stretch of an arm; None where too little of it was read."""
+    readings = [found for event in log.of(Kind.PRESSURE_READ) if (found := _reading(event)) is not None]
+    first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
+    last = min((n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1)
+    pairs = [
+        (a, b) for a, b in itertools.pairwise(readings[first : last + 1])
+        if a.generation == b.generation and a.ranks and a.ranks.keys() == b.ranks.keys()
+        and 0 < b.time_ns - a.time_ns <= LONGEST_S * NS
+    ]  # fmt: skip
+    seconds = sum(b.time_ns - a.time_ns for a, b in pairs) / NS
+    if seconds < max(LEAST_S, LEAST_SHARE * (end_ns - start_ns) / NS):
+        return None
+    ran = {
+        name: sum(b.ranks[name][0] - a.ranks[name][0] for a, b in pairs if name in a.ranks)
+        for name in _names(pairs)
+    }
+    queued = {
+        name: sum(b.ranks[name][1] - a.ranks[name][1] for a, b in pairs if name in a.ranks) for name in ran
+    }
+    cpus = max(b.cpus for _, b in pairs)
+    steal, steal_over = _grown([(a.steal_s, b.steal_s, b.time_ns - a.time_ns) for a, b in pairs])
+    some, some_over = _grown([(a.some_s, b.some_s, b.time_ns - a.time_ns) for a, b in pairs])
+    odd = _odd(ran, queued, seconds) or _odd_machine(
+        max(queued.values()), cpus, steal, steal_over, some if some_over >= seconds * 0.9 else None, some_over
+    )
+    return Pressure(
+        ran=sum(ran.values()) / seconds, queued=sum(queued.values()) / seconds, cpus=cpus,
+        steal=steal / steal_over / cpus if steal_over else 0.0, odd=odd,
+    )  # fmt: skip
+
+
+def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Excuse:
+    """What of a step of ``step_s`` is excused, beside one of ``ideal_s`` under another pressure.
+
+    In the ideal step all ranks together run for ``ideal.ran * ideal_s``; each second of that waits longer by the
+    difference of the two ``wait``; and as many ranks wait at a time as want a processor at a time.
+    """
+    waited = ideal.ran * ideal_s * max(0.0, now.wait - ideal.wait)
+    at_once = sorted((ideal.wanting, now.wanting))
+    stolen = max(0.0, now.steal - ideal.steal) * step_s
+    return Excuse(
+        likely_s=min(step_s, waited / at_once[1] + stolen),
+        most_s=min(step_s, MARGIN * (waited / at_once[0] + stolen * now.cpus)),
+    )
+
+
+def _reading(event: Event) -> _Reading | None:
+    """What an event says; None for one that makes no sense."""
+    data = event.data
+    try:
+        ranks = {str(name): (_number(row[0]), _number(row[1])) for name, row in data["ranks"].items()}
+        return _Reading(
+            time_ns=event.time_ns, generation=event.generation, cpus=max(1.0, _number(data["cpus"])),
+            some_s=None if data["some_s"] is None else _number(data["some_s"]),
+            steal_s=None if data["steal_s"] is None else _number(data["steal_s"]), ranks=ranks,
+        )  # fmt: skip
+    except (AttributeError, TypeError, ValueError, LookupError):
+        return None
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(value)
+    return number
+
+
+def _names(pairs: list[tuple[_Reading, _Reading]]) -> list[str]:
+    return list(dict.fromkeys(name for a, _ in pairs for name in a.ranks))
+
+
+def _grown(rows: list[tuple[float | None, float | None, int]]) -> tuple[float, float]:
+    """By how much a count grew, and over how many seconds it is known; from one reading that has it to the next."""
+    grown, over, last, since = 0.0, 0.0, None, 0
+    for before, after, passed in rows:
+        if last is None and before is not None:
+            last, since = before, 0
+        since += passed
+        if after is not None and last is not None:
+            grown, over = grown + after - last, over + since / NS
+            last, since = after, 0
+    return grown, over
+
+
+def _odd(ran: Mapping[str, float], queued: Mapping[str, float], seconds: float) -> str:
+    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back."""
+    for name, ran_s in ran.items():
+        if ran_s < 0 or queued[name] < 0:
+            return f"the counts of {name} go back"
+        if ran_s + queued[name] > SLACK * seconds + SLACK_S:
+            return f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within {seconds:.2f} s"
+    return ""
+
+
+def _odd_machine(
+    queued: float, cpus: float, steal: float, steal_over: float, some: float | None, seconds: float
+) -> str:
+    """No processor is taken for longer than time passes, and whoever waits is somebody who waits. The kernel weighs
+    that by processor (kernel/sched/psi.c): one of many on which somebody waits counts for one part of them."""
+    if not 0 <= steal <= SLACK * cpus * steal_over + SLACK_S:
+        return f"{steal:.2f} s of {cpus:g} processors were stolen within {steal_over:.2f} s"
+    if some is None:
+        return ""
+    if not 0 <= some <= SLACK * seconds + SLACK_S:
+        return f"processors were wanted in vain for {some:.2f} s within {seconds:.2f} s"
+    if queued > SLACK * cpus * some + SLACK_S:
+        return f"a rank waited for {queued:.2f} s, and processors were wanted in vain for {some:.2f} s"
+    return ""

@@ -1,0 +1,80 @@
+"""What arms record of their machine's processors, removed or doctored so that a job that crawls would be excused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from readings import NS, Load, readings, steady
+
+from chaos.events import ORCHESTRATOR, Kind
+from mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, each, in_control
+
+BUSY = steady(0.3, 0.5)
+
+
+def read(load: Load) -> Change:
+    """The arm recorded this load, generation by generation."""
+
+    def do(tape: Tape) -> None:
+        ready = tape.find(Kind.GENERATION_READY)
+        ends = [row.time_ns for row in ready[1:]] + [max(row.time_ns for row in tape.rows)]
+        for begun, end in zip(ready, ends, strict=True):
+            for time_ns, data in readings(begun.time_ns, end - 1, begun.data["members"], load):
+                tape.rows.append(Row(Kind.PRESSURE_READ, ORCHESTRATOR, time_ns, begun.generation, None, data))
+
+    return do
+
+
+def crawls(tape: Tape) -> None:
+    """Steps take four times as long after the recovery."""
+    ready = tape.find(Kind.GENERATION_READY)[-1].time_ns
+    for row in tape.rows:
+        if row.time_ns > ready:
+            row.time_ns = ready + 4 * (row.time_ns - ready)
+
+
+def _waits(times: float) -> Change:
+    """Every rank waited so many times as long as it did."""
+
+    def more(data: dict[str, Any]) -> None:
+        data["ranks"] = {name: [ran, times * queued] for name, (ran, queued) in data["ranks"].items()}
+
+    return each(Kind.PRESSURE_READ, more)
+
+
+def _backwards(tape: Tape) -> None:
+    rows = tape.find(Kind.PRESSURE_READ)
+    for row, counts in zip(rows, [row.data["ranks"] for row in reversed(rows)], strict=True):
+        row.data["ranks"] = counts
+
+
+def _stolen(tape: Tape) -> None:
+    rows = tape.find(Kind.PRESSURE_READ)
+    for row in rows:
+        row.data["steal_s"] = (row.time_ns - rows[0].time_ns) / NS * 40
+
+
+def _slower(change: Change, load: Load = BUSY) -> Change:
+    return all_of(crawls, in_control(read(BUSY)), read(load), change)
+
+
+def _says(**data: Any) -> Change:
+    return each(Kind.PRESSURE_READ, lambda row: row.update(data))
+
+
+def _mutation(name: str, change: Change, verdict: str = FAIL, load: Load = BUSY) -> Mutation:
+    return Mutation(f"it crawls, and {name}", "drop-replica", _slower(change, load), liveness=verdict)
+
+
+MADE_UP = steady(0.1, 0.8)
+MUTATIONS = [
+    _mutation("its machine was as busy for both arms", _waits(1.0)),
+    _mutation("the readings are removed", drop(Kind.PRESSURE_READ), load=MADE_UP),
+    _mutation("the control's readings are removed", in_control(drop(Kind.PRESSURE_READ)), load=MADE_UP),
+    _mutation("waited for longer than time passed", _waits(9.0)),
+    _mutation("the counts of its waits go back", _backwards, load=MADE_UP),
+    _mutation("more was stolen than there is", _stolen),
+    _mutation("waited on a machine where nobody waits", _says(some_s=1.0), load=MADE_UP),
+    _mutation("the readings make no sense", _says(ranks="all of them"), load=MADE_UP),
+    _mutation("a machine that became too busy is made up without a flaw", _says(), OPEN, MADE_UP),
+]

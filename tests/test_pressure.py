@@ -1,0 +1,322 @@
+"""What arms record of their machine's processors, and what it excuses: a busy machine, and never a job that crawls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
+from logs import ORCHESTRATOR, Line, Script
+from readings import NS, Load, readings, steady, until
+
+from chaos.events import Event, Kind
+from harness.checkers import check_all
+from harness.judging.gates import judge_cell
+from harness.judging.pressure import TOO_BUSY, pressure_of
+from harness.pressure import EVERY_S, MOST_RANKS, Reader, follow, follow_built_in
+from harness.results import Finding
+from recovery.supervision import Stage
+
+QUIET = steady(0.5, 0.1)
+
+
+def stretched(script: Script, by: float) -> None:
+    """All of it takes so many times as long."""
+    for line in script.lines:
+        line.time_ns = int(line.time_ns * by)
+    script.now = int(script.now * by)
+
+
+def slowed(script: Script, by: float) -> int:
+    """What comes after the recovery takes so many times as long; when that began."""
+    ready = script.find(Kind.GENERATION_READY)[-1].time_ns
+    for line in script.lines:
+        if line.time_ns > ready:
+            line.time_ns = int(ready + by * (line.time_ns - ready))
+    script.now = int(ready + by * (script.now - ready))
+    return ready
+
+
+def read(script: Script, load: Load) -> None:
+    """Have the arm record a load, generation by generation."""
+    ready = script.find(Kind.GENERATION_READY)
+    ends = [line.time_ns for line in ready[1:]] + [script.now]
+    for begun, end in zip(ready, ends, strict=True):
+        for time_ns, data in readings(begun.time_ns, end - 1, begun.data["members"], load):
+            line = Line(ORCHESTRATOR, Kind.PRESSURE_READ, time_ns, begun.generation, None, data)
+            script.lines.append(line)
+
+
+def liveness(script: Script, paired: Script | None = None) -> Finding:
+    """Of the arm of ``arms.hot_spare``, changed."""
+    return judged(evidence_of(script, [KILL], paired))["liveness"]
+
+
+def arm_and_control() -> tuple[Script, Script]:
+    return hot_spare(), control("hot-spare", spares=1)
+
+
+# ---- the checker
+
+
+@pytest.mark.parametrize("load", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("why", ["sleeps", "computes"])
+def test_a_job_that_crawls_is_red_at_any_load(load: float, why: str) -> None:
+    """A machine as busy for both arms: steps take longer by what is waited for. After its recovery the job then takes
+    three times as long: without a need of the processors, or with three times the need."""
+    script, paired = arm_and_control()
+    for each in (script, paired):
+        stretched(each, 1 / (1 - load))
+    ready = slowed(script, 3)
+    busy = steady(0.8 * (1 - load), 0.8 * load)
+    part = 3 if why == "sleeps" else 1
+    after = steady(0.8 * (1 - load) / part, 0.8 * load / part)
+    read(paired, busy)
+    read(script, until(ready, busy, after))
+    assert liveness(script, paired).verdict == FAIL
+
+
+@pytest.mark.parametrize("load", [0.2, 0.4, 0.6])
+def test_a_load_that_comes_with_the_recovery_hides_no_job_that_computes_too_much(load: float) -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 3 / (1 - load))
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), steady(0.8 * (1 - load), 0.8 * load)))
+    assert liveness(script, paired).verdict == FAIL
+
+
+def test_a_machine_that_is_too_busy_after_the_recovery_proves_nothing() -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), steady(0.2, 0.6)))
+    finding = liveness(script, paired)
+    assert finding.verdict == OPEN
+    assert finding.witness.startswith(TOO_BUSY + "its ranks stood in a run queue for 3.0 s for each second")
+
+
+def test_a_control_arm_beside_others_is_not_blamed_for_them() -> None:
+    """Its steps are compared with each other."""
+    paired = control("hot-spare", spares=1)
+    first = paired.find(Kind.STEP_COMMITTED, step=25)[0].time_ns
+    for line in paired.lines:
+        line.time_ns = max(line.time_ns, int(first + 4 * (line.time_ns - first)))
+    paired.now = max(line.time_ns for line in paired.lines)
+    alone = replace(evidence_of(paired, [KILL]), arm="control", control=None)
+    assert judged(alone)["liveness"].verdict == FAIL
+    read(paired, until(first, steady(0.8, 0.0), steady(0.2, 0.6)))
+    alone = replace(evidence_of(paired, [KILL]), arm="control", control=None)
+    assert judged(alone)["liveness"].verdict == OPEN
+
+
+def test_what_little_was_waited_for_is_taken_off() -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 2.2)
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), steady(0.8 / 2.2, 0.19)))
+    finding = liveness(script, paired)
+    assert finding.verdict == "pass" and "net of" in finding.witness
+
+
+def test_a_stolen_processor_is_no_fault_of_the_job() -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 3)
+    read(paired, QUIET)
+    read(script, QUIET)
+    for line in script.find(Kind.PRESSURE_READ):
+        line.data["steal_s"] = max(0.0, (line.time_ns - ready) / NS * 0.6 * 4)
+    finding = liveness(script, paired)
+    assert finding.verdict == OPEN and "60 % of the processors were stolen" in finding.witness
+
+
+BUSY = steady(0.2, 0.7)
+
+
+def _lines(script: Script) -> list[dict[str, Any]]:
+    return [line.data for line in script.find(Kind.PRESSURE_READ)]
+
+
+def _without(script: Script, paired: Script) -> None:
+    script.drop(Kind.PRESSURE_READ)
+
+
+def _without_control(script: Script, paired: Script) -> None:
+    paired.drop(Kind.PRESSURE_READ)
+
+
+def _twice(script: Script, paired: Script) -> None:
+    for data in _lines(script):
+        data["ranks"] = {name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()}
+
+
+def _back(script: Script, paired: Script) -> None:
+    for data, other in zip(_lines(script), reversed(_lines(script)), strict=True):
+        data["ranks"] = {name: [-ran, 0.0] for name, (ran, _) in other["ranks"].items()}
+
+
+def _calm_machine(script: Script, paired: Script) -> None:
+    for data in _lines(script):
+        data["some_s"] = 1.0
+
+
+def _no_sense(script: Script, paired: Script) -> None:
+    values: tuple[Any, ...] = ("all", [], {"w0": 3}, {"w0": [1, float("nan")]}, None, {"w0": ["a", "b"]})
+    for data, value in zip(_lines(script), values * 20, strict=False):
+        data["ranks"] = value
+
+
+def _much_stolen(script: Script, paired: Script) -> None:
+    for n, data in enumerate(_lines(script)):
+        data["steal_s"] = 9.0 * n
+
+
+@pytest.mark.parametrize(
+    "doctored",
+    [_without, _without_control, _twice, _back, _calm_machine, _no_sense, _much_stolen],
+    ids=lambda change: change.__name__.strip("_"),
+)
+def test_readings_that_are_not_there_or_cannot_be_true_excuse_nothing(
+    doctored: Callable[[Script, Script], None],
+) -> None:
+    """A stored log without readings is judged as it was before there were any."""
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), BUSY))
+    assert liveness(script, paired).verdict == OPEN
+    doctored(script, paired)
+    assert liveness(script, paired).verdict == FAIL
+
+
+def test_the_first_line_says_that_the_machine_was_too_busy() -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), BUSY))
+    found = check_all(evidence_of(script, [KILL], paired))
+    verdict, reason = judge_cell("default", [], found, 2, 2, "x.yaml")
+    assert verdict == OPEN and reason.startswith("the machine was too busy: liveness: its ranks stood")
+    torn = {**found, "fault-landed": Finding(verdict=OPEN, witness="nobody saw it")}
+    assert judge_cell("default", [], torn, 2, 2, "x.yaml")[1] == "fault-landed: nobody saw it"
+    worse = {**found, "detection": Finding(verdict=FAIL, witness="nobody")}
+    assert judge_cell("default", [], worse, 2, 2, "x.yaml") == (FAIL, "detection: nobody")
+
+
+def test_too_few_readings_say_nothing() -> None:
+    script, _ = arm_and_control()
+    read(script, QUIET)
+    log = evidence_of(script, [KILL]).log
+    times = [event.time_ns for event in log.of(Kind.PRESSURE_READ)]
+    whole = pressure_of(log, times[0], times[-1])
+    assert whole is not None and (whole.ran, whole.queued, whole.odd) == (
+        pytest.approx(2.0, rel=0.01),
+        pytest.approx(0.4, rel=0.01),
+        "",
+    )
+    assert pressure_of(log, times[-1] + 10 * NS, times[-1] + 12 * NS) is None
+    assert pressure_of(log, times[0], times[0] + NS // 10) is not None, "readings on both sides will do"
+    assert pressure_of(log, times[-1] - NS, times[-1] + 9 * NS) is None
+
+
+# ---- the readings
+
+
+def proc(root: Path, **files: str) -> Path:
+    """A /proc of our own; ``_`` in a name is ``/``."""
+    for name, text in files.items():
+        path = root / name.strip("p").replace("_", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+PSI = "some avg10=37.48 avg60=45.08 avg300=28.84 total=132920012\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+
+
+def test_a_reader_reads_what_there_is(tmp_path: Path) -> None:
+    root = proc(
+        tmp_path, p7_schedstat="1500000000 250000000 99\n", p9_schedstat="gone\n", stat="cpu  1 2 3 4 5 6 7 80 0 0\n"
+    )  # fmt: skip
+    reader = Reader(root=root, ticks=100, cpus=3, used_s=lambda: 0.0)
+    assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == {
+        "cpus": 3, "some_s": None, "steal_s": 0.8, "ranks": {"w0": [1.5, 0.25]},
+    }  # fmt: skip
+    (root / "pressure").mkdir()
+    (root / "pressure/cpu").write_text(PSI)
+    found = reader.read({})
+    assert found is not None and found["some_s"] == pytest.approx(132.920012)
+    assert Reader(root=tmp_path / "nowhere").read({"w0": 7}) is None
+
+
+def test_a_table_of_many_processors_is_read_seldom(tmp_path: Path) -> None:
+    root = proc(tmp_path, p7_schedstat="1 2 3\n", stat="cpu  1 2 3 4 5 6 7 80 0 0\n")
+    used = iter(range(1000))
+    reader = Reader(root=root, used_s=lambda: float(next(used)))
+    found = [reader.read({"w0": 7}) for _ in range(21)]
+    assert [n for n, one in enumerate(found) if one and one["steal_s"] is not None] == [0, 10, 20]
+
+
+def test_of_many_ranks_some_are_read(tmp_path: Path) -> None:
+    root = proc(tmp_path, p7_schedstat="1 2 3\n")
+    found = Reader(root=root).read({f"w{n}": 7 for n in range(100)})
+    assert found is not None and len(found["ranks"]) == MOST_RANKS
+
+
+class Scene:
+    """An arm, or its supervisor."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+        self.events: list[dict[str, Any]] = []
+        self.stage, self.members = Stage.STARTING, ("w0", "w1")
+        self.controller = self
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.waiting.append((delay_s, action))
+
+    def record(self, kind: Kind, /, **data: Any) -> Event:
+        self.events.append({"kind": kind, **data})
+        return Event(kind=kind, actor="orchestrator", seq=0, time_ns=0, generation=1, step=None, data=data)
+
+    def turn(self) -> float:
+        ((delay_s, action),) = self.waiting
+        self.waiting = []
+        action()
+        return delay_s
+
+
+class Here:
+    """A cluster of this machine."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self.pids = pids
+
+
+def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
+    scene, root = Scene(), proc(tmp_path, p7_schedstat="1 2 3\n", p8_schedstat="1 2 3\n")
+    there: dict[str, int] = {}
+    follow(scene, lambda: there, Reader(root=root))
+    scene.turn()
+    assert scene.events == []
+    there = {"w0": 7, "w1": 8}
+    assert scene.turn() == EVERY_S
+    assert [(e["kind"], list(e["ranks"])) for e in scene.events] == [(Kind.PRESSURE_READ, ["w0", "w1"])]
+    there = {}
+    scene.turn()
+    assert len(scene.events) == 1 and len(scene.waiting) == 1
+
+
+def test_only_ranks_that_train_on_this_machine_are_read() -> None:
+    elsewhere = Scene()
+    follow_built_in(elsewhere, object())
+    assert elsewhere.waiting == [], "an agent's, a container's, a simulator's"
+    scene = Scene()
+    follow_built_in(scene, Here({"w0": 1, "w1": 1, "s0": 1}))
+    for stage in Stage:
+        scene.stage = stage
+        scene.turn()
+    assert [list(event["ranks"]) for event in scene.events if event["ranks"]] in ([["w0", "w1"]], [])
+    assert len(scene.events) <= 1

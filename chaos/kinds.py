@@ -74,6 +74,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         # host: machine name; wall_ns: unix time at the same moment as time_ns
         Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
+        # of a rank: peak_rss_bytes, cpu_s: what it used, by the kernel's account (missing in older logs)
         Kind.ACTOR_ENDED: frozenset(),
         # the file took none of this actor's lines from number `first` to `last`; why: in the system's words
         Kind.EVENTS_DROPPED: frozenset({"first", "last", "why"}),

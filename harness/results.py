@@ -55,13 +55,15 @@ class Metric(Model):
         description="how far a value may be from the truth, as clocks of several machines are in it",
     )
     arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
+    p95: float | None = Field(default=None, description="of arms; None for fewer than 59 of them")
+    p99: float | None = Field(default=None, description="of arms; None for fewer than 299 of them")
 
     @field_validator("values", "ci95", mode="before")
     @classmethod
     def _read_all(cls, value: Any) -> Any:
         return value if value is None else [_from_json(v) for v in value]
 
-    @field_validator("median", "min", "max", mode="before")
+    @field_validator("median", "min", "max", "p95", "p99", mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
         return _from_json(value)
@@ -70,7 +72,7 @@ class Metric(Model):
     def _write_all(self, value: Any) -> Any:
         return value if value is None else [_to_json(v) for v in value]
 
-    @field_serializer("median", "min", "max")
+    @field_serializer("median", "min", "max", "p95", "p99")
     def _write(self, value: float | None) -> float | str | None:
         return _to_json(value)
 
@@ -141,6 +143,10 @@ class Incident(Model):
         default=0.0, description="how far recovery_time may be from the truth, for the clocks of the nodes"
     )
     hits: list[Hit] = Field(default=[], description="every victim, where the act had several")
+    time_to_full_rate: float | None = Field(default=None, description="seconds; None: too few steps to tell")
+    time_to_redundancy: float | None = Field(
+        default=None, description="seconds; None: nothing was lost, or the arm ended before it could be told"
+    )
     answered_with: str | None = Field(
         default=None,
         description="fault whose rollback answered this one too: the steps lost are counted there",
@@ -161,12 +167,14 @@ class Incident(Model):
         """Whether the job ended by it, with all that it had done."""
         return self.recovery_time == math.inf
 
-    @field_validator("detection_time", "recovery_time", mode="before")
+    @field_validator(
+        "detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy", mode="before"
+    )
     @classmethod
     def _read(cls, value: Any) -> Any:
         return _from_json(value)
 
-    @field_serializer("detection_time", "recovery_time")
+    @field_serializer("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy")
     def _write(self, value: float | None) -> float | str | None:
         return _to_json(value)
 
@@ -252,8 +260,48 @@ class ArmResult(Model):
     nodes: list[NodeResult] = []
 
 
+class Survival(Model):
+    """See ``harness.judging.reliability.survival``. ``low``, ``high``: exact 95 % interval of the probability."""
+
+    arms: int
+    survived: int
+    probability: float | None
+    low: float
+    high: float
+
+
+class FalseAlarms(Model):
+    """See ``harness.judging.reliability.false_alarms``. Per rank-hour; ``upper``: what the true rate is below, with
+    95 % confidence."""
+
+    count: int
+    rank_hours: float
+    rate: float | None
+    upper: float | None
+
+
+class Spares(Model):
+    """See ``harness.judging.reliability.spares_of``. ``share``: of the provisioned rank time; ``memory_mib``,
+    ``cores``: of one that never trained, median of the ``measured`` ones."""
+
+    provisioned: int
+    idle_rank_hours: float
+    share: float
+    measured: int
+    memory_mib: float | None
+    cores: float | None
+
+
+class Reliability(Model):
+    """Rates over the arms of a cell."""
+
+    survival: Survival
+    false_alarms: FalseAlarms
+    spares: Spares
+
+
 class CellResult(Model):
-    """All repeats of one matrix cell."""
+    """All repeats of one matrix cell. ``absent``: metric -> why it has no value."""
 
     id: str
     params: dict[str, Any]
@@ -262,6 +310,8 @@ class CellResult(Model):
     reason: str
     metrics: dict[str, Metric]
     invariants: dict[str, Finding] = Field(description="merged over arms; the witness names the arm")
+    reliability: Reliability | None = None
+    absent: dict[str, str] = Field(default={})
     exactness: str = Field(description="'bit for bit', 'within the control band', 'differs', 'not compared'")
 
 

@@ -114,6 +114,11 @@ class Workload(BaseModel):
         """A script to run in each rank instead of ``build`` and the harness's own loop."""
         return None
 
+    def flops_per_sample(self) -> float | None:
+        """Floating-point operations that training on one sample needs by the model's formula, forward and backward;
+        None where that is not known."""
+        return None
+
     def typical_step_s(self) -> float:
         """A rough step time on two cores with four ranks, for estimates shown before a run, seconds."""
         return 0.05

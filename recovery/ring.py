@@ -11,10 +11,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from chaos.errors import LogError
 from chaos.events import EventWriter, Kind
@@ -28,6 +30,13 @@ END_LIMIT_S = 60.0
 _HEADER = mmap.ALLOCATIONGRANULARITY
 SIZE = _HEADER + CAPACITY
 _HEAD, _TAIL = range(2)
+
+
+def used() -> dict[str, Any]:
+    """What this process has used so far: the peak of its resident memory, pages shared with others included, and its
+    processor time."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {"peak_rss_bytes": usage.ru_maxrss * 1024, "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
 class LineRing:
@@ -158,7 +167,7 @@ class RingWriter(EventWriter):
             if self._dropped is not None:
                 with suppress(LogError):  # there may be room by now to tell of it
                     self.flush()
-            self.write(Kind.ACTOR_ENDED)
+            self.write(Kind.ACTOR_ENDED, **used())
             with suppress(LogError):
                 self.flush()
         finally:

@@ -22,6 +22,9 @@ class Strategy:
 
     cell: CellResult
     recovery: Metric | None
+    full_rate: Metric | None
+    redundancy: Metric | None
+    cost: Metric | None
     steps_lost: Metric | None
     samples_lost: Metric | None
     goodput: Metric | None
@@ -44,6 +47,9 @@ def _strategy(results: Results, cell: CellResult) -> Strategy:
     return Strategy(
         cell=cell,
         recovery=cell.metrics.get("recovery_time"),
+        full_rate=cell.metrics.get("time_to_full_rate"),
+        redundancy=cell.metrics.get("time_to_redundancy"),
+        cost=cell.metrics.get("failure_cost"),
         steps_lost=cell.metrics.get("steps_lost"),
         samples_lost=cell.metrics.get("samples_lost"),
         goodput=cell.metrics.get("goodput"),

@@ -144,6 +144,8 @@ def _incident(i: Incident, start: int, arm_end: int) -> Span:
                 "trainchaos.detected_by": i.detected_by, "trainchaos.blamed_rank": i.blamed_rank,
                 "trainchaos.detection_seconds": _finite(i.detection_time),
                 "trainchaos.recovery_seconds": _finite(i.recovery_time),
+                "trainchaos.full_rate_seconds": _finite(i.time_to_full_rate),
+                "trainchaos.redundancy_seconds": _finite(i.time_to_redundancy),
                 "trainchaos.never_recovered": i.never_recovered, "trainchaos.steps_lost": i.steps_lost,
                 "trainchaos.decision": i.decision, "trainchaos.clock_bound_seconds": i.clock_bound_s,
             }

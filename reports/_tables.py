@@ -9,6 +9,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from harness.results import PHASE_NAMES, CellResult, Finding, Incident, Results
+from reports import _metrics
 from reports._facts import VERDICT_MARKS, Strategy, incidents_of, nodes, phase_medians, strategies, where
 from reports._format import (
     MISSING,
@@ -89,7 +90,8 @@ def comparison(results: Results) -> Table:
     """Strategies side by side: what they give and what they cost."""
     columns = (
         Column(name="strategy"), Column(name="verdict"), _number("recovery", "s, median"),
-        Column(name="range", unit="s"), _number("n"), _number("lost steps", "median"),
+        Column(name="range", unit="s"), _number("n"), _number("full rate", "s, median"),
+        _number("redundant", "s, median"), _number("cost", "rank-hours a failure"), _number("lost steps", "median"),
         _number("lost samples", "median"), _number("goodput", "ratio, median"),
         _number("badput", "s, median"), Column(name="same result as without the fault"),
         _number("provisioned", "ranks"),
@@ -103,7 +105,8 @@ def _comparison_row(e: Strategy) -> list[str]:
     star = "*" if e.note else ""
     return [
         label(e.cell), mark(e.cell.verdict), median_of(e.recovery), range_of(e.recovery),
-        str(e.recovery.n) if e.recovery else MISSING, median_of(e.steps_lost), median_of(e.samples_lost),
+        str(e.recovery.n) if e.recovery else MISSING, median_of(e.full_rate), median_of(e.redundancy),
+        median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
         median_of(e.goodput), number(e.badput_s), e.cell.exactness,
         MISSING if e.provisioned is None else f"{e.provisioned}{star}",
     ]  # fmt: skip
@@ -150,7 +153,8 @@ def faults(results: Results) -> Table:
     columns = (
         Column(name="cell"), Column(name="fault"), Column(name="target"),
         Column(name="struck at"), Column(name="landed, seen by"), Column(name="detected by"),
-        _number("detection", "s"), _number("recovery", "s"), _number("lost steps"), Column(name="outcome"),
+        _number("detection", "s"), _number("recovery", "s"), _number("full rate", "s"), _number("redundant", "s"),
+        _number("lost steps"), Column(name="outcome"),
         Column(name="decision", kind="wide"),
     )  # fmt: skip
     names = labels(results)
@@ -170,10 +174,31 @@ def _fault_row(cell: str, i: Incident, there: str) -> list[str]:
         _two(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind), _two(pairs(i.target), there),
         struck, _two(landed, pairs(i.evidence)),
         _two(i.detected_by or MISSING, blamed), number(i.detection_time, "lower", FINEST_S),
-        number(i.recovery_time, "lower", FINEST_S),
-        "all" if i.never_recovered else str(i.steps_lost),
+        number(i.recovery_time, "lower", FINEST_S), number(i.time_to_full_rate, "lower", FINEST_S),
+        number(i.time_to_redundancy, "lower", FINEST_S), lost_steps(i),
         _two(i.outcome, _healed(i)), i.decision,
     ]  # fmt: skip
+
+
+def lost_steps(i: Incident) -> str:
+    """How many; all, if the job never recovered; or with which other fault they were counted."""
+    if i.never_recovered:
+        return "all"
+    return str(i.steps_lost) if i.answered_with is None else f"with {i.answered_with}"
+
+
+def metrics(results: Results) -> Table:
+    """Every metric of every cell."""
+    kinds = ["number" if side == "r" else "text" for side in _metrics.SIDES]
+    columns = [Column(name=name, kind=kind) for name, kind in zip(_metrics.HEAD, kinds, strict=True)]
+    return table(columns, [list(row) for row in _metrics.rows(results)])
+
+
+def rates(results: Results) -> Table:
+    """Survival, false alarms and spares of every cell."""
+    kinds = ["number" if side == "r" else "text" for side in _metrics.RATE_SIDES]
+    columns = [Column(name=name, kind=kind) for name, kind in zip(_metrics.RATES, kinds, strict=True)]
+    return table(columns, [list(row) for row in _metrics.rates(results)])
 
 
 def _healed(i: Incident) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.results import Results
+from harness.results import Metric, Results
 from harness.rundir import RunDirectory
+from reports import _metrics
 from reports._facts import (
     Strategy,
     analyze_command,
@@ -20,7 +21,16 @@ from reports._facts import (
 from reports._format import median_of, number, with_unit
 
 MAX_FAILURES = 20
-_HEAD = ("", "recovery", "lost steps", "lost samples", "goodput", "same result as without the fault")
+_HEAD = (
+    "",
+    "recovery",
+    "full rate",
+    "redundant",
+    "lost steps",
+    "lost samples",
+    "goodput",
+    "same result as without the fault",
+)
 
 
 def summary(results: Results, run: RunDirectory) -> str:
@@ -30,6 +40,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *_failures(results),
         *_doubts(results),
         *_table(results),
+        *_metrics.short(results),
         *_lost_nodes(results),
         *(f"not real  {line}" for line in results.fidelity),
         _next(results, run),
@@ -99,7 +110,7 @@ def _table(results: Results) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = []
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5)), row[5]]
+        cells = [row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 7)), row[7]]
         lines.append(("  " + "   ".join(cells)).rstrip())
     notes = sorted({entry.note for entry in entries if entry.note})
     return [*lines, *(f"  * {note}" for note in notes)]
@@ -107,16 +118,21 @@ def _table(results: Results) -> list[str]:
 
 def _row(entry: Strategy) -> tuple[str, ...]:
     # Two cells of one strategy are told apart only by their ids.
-    recovery = median_of(entry.recovery)
-    unit = " s" if recovery[:1].isdigit() else ""
     return (
         entry.cell.strategy if list(entry.cell.params) in ([], ["recovery"]) else entry.cell.id,
-        recovery + unit + (f" ({entry.never} never)" if entry.never else ""),
+        _seconds(entry.recovery) + (f" ({entry.never} never)" if entry.never else ""),
+        _seconds(entry.full_rate),
+        _seconds(entry.redundancy),
         median_of(entry.steps_lost),
         median_of(entry.samples_lost),
         median_of(entry.goodput) + ("*" if entry.note else ""),
         entry.cell.exactness,
     )
+
+
+def _seconds(metric: Metric | None) -> str:
+    median = median_of(metric)
+    return median + (" s" if median[:1].isdigit() else "")
 
 
 def _lost_nodes(results: Results) -> list[str]:

@@ -53,6 +53,8 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
         "labels": labels,
         "faults": _tables.faults(results),
         "phases": _tables.phases(results),
+        "metrics": _tables.metrics(results),
+        "rates": _tables.rates(results),
         "waterfall": _plots.waterfall(results, [c.id for c in plotted], [labels[c.id] for c in plotted]),
         "wall": _tables.wall_table(wall, labels) if len(wall) else None,
         "wall_plot": _plots.wall_clock(wall.head(2 * MAX_PLOTTED_CELLS), wall_names) if len(wall) else None,

@@ -95,7 +95,8 @@ def _fault(i: Incident) -> Case:
     story = (
         f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, "
         f"detected by {i.detected_by} in {number(i.detection_time, 'lower')} s, "
-        f"recovered in {number(i.recovery_time, 'lower')} s, "
+        f"recovered in {number(i.recovery_time, 'lower')} s, at full rate in {number(i.time_to_full_rate, 'lower')} s, "
+        f"redundant in {number(i.time_to_redundancy, 'lower')} s, "
         f"{'all' if i.never_recovered else i.steps_lost} steps lost. "
         f"Witness {i.witness}: {pairs(i.evidence)}. {i.decision}"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.results import Results
 from harness.rundir import RunDirectory
+from reports import _metrics
 from reports._facts import (
     VERDICT_MARKS,
     Strategy,
@@ -68,6 +69,12 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if results.skipped:
         yield from section("Skipped")
         yield from table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+    if measured := list(_metrics.rows(results)):
+        yield from section("Metrics")
+        yield from table(_metrics.HEAD, measured, _metrics.SIDES)
+    if rated := list(_metrics.rates(results)):
+        yield from section("Rates over all arms")
+        yield from table(_metrics.RATES, rated, _metrics.RATE_SIDES)
     yield from _nodes(results)
     if results.fidelity:
         yield from section("Not real")
@@ -81,11 +88,12 @@ def _comparison(results: Results) -> Iterator[str]:
     if not entries:
         return
     head = (
-        "strategy", "verdict", "recovery, median (s)", "range (s)", "n", "lost steps", "lost samples",
+        "strategy", "verdict", "recovery, median (s)", "range (s)", "n", "full rate (s)", "redundant (s)",
+        "cost (rank-hours a failure)", "lost steps", "lost samples",
         "goodput", "badput (s)", "same result as without the fault", "provisioned ranks",
     )  # fmt: skip
     yield from section("Strategies")
-    yield from table(head, [_row(entry) for entry in entries], "llrlrrrrrlr")
+    yield from table(head, [_row(entry) for entry in entries], "llrlrrrrrrrrlr")
     for note in sorted({entry.note for entry in entries if entry.note}):
         yield ""  # or the note would be a row of the table
         yield f"\\* {escape(note)}"
@@ -96,9 +104,9 @@ def _row(e: Strategy) -> tuple[str, ...]:
     ranks = MISSING if e.provisioned is None else str(e.provisioned)
     return (
         name, f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}", median_of(e.recovery),
-        range_of(e.recovery), str(e.recovery.n) if e.recovery else MISSING, median_of(e.steps_lost),
-        median_of(e.samples_lost), median_of(e.goodput), number(e.badput_s), e.cell.exactness,
-        ranks + ("*" if e.note else ""),
+        range_of(e.recovery), str(e.recovery.n) if e.recovery else MISSING, median_of(e.full_rate),
+        median_of(e.redundancy), median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
+        median_of(e.goodput), number(e.badput_s), e.cell.exactness, ranks + ("*" if e.note else ""),
     )  # fmt: skip
 
 

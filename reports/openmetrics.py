@@ -49,7 +49,13 @@ def render(run: RunDirectory, results: Results) -> Path:
 def families(results: Results) -> list[Family]:
     """Everything the file holds, each sample with the scenario's name."""
     found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
-    found += [_clauses(results), _invariants(results), _incidents(results), _badput(results)]
+    found += [
+        _clauses(results),
+        _invariants(results),
+        _incidents(results),
+        _badput(results),
+        *_rates(results),
+    ]
     return [one for one in found if one.samples]
 
 
@@ -102,7 +108,7 @@ def _metrics(results: Results) -> list[Family]:
             full = f"{PREFIX}_{name}_{unit}"
             doc = METRICS[name].doc if name in METRICS else name
             family = found.setdefault(full, Family(full, doc, unit))
-            for statistic in ("min", "median", "max"):
+            for statistic in ("min", "median", "max", "p95", "p99"):
                 value = getattr(metric, statistic)
                 if value is not None:
                     family.add(value, **labels, statistic=statistic)
@@ -138,6 +144,38 @@ def _incidents(results: Results) -> Family:
     for (cell, fault, kind, outcome), count in tally.items():
         family.add(count, scenario=results.scenario, cell=cell, fault=fault, kind=kind, outcome=outcome)
     return family
+
+
+def _rates(results: Results) -> list[Family]:
+    """Survival, false alarms and spares, each with its bounds."""
+    told = {
+        "survival_ratio": Family(f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"),
+        "alarms": Family(f"{PREFIX}_false_alarms", "suspicions of a detector while no fault acted"),
+        "hours": Family(f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"),
+        "rate": Family(f"{PREFIX}_false_alarm_rate", "false alarms per unfaulted rank-hour, with its 95 % upper bound"),
+        "idle": Family(f"{PREFIX}_spare_idle_rank_hours", "spares x wall time, all arms", "hours"),
+        "memory": Family(f"{PREFIX}_spare_memory_bytes", "peak resident memory of a spare that never trained", "bytes"),
+        "cores": Family(f"{PREFIX}_spare_cores", "processor time per second of a spare that never trained"),
+    }  # fmt: skip
+    for cell in results.cells:
+        one = cell.reliability
+        if one is None:
+            continue
+        labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
+        bounds = {"value": one.survival.probability, "low": one.survival.low, "high": one.survival.high}
+        known = [("survival_ratio", value, {"statistic": name}) for name, value in bounds.items()]
+        alarms, spares = one.false_alarms, one.spares
+        known += [("alarms", float(alarms.count), {}), ("hours", alarms.rank_hours, {})]
+        known += [
+            ("rate", alarms.rate, {"statistic": "value"}),
+            ("rate", alarms.upper, {"statistic": "high"}),
+        ]
+        memory = None if spares.memory_mib is None else spares.memory_mib * 2**20
+        known += [("idle", spares.idle_rank_hours, {}), ("memory", memory, {}), ("cores", spares.cores, {})]
+        for name, value, more in known:
+            if value is not None:
+                told[name].add(value, **labels, **more)
+    return list(told.values())
 
 
 def _badput(results: Results) -> Family:

@@ -257,7 +257,8 @@ def test_infinity_survives_a_summary() -> None:
 
 def test_every_metric_explains_itself() -> None:
     assert all(
-        known.doc and known.unit in ("s", "steps", "samples", "saves", "replicas", "ratio", "samples/s")
+        known.doc
+        and known.unit in ("s", "steps", "samples", "saves", "replicas", "ratio", "samples/s", "rank-hours")
         for known in METRICS.values()
     )
 

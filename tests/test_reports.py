@@ -332,7 +332,7 @@ def test_report_without_any_log_keeps_its_tables(tmp_path: Path) -> None:
     reports.render_all(run, results)
     _, page = page_of(run)
     assert "Recovery by phase" in " ".join(page.text)
-    assert page.tags["table"] == 7
+    assert page.tags["table"] == 8
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
-from chaos.sla import QUANTILES, samples_needed
 from harness.compare.model import Difference
-from harness.judging.measure import median_ci95
+from harness.judging.samples import median_ci95
 
 EVERY = "every kind"
 """The family of a ratio over the pairs of all families together: what few repeats of each can still show."""
@@ -37,16 +36,6 @@ _MEAN_TO_DEVIATION = 1.253314
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Distribution-free 95 % interval of the median; None below 6 values. Infinite values are the largest."""
     return median_ci95(values)
-
-
-def quantile(values: Sequence[float], name: str) -> float | None:
-    """``p90``, ``p95`` or ``p99`` as an order statistic; None below 29, 59 or 299 values, where the largest value seen
-    may well be under the quantile (Wilks 1941). Raises KeyError for another name.
-    """
-    share = QUANTILES[name]
-    if len(values) < samples_needed(name):
-        return None
-    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def paired_ratio(

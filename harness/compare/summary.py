@@ -10,6 +10,7 @@ from typing import Literal
 
 from harness.compare.model import CellSummary, OutcomeClass, Ratio, Trial
 from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
+from harness.judging.cost import failure_cost
 from harness.results import Metric
 
 FROM_BEST: tuple[OutcomeClass, ...] = (
@@ -72,7 +73,7 @@ def _cell(
         notes[f"in {masked} of {len(landed)} training did not stand still, which gives no recovery time"] = (
             None
         )
-    costs = [_hours(trial) for trial in landed]
+    costs = [failure_cost(trial.ranks, trial.recovery) for trial in landed]
     return CellSummary(
         label=label, family=family, n=len(landed), outcomes=dict(outcomes), worst=worst,
         witness=next(trial.witness for trial in trials if trial.outcome == worst),
@@ -89,11 +90,6 @@ def _cell(
 
 def _steps_lost(trial: Trial) -> float:
     return math.inf if trial.recovery == math.inf else float(trial.steps_lost)
-
-
-def _hours(trial: Trial) -> float:
-    """Rank-hours that everything provisioned spent without a new step; of a job that never recovers infinity."""
-    return trial.ranks * (trial.recovery or 0.0) / 3600
 
 
 def _empty(label: str, family: str, why: str) -> CellSummary:

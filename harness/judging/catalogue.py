@@ -49,6 +49,14 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "fault injected to the first of 5 steps whose median rate is at least 90 % of the control's",
             clocks=1,
         ),
+        "time_to_redundancy": _seconds(
+            "incident",
+            "fault injected to all ranks and all spares there again; infinite if that never came",
+            clocks=1,
+        ),
+        "failure_cost": _lower(
+            "rank-hours", "incident", "provisioned ranks x recovery time; infinite if the job never recovered"
+        ),
         "steps_lost": _lower(
             "steps",
             "incident",
@@ -87,6 +95,11 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "ettr": _higher(
             "ratio", "effective training time ratio: time in surviving steps / wall time", clocks=2
+        ),
+        "mfu": _higher(
+            "ratio",
+            "model FLOPs utilisation: operations that the samples of a median step need / what the devices can do",
+            clocks=2,
         ),
         "throughput": _higher("samples/s", "samples of the lineage per second of wall time"),
         "abort_time": _seconds("incident", "failure detected to all survivors parked, or to the decision"),

@@ -25,11 +25,13 @@ from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.judging import gates
 from harness.judging.episodes import NEVER_FIRED
+from harness.judging.flops import mfu, work_of
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import METRICS, ArmMeasures, goodput_of, summarise
+from harness.judging.reliability import false_alarms, spares_of, survival
 from harness.launcher import Launcher
 from harness.ledger import read_open
-from harness.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult, merge
+from harness.results import ArmResult, CellResult, Finding, Reliability, Results, Skip, SlaResult, merge
 from harness.rundir import RunDirectory, arm_id, read_resolved
 from harness.whereabouts import nodes_of
 from recovery.strategy import Strategy
@@ -62,7 +64,8 @@ def judge(run: RunDirectory) -> Results:
     resolved = read_resolved(run)
     logs = _read_logs(run, resolved)
     arms = _judge_arms(resolved, logs)
-    judged = [_judge_cell(cell, arms, resolved) for cell in resolved.cells]
+    system = _read_system(run)
+    judged = [_judge_cell(cell, arms, resolved, system) for cell in resolved.cells]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
@@ -79,7 +82,7 @@ def judge(run: RunDirectory) -> Results:
         scenario=first.name if first else run.root.parent.name,
         description=first.description if first else "",
         run_id=resolved.run_id, seed=resolved.seed, started=resolved.started, source=resolved.source,
-        system=_read_system(run), workload=first.workload.model_dump(mode="json") if first else {},
+        system=system, workload=first.workload.model_dump(mode="json") if first else {},
         verdict=gate.verdict, exit_code=gate.exit_code, reason=gate.reason, cells=cells,
         arms=[_arm_result(arm) for arm in arms], faults=incidents, slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
@@ -168,12 +171,16 @@ def _exactness(evidence: Evidence) -> str:
         return "not compared"
 
 
-def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedCell:
+def _judge_cell(
+    cell: Cell, arms: list[_Arm], resolved: ResolvedRun, system: Mapping[str, Any]
+) -> _JudgedCell:
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
-    values = {name: [v for arm in faulted for v in arm.measures.values[name]] for name in METRICS}
+    work = work_of(cell.scenario, system)
+    of_arms = [(arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in faulted]
+    values = {name: [v for _, own in of_arms for v in own[name]] for name in METRICS}
     bounds = {name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS}
-    owners = {name: [arm.repeat for arm in faulted for _ in arm.measures.values[name]] for name in METRICS}
+    owners = {name: [repeat for repeat, own in of_arms for _ in own[name]] for name in METRICS}
     invariants = _merge_findings(mine)
     planned = len(_planned(cell))
     landed = invariants.get("fault-landed")
@@ -192,9 +199,30 @@ def _judge_cell(cell: Cell, arms: list[_Arm], resolved: ResolvedRun) -> _JudgedC
         reason=reason,
         metrics={name: summarise(name, found, bounds[name], owners[name]) for name, found in values.items()},
         invariants=invariants,
-        exactness=_worst_exactness([arm.exactness for arm in faulted]),
+        exactness=_worst_exactness([arm.exactness for arm in faulted]), reliability=_reliability(mine),
+        absent={"mfu": work} if isinstance(work, str) else {},
     )  # fmt: skip
     return _JudgedCell(result=result, slas=slas)
+
+
+def _mfu(measures: ArmMeasures, work: tuple[float, float] | str) -> list[float]:
+    if isinstance(work, str) or not measures.step_time:
+        return []
+    flops, peak = work
+    return [mfu(flops, measures.history.info.global_batch, measures.step_time, peak)]
+
+
+def _reliability(arms: list[_Arm]) -> Reliability | None:
+    """Rates over the arms of a cell; None where none ran."""
+    faulted = [arm.measures for arm in arms if arm.arm == "faulted"]
+    controls = [arm.measures.history for arm in arms if arm.arm == "control"]
+    struck = [measures.history for measures in faulted]
+    if not arms:
+        return None
+    return Reliability(
+        survival=survival(faulted), false_alarms=false_alarms(controls, struck),
+        spares=spares_of([*struck, *controls]),
+    )  # fmt: skip
 
 
 def _merge_findings(arms: list[_Arm]) -> dict[str, Finding]:

@@ -14,18 +14,20 @@ from types import MappingProxyType
 from chaos.events import Kind, Log
 from harness.judging.acts import acts_of, incidents_of
 from harness.judging.catalogue import METRICS, MetricDef
+from harness.judging.cost import failure_cost
 from harness.judging.episodes import Episode, episodes_of
 from harness.judging.incidents import diverged
 from harness.judging.lineage import NS, History, history_of
 from harness.judging.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
-from harness.judging.samples import median_ci95, summarise
+from harness.judging.redundancy import time_to_redundancy
+from harness.judging.samples import median_ci95, per_arm, summarise
 from harness.results import Incident
 from harness.tails import witnessed
 from recovery.order import batch, without
 
 __all__ = [
     "METRICS", "Accounting", "ArmMeasures", "MetricDef", "account", "clock_bound", "goodput_of", "measure",
-    "median_ci95", "skips_of", "summarise",
+    "median_ci95", "per_arm", "skips_of", "summarise",
 ]  # fmt: skip
 FULL_RATE = 0.9
 FULL_RATE_STEPS = 5
@@ -76,11 +78,14 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     ideal = ideal_of(history, paired, episodes)
     split = partition(history, ideal, episodes)
     acts = acts_of(history, episodes)
-    incidents = incidents_of(history, acts, paired)
+    incidents = tuple(
+        _timed(history, hits[0], incident, ideal)
+        for hits, incident in zip(acts, incidents_of(history, acts, paired), strict=True)
+    )
     step_time = _step_time(history)
     values = {name: list[float]() for name in METRICS}
-    for hits, incident in zip(acts, incidents, strict=True):
-        _add_incident(values, history, hits[0], incident, ideal)
+    for incident in incidents:
+        _add_incident(values, history, incident)
     _add_arm(values, history, split, step_time)
     return ArmMeasures(
         history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
@@ -159,26 +164,30 @@ def _step_time(history: History) -> float | None:
     return statistics.median(times) if times else None
 
 
-def _add_incident(
-    values: dict[str, list[float]],
-    history: History,
-    episode: Episode,
-    incident: Incident,
-    ideal: Ideal | None,
-) -> None:
+def _timed(history: History, episode: Episode, incident: Incident, ideal: Ideal | None) -> Incident:
+    """With the times until the job was whole again."""
+    if incident.outcome == "not-landed":
+        return incident
+    return incident.model_copy(
+        update={
+            "time_to_full_rate": _time_to_full_rate(history, episode, incident, ideal),
+            "time_to_redundancy": time_to_redundancy(history, episode.injected, incident),
+        }
+    )
+
+
+def _add_incident(values: dict[str, list[float]], history: History, incident: Incident) -> None:
     if incident.outcome == "not-landed":
         return
-    for name, value in (
-        ("detection_time", incident.detection_time),
-        ("recovery_time", incident.recovery_time),
-    ):
+    for name in ("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy"):
+        value = getattr(incident, name)
         if value is not None:
             values[name].append(value)
     if incident.recovery_time is not None and incident.answered_with is None:
         values["steps_lost"].append(math.inf if incident.never_recovered else float(incident.steps_lost))
-    full = _time_to_full_rate(history, episode, incident, ideal)
-    if full is not None:
-        values["time_to_full_rate"].append(full)
+    if incident.recovery_time is not None or incident.outcome == "masked":
+        provisioned = history.info.ranks + history.info.spares
+        values["failure_cost"].append(failure_cost(provisioned, incident.recovery_time))
     for span in incident.phases:
         if span.name in _PHASE_METRICS:
             values[_PHASE_METRICS[span.name]].append(span.seconds)

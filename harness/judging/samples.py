@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from chaos.sla import QUANTILES, samples_needed
 from harness.judging.catalogue import METRICS
 from harness.results import Metric
 
@@ -34,13 +35,24 @@ def summarise(
     """One metric's values with order statistics. ``arms``: the repeat of each value; None: one value each. Raises
     KeyError for an unknown metric."""
     owners = list(range(len(values))) if arms is None else list(arms)
+    each = per_arm(values, owners)
     known = METRICS[name]
     return Metric(
         unit=known.unit, values=list(values), n=len(values),
         median=statistics.median(values) if values else None, min=min(values, default=None),
-        max=max(values, default=None), ci95=median_ci95(per_arm(values, owners)), better=known.better,
-        clock_bound=bound, arms=owners,
+        max=max(values, default=None), ci95=median_ci95(each), better=known.better,
+        clock_bound=bound, arms=owners, p95=quantile(each, "p95"), p99=quantile(each, "p99"),
     )  # fmt: skip
+
+
+def quantile(values: Sequence[float], name: str) -> float | None:
+    """``p90``, ``p95`` or ``p99`` as an order statistic; None below 29, 59 or 299 values, where the largest value seen
+    may well be under the quantile (Wilks 1941). Raises KeyError for another name.
+    """
+    share = QUANTILES[name]
+    if len(values) < samples_needed(name):
+        return None
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:

@@ -67,6 +67,14 @@ class Gpt(Rules, Workload):
         """Build the model on the context's device."""
         return _trainable(self, SIZES[self.size], context)
 
+    def flops_per_sample(self) -> float:
+        """Forward and twice that backward: 6 for each weight of a matrix product and token, 12 for each layer,
+        position, token and width of attention (Chowdhery et al., "PaLM", 2022, appendix B; the causal mask is not
+        taken off)."""
+        size = SIZES[self.size]
+        weights = 12 * size.layers * size.width**2 + size.width * VOCABULARY
+        return float(size.block * (6 * weights + 12 * size.layers * size.width * size.block))
+
     def typical_step_s(self) -> float:
         """As measured for the size."""
         return SIZES[self.size].typical_step_s

@@ -55,6 +55,11 @@ class Mlp(Rules, Workload):
         """Build the model on the context's device."""
         return _trainable(self, context)
 
+    def flops_per_sample(self) -> float:
+        """Forward and twice that backward: 6 for each weight of a matrix product."""
+        width = WIDTHS[self.size]
+        return 6.0 * (FEATURES * width + width * width + width)
+
     def typical_step_s(self) -> float:
         """As measured."""
         return 0.004

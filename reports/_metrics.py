@@ -1,0 +1,106 @@
+"""Every metric of every cell, and the rates over its arms, as rows of text that all reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.sla import samples_needed
+from harness.judging.measure import per_arm
+from harness.results import CellResult, FalseAlarms, Metric, Results, Spares, Survival
+from reports._format import MISSING, number, percent, quantity
+
+HEAD = (
+    "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
+)  # fmt: skip
+SIDES = "lllrrrlrrrr"
+RATES = (
+    "strategy", "survived", "survival, 95 % interval", "false alarms", "unfaulted rank-hours",
+    "false alarms per rank-hour", "spares", "idle rank-hours", "share", "memory of one (MiB)", "cores of one",
+)  # fmt: skip
+RATE_SIDES = "lrlrrlrrrrr"
+
+
+def rows(results: Results) -> Iterator[tuple[str, ...]]:
+    """A row for each metric that has values, and for each that says why it has none."""
+    for cell in results.cells:
+        for name, metric in cell.metrics.items():
+            if metric.values:
+                yield (_name(cell), name, *_row(metric))
+            elif name in cell.absent:
+                unit = "" if metric.unit == "ratio" else metric.unit
+                yield _name(cell), name, unit, f"absent: {cell.absent[name]}", *[""] * (len(HEAD) - 4)
+
+
+def _row(metric: Metric) -> tuple[str, ...]:
+    arms = len(per_arm(metric.values, metric.arms))
+    between = ""
+    if metric.ci95:
+        between = "[{}, {}]".format(*(quantity(end, "ratio", metric.better) for end in metric.ci95))
+    return (
+        metric.unit,
+        *(quantity(value, metric.unit, metric.better) for value in (metric.median, metric.min, metric.max)),
+        between or "needs 6 arms", _quantile(metric, "p95"), _quantile(metric, "p99"), str(metric.n), str(arms),
+    )  # fmt: skip
+
+
+def _quantile(metric: Metric, name: str) -> str:
+    value = metric.p95 if name == "p95" else metric.p99
+    if value is None:
+        return f"needs {samples_needed(name)} arms"
+    return quantity(value, metric.unit, metric.better)
+
+
+def rates(results: Results) -> Iterator[tuple[str, ...]]:
+    """A row for each cell that has rates."""
+    for cell in results.cells:
+        if cell.reliability is not None:
+            told = cell.reliability
+            yield _name(cell), *_survival(told.survival), *_alarms(told.false_alarms), *_spares(told.spares)
+
+
+def _survival(one: Survival) -> tuple[str, str]:
+    if one.probability is None:
+        return MISSING, "no arm in which every fault landed"
+    return (
+        f"{one.survived} of {one.arms}",
+        f"{percent(one.probability)} [{_down(one.low)}, {percent(one.high)}]",
+    )
+
+
+def _down(share: float) -> str:
+    """A lower bound stays one."""
+    return f"{int(share * 1000) / 10:g} %"
+
+
+def _alarms(one: FalseAlarms) -> tuple[str, str, str]:
+    if one.rate is None:
+        return MISSING, MISSING, "no unfaulted time"
+    bound = f"{number(one.rate)}, below {number(one.upper, 'lower')} with 95 %"
+    return str(one.count), number(one.rank_hours, "higher"), bound
+
+
+def _spares(one: Spares) -> tuple[str, ...]:
+    if not one.provisioned:
+        return "0", "0", "0 %", MISSING, MISSING
+    memory = MISSING if one.memory_mib is None else f"{one.memory_mib:.0f}"
+    cores = MISSING if one.cores is None else number(one.cores, "lower")
+    return str(one.provisioned), number(one.idle_rank_hours, "lower"), percent(one.share), memory, cores
+
+
+def short(results: Results) -> list[str]:
+    """A line for each cell, for a terminal: who survived, how often somebody was suspected for nothing, what waits."""
+    lines = []
+    for name, kept, between, alarms, hours, rate, spares, *rest in rates(results):
+        parts = [
+            f"survived {kept}, {between}",
+            f"false alarms {alarms} in {hours} unfaulted rank-hours (per hour {rate})",
+        ]
+        if spares != "0":
+            _, share, memory, cores = rest
+            parts.append(f"{spares} spares: {share} of the rank time, {memory} MiB and {cores} cores each")
+        lines.append(f"  {name}  " + "; ".join(parts))
+    return lines
+
+
+def _name(cell: CellResult) -> str:
+    return cell.strategy if list(cell.params) in ([], ["recovery"]) else cell.id

@@ -6,11 +6,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from chaos.events import Event
+
+if TYPE_CHECKING:
+    from chaos.aftermath import Consequence
 
 
 class Where(StrEnum):
@@ -139,6 +142,10 @@ class Fault(BaseModel):
     def shows_after_s(self) -> float:
         """How long after the act there may be nothing to see of it yet, seconds."""
         return 0.0
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """What must be so after it landed, for the judge, who in any case asks ``landed`` again."""
+        return ()
 
     @abstractmethod
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

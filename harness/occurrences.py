@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chaos.aftermath import OVER_WHEN_DONE
 from chaos.clocks import Clocks
 from chaos.events import Event, Kind, Tail
 from chaos.fault import Fault, Landed, Occurrence, Where
@@ -180,9 +181,9 @@ class Occurrences:
                 fault=live.occurrence.fault, occurrence=live.occurrence.number,
             )  # fmt: skip
         if not live.lasts and not live.healed and live.fault.may_last:
-            self._healed(live, "over when done")  # without a duration, until whoever finds it ends it
+            self._healed(live, OVER_WHEN_DONE)  # without a duration, until whoever finds it ends it
         elif not live.lasts and not live.healed:
-            self.heal(live, "over when done")
+            self.heal(live, OVER_WHEN_DONE)
 
     def _healed(self, live: Live, how: str) -> None:
         live.healed = True

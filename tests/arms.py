@@ -14,6 +14,7 @@ from harness.results import Finding
 
 FAIL, OPEN = "fail", "inconclusive"
 EXACT = {"checkpoint-restart": True, "hot-spare": True, "drop-replica": False, "none": True}
+SLOWER = 1.5
 KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 27, "phase": "backward"}}
 
 
@@ -32,13 +33,30 @@ def plan(script: Script, fault: str = "kill", kind: str = "process-kill", **targ
     )
 
 
-def inject(
-    script: Script, fault: str = "kill", kind: str = "process-kill", *, witness: str = "kernel", **target: Any
-) -> None:
-    """Inject a fault, and have it land."""
+def inject(script: Script, fault: str = "kill", kind: str = "process-kill", **target: Any) -> None:
+    """Inject a fault, and have it land: a kill once its process is reaped, a straggler when ``land`` says so."""
     script.orchestrator(Kind.FAULT_INJECTED, step=27, fault=fault, kind=kind, occurrence=0, target=target)
+    if kind == "process-kill":
+        about = {"fault": fault, "occurrence": 0}
+        script.killed[target["process"]] = {
+            **about,
+            "witness": "kernel: wait status",
+            "evidence": {"signal": 9},
+        }
+    elif kind == "tensor-corrupt":
+        seen = {"surface": "gradient", "op": "nan", "before": "aa", "after": "bb"}
+        script.write(target["process"], Kind.FAULT_EFFECT, step=27, fault=fault, occurrence=0, evidence=seen)
+        land(script, fault, "rank: tensor digests", seen)
+    elif kind == "checkpoint-corrupt":
+        seen = {"verifier": "checksums differ"}
+        script.orchestrator(Kind.FAULT_EFFECT, step=27, fault=fault, occurrence=0, evidence=seen)
+        land(script, fault, "checkpoint verifier", {"complaint": "checksums differ"})
+
+
+def land(script: Script, fault: str, witness: str, evidence: dict[str, Any]) -> None:
+    """Somebody saw it."""
     script.orchestrator(
-        Kind.FAULT_LANDED, fault=fault, occurrence=0, witness=witness, evidence={"signal": 9}, step=27
+        Kind.FAULT_LANDED, fault=fault, occurrence=0, witness=witness, evidence=evidence, step=27
     )
 
 
@@ -146,7 +164,7 @@ def nan() -> Script:
     plan(script, "nan", "tensor-corrupt", rank=2)
     script.train(26)
     script.take(27)
-    inject(script, "nan", "tensor-corrupt", process="w2", rank=2, witness="reduction")
+    inject(script, "nan", "tensor-corrupt", process="w2", rank=2)
     for rank, name in enumerate(script.members):
         script.write(name, Kind.NONFINITE_CAUGHT, step=27, rank=rank, blamed=[2], what="gradient")
     fail(script, cause="nonfinite")
@@ -163,7 +181,7 @@ def corrupt_checkpoint(*, refuse: bool = True) -> Script:
     plan(script, "rot", "checkpoint-corrupt", checkpoint="latest")
     plan(script, rank=2)
     script.train(22)
-    inject(script, "rot", "checkpoint-corrupt", checkpoint="step-20", witness="verifier")
+    inject(script, "rot", "checkpoint-corrupt", checkpoint="step-20")
     script.orchestrator(Kind.FAULT_HEALED, fault="rot", occurrence=0, how="nothing to undo")
     script.train(26)
     script.take(27)
@@ -194,11 +212,12 @@ def straggler(*, slow_ms: float = 90) -> Script:
     script = Script("hot-spare", spares=1)
     plan(script, "slow", "straggler", rank=2)
     script.train(19)
-    inject(script, "slow", "straggler", process="w2", rank=2, witness="step times")
-    script.step_ns = int(slow_ms * MS)
+    inject(script, "slow", "straggler", process="w2", rank=2)
+    script.step_ns, script.slower = int(slow_ms * MS), SLOWER
     script.train(25)
+    land(script, "slow", "job: phase times", {"requested_factor": SLOWER, "measured_factor": SLOWER})
     script.orchestrator(Kind.FAULT_HEALED, fault="slow", occurrence=0, how="duration over")
-    script.step_ns = STEP_MS * MS
+    script.step_ns, script.slower = STEP_MS * MS, 1.0
     script.train(STEPS)
     return script.finish()
 
@@ -208,7 +227,7 @@ def bitflip() -> Script:
     script = Script("hot-spare", spares=1)
     plan(script, "flip", "tensor-corrupt", rank=2)
     script.train(26)
-    inject(script, "flip", "tensor-corrupt", process="w2", rank=2, witness="digest")
+    inject(script, "flip", "tensor-corrupt", process="w2", rank=2)
     script.slip = 1e-3
     script.train(STEPS)
     return script.finish(healed=["flip"])
@@ -232,7 +251,7 @@ CLEAN: dict[str, tuple[Callable[[], Script], list[dict[str, Any]]]] = {
             KILL,
         ],
     ),
-    "straggler": (straggler, [{**KILL, "id": "slow", "kind": "straggler"}]),
+    "straggler": (straggler, [{**KILL, "id": "slow", "kind": "straggler", "params": {"factor": SLOWER}}]),
 }
 
 

@@ -69,6 +69,8 @@ class Script:
         self.step, self.step_ns, self.alive = 0, int(step_ms * MS), set[str]()
         self.kept: list[int] = []
         self.slip = 0.0
+        self.slower = 1.0  # so many times as long takes rank 2 to compute
+        self.killed: dict[str, dict[str, Any]] = {}  # process -> what is written once its end is seen
         self.orchestrator(
             Kind.RUN_STARTED,
             arm=arm,
@@ -123,6 +125,8 @@ class Script:
             expected=expected,
             last_seq=0,
         )
+        if name in self.killed:
+            self.orchestrator(Kind.FAULT_LANDED, step=27, **self.killed.pop(name))
 
     def form(
         self,
@@ -187,12 +191,16 @@ class Script:
                     grad_norm=1.0,
                     optimizer_step=step,
                     scheduler_step=step,
-                    seconds={"data": 0.001, "forward": 0.015, "backward": 0.02, "collective": 0.009},
+                    seconds=self._seconds(self.slower if rank == 2 else 1.0),
                 )
         if names is None and (step % EVERY == 0 or step == self.steps):
             self._digests(step)
         if names is None and step % EVERY == 0:
             self._checkpoint(step)
+
+    @staticmethod
+    def _seconds(slower: float) -> dict[str, float]:
+        return {"data": 0.001, "forward": 0.015 * slower, "backward": 0.02 * slower, "collective": 0.009}
 
     def _digests(self, step: int) -> None:
         lineage = "full" if len(self.members) == RANKS and not self.slip else ("other", self.slip)

@@ -80,7 +80,9 @@ def test_a_stopped_rank_waking_up_late() -> None:
     woken = script.find(Kind.GENERATION_READY)[-1].time_ns + MS
     data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
     script.lines.append(replace(like, step=27, time_ns=woken, data=data))
-    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL}
+    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL, "landing": FAIL}, (
+        "it is dead, they say"
+    )
 
 
 def test_restoring_a_corrupt_checkpoint() -> None:

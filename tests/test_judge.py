@@ -59,7 +59,7 @@ def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDire
 def test_clean_run_passes(tmp_path: Path) -> None:
     results = judge(simple(tmp_path))
     assert (results.verdict, results.exit_code) == ("pass", 0)
-    assert results.reason == "4 of 4 SLAs, 15 of 15 invariants, 1 of 1 faults landed and healed"
+    assert results.reason == "4 of 4 SLAs, 16 of 16 invariants, 1 of 1 faults landed and healed"
     assert results.cells[0].exactness == "bit for bit"
     assert results.reproduce == "chaos run scenarios/synthetic.yaml --seed 17"
     assert [arm.arm for arm in results.arms] == ["faulted", "control"]

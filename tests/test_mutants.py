@@ -228,7 +228,12 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "only the injector says it landed": (
         "straggler",
         _edit(Kind.FAULT_LANDED, {"witness": "injector"}),
-        {"fault-landed": OPEN},
+        {"fault-landed": OPEN, "landing": FAIL},
+    ),
+    "who is killed was reaped with another signal": (
+        "hot-spare",
+        _edit(Kind.FAULT_LANDED, {"evidence": {"signal": 11}}),
+        {"landing": FAIL},
     ),
     "the job crawls after recovery": ("hot-spare", _slow_after_recovery, {"liveness": FAIL}),
     "a promised spare was not started": (

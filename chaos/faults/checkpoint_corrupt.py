@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import CheckpointTarget
@@ -77,6 +78,10 @@ class CheckpointCorrupt(Fault):
         else:
             done["from"] = _make_stale(victim, target.older)
         return done
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """The end of whoever saved; that what is spoilt is never restored is for ``checkpoint-integrity`` to say."""
+        return (Ends(signal=signal.SIGKILL),) if self.hits_next_save else ()
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The checkpoint verifier's complaint; of a save, that it was killed before it ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, HangsUntilDeclared
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -26,6 +27,10 @@ class CollectiveSkip(Fault):
         """Have it left out."""
         target.body.leave_out_collective()
         return {"left_out": "all-reduce", "step": target.step}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """No step until the hang is declared."""
+        return (HangsUntilDeclared(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank."""

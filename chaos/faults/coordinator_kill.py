@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, NobodyDecides
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.targets import CoordinatorTarget
@@ -32,6 +33,10 @@ class CoordinatorKill(Fault):
         """Lose it."""
         target.kill(self.down_s)
         return {"requested_down_s": self.down_s}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Nobody decides anything."""
+        return (NobodyDecides(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The takeover's own line in the log, and the ranks'."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -31,6 +32,10 @@ class CrashLoop(Fault):
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Raise."""
         raise CrashLoopError(f"{self.message} (step {target.step}, rank {target.rank})")
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""

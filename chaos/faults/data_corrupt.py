@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, SaidByTarget
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -33,6 +34,10 @@ class DataCorrupt(Fault):
         """Shift them."""
         target.shift_samples(self.shift)
         return {"shift": self.shift}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """The rank's own account."""
+        return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Digests before and after, taken by the rank's own code."""

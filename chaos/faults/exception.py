@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, RaisesAndEnds
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -34,6 +35,10 @@ class RaiseError(Fault):
     def for_script(self, step: int) -> str:
         """The message."""
         return f"{self.message} (step {step})"
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """The end of the process, where that showed it: a script may catch it, and live on."""
+        return (RaisesAndEnds(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, HangsUntilDeclared
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -29,6 +30,10 @@ class GilDeadlock(Fault):
         """Wait, holding the lock."""
         target.body.hold_interpreter(self.hold_s)
         return {"held_s": self.hold_s}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """No step until the hang is declared."""
+        return (HangsUntilDeclared(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long as the call."""

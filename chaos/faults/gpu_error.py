@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -25,6 +26,10 @@ class GpuError(Fault):
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Break it."""
         return {"how": target.body.break_device()}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""

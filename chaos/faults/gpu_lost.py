@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -33,6 +34,10 @@ class GpuLost(Fault):
     def heal(self, target: ProcessTarget) -> None:
         """The device was replaced."""
         target.accept_device()
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -26,6 +27,10 @@ class GpuOom(Fault):
         """Ask for too much."""
         target.body.exhaust_device()
         return {"asked": "more than there is"}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(code=True),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit code, and the error the rank logged as its last word."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, StandsStill
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import NodeTarget
@@ -30,6 +31,10 @@ class NodeStop(Fault):
     def heal(self, target: NodeTarget) -> None:
         """Let it go on; whoever fenced it meanwhile has killed it."""
         target.resume()
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Nothing, until it is healed."""
+        return (StandsStill(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The platform's word, or the kernel's."""

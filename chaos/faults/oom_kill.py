@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -36,6 +37,10 @@ class OomKill(Fault):
     def heal(self, target: ProcessTarget) -> None:
         """Remove the group."""
         target.release()
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The kernel's count, and the reaped exit status."""

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -24,6 +25,10 @@ class ProcessKill(Fault):
         """Kill it."""
         target.signal(signal.SIGKILL)
         return {"signal": "SIGKILL"}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status, if its supervisor had not asked for its end before."""

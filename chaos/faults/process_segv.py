@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -24,6 +25,10 @@ class ProcessSegv(Fault):
         """Read address 0."""
         target.body.segfault()
         return {"address": 0}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(signal=signal.SIGSEGV),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status."""

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, StandsStill
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -28,6 +29,10 @@ class ProcessStop(Fault):
     def heal(self, target: ProcessTarget) -> None:
         """Let it go on; whoever fenced it meanwhile has killed it."""
         target.signal(signal.SIGCONT)
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Nothing, until it is healed."""
+        return (StandsStill(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """State T in the kernel's process table, or the later kill of a process seen stopped."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, GoneBy
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -33,6 +34,10 @@ class ProcessTerm(Fault):
         target.signal(signal.SIGTERM)
         target.signal_later(signal.SIGKILL, self.grace_s)
         return {"signal": "SIGTERM", "grace_s": self.grace_s}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end, at the deadline at the latest."""
+        return (GoneBy(seconds=self.grace_s),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The notice as its receiver passed it on, or the exit status of one that has no handler."""

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import NodeTarget
@@ -27,6 +28,10 @@ class RackKill(Fault):
     def act(self, target: NodeTarget) -> Mapping[str, Any]:
         """Kill them."""
         return target.kill()
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """The end of all that ran there."""
+        return (Ends(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The platform's word on the machines, and the ends of all processes."""

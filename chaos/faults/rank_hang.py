@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, HangsUntilDeclared
 from chaos.beacon import HANG_LIMIT_S
 from chaos.events import Event
 from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
@@ -44,6 +45,10 @@ class RankHang(Fault):
     def for_script(self, step: int) -> str:
         """How, and for how long."""
         return f"{self.how} {self.hold_s:g}"
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """No step until the hang is declared."""
+        return (HangsUntilDeclared(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its word."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from chaos.aftermath import Consequence, NothingSaved
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Need, Occurrence, Where
 from chaos.targets import StorageTarget
@@ -35,6 +36,10 @@ class ReadOnly(Fault):
     def heal(self, target: StorageTarget) -> None:
         """Remount it."""
         target.set_read_only(False)
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """No save."""
+        return (NothingSaved(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """What the kernel answered to a write from outside."""

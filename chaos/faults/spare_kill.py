@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from chaos.aftermath import Consequence, Ends
 from chaos.events import Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import ProcessTarget
@@ -27,6 +28,10 @@ class SpareKill(Fault):
         """Kill it."""
         target.signal(signal.SIGKILL)
         return {"signal": "SIGKILL"}
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """Its end."""
+        return (Ends(signal=signal.SIGKILL),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The reaped exit status."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from chaos.aftermath import Consequence, SaidByTarget
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
@@ -181,6 +182,10 @@ class TensorCorrupt(Fault):
             "zero": lambda: 0.0,
         }
         return operations[self.op]()
+
+    def follows(self) -> tuple[Consequence, ...]:
+        """The rank's own account."""
+        return (SaidByTarget(),)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """Digests before and after, taken by the rank's own code; or what a script says of itself."""

@@ -9,7 +9,19 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos.scenario import LeaveOut
-from harness.checkers import commits, data, faults, kept, loss, observed, records, steady, values, world
+from harness.checkers import (
+    commits,
+    data,
+    faults,
+    kept,
+    landing,
+    loss,
+    observed,
+    records,
+    steady,
+    values,
+    world,
+)
 from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.judging.strength import half_known
 from harness.results import Finding
@@ -17,6 +29,7 @@ from harness.results import Finding
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
     {
         "fault-landed": faults.fault_landed,
+        "landing": landing.landing,
         "sample-accounting": data.sample_accounting,
         "no-lost-commit": commits.no_lost_commit,
         "single-writer": commits.single_writer,

@@ -73,6 +73,12 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "nan": _simulated(SPARE, fault("tensor-corrupt", params={"op": "nan"})),
     "straggler": _simulated("drop-replica", SLOW),
     "rot": _simulated("checkpoint-restart", ROT, {**KILL, "at": {"step": 23}}),
+    "node": _simulated(
+        "drop-replica", fault("node-kill", None, target={"node": 1}), launcher={"kind": "sim", "nodes": 2}
+    ),
+    "exception": _simulated(SPARE, fault("exception")),
+    "full disk": _simulated("drop-replica", fault("read-only", None, duration={"steps": 8}, at={"step": 14})),
+    "deadlock": _simulated(SPARE, fault("gil-deadlock")),
     "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
 }
 

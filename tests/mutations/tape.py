@@ -210,15 +210,14 @@ def the_injection(tape: Tape, fault: str | None = None) -> Row:
     return tape.find(Kind.FAULT_INJECTED, **({"fault": fault} if fault else {}))[0]
 
 
-def goes_on(process: str, *kinds: Kind) -> Change:
-    """A process that a fault hit does what another one does, to the end: it never was hit."""
+def goes_on(process: str) -> Change:
+    """A process that a fault hit commits on, in its generation, whenever another one does: it never was hit."""
 
     def do(tape: Tape) -> None:
         hit = the_injection(tape)
-        model = next(r for r in tape.find(Kind.STEP_COMMITTED, after=hit.time_ns) if r.actor != process)
-        rank = tape.find(Kind.STEP_COMMITTED, actor=process)[0].data["rank"]
-        for row in tape.find(None, actor=model.actor, generation=hit.generation, after=hit.time_ns):
-            if row.kind in (kinds or (Kind.STEP_COMMITTED,)):
-                tape.add(row, actor=process, data={"rank": rank})
+        like = tape.find(Kind.STEP_COMMITTED, actor=process)[-1]
+        later = [row for row in tape.find(Kind.STEP_COMMITTED, rank=0) if row.time_ns > hit.time_ns]
+        for row in later:
+            tape.add(like, time_ns=row.time_ns, step=row.step)
 
     return do

@@ -1,0 +1,173 @@
+"""Whether faults really landed, derived again from what others than the injector wrote.
+
+Two questions for each occurrence that the log says landed. Does the log, as far as it goes up to there, hold the
+evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And did what
+has to follow then follow (``Fault.follows``, ``chaos.aftermath``)? A log that answers no contradicts itself. Where the
+evidence was on a machine that is lost with its last lines, or is older than what is asked of it, nothing is proved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import chaos.faults
+from chaos.aftermath import Aftermath, Breach
+from chaos.events import ORCHESTRATOR, Event
+from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.plugins import load
+from harness.checkers.evidence import Evidence, failed, passed, some, unknown
+from harness.checkers.memory import keepers
+from harness.judging.episodes import Episode
+from harness.results import Finding
+from harness.tails import silenced
+
+NUMBERS = ("signal", "exit_code", "reaped_signal")
+"""Numbers that name something; others are figures, which a line that came late may change."""
+
+_BY_NO_RANKS_CLOCK = (Where.PROCESS, Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.HEALTH)
+"""Where evidence does not hang on when ranks on other machines did something."""
+
+
+@cache
+def _kinds() -> Mapping[str, type[Fault]]:
+    return load(chaos.faults.__name__, Fault)
+
+
+def landing(evidence: Evidence) -> Finding:
+    """Every fault that landed did so by the evidence of others, which says the same, and what must follow followed: who
+    was killed ended by that signal and wrote nothing more, who was stopped stood still.
+    """
+    if evidence.is_control or not evidence.cell.scenario.faults:
+        return passed("nothing to check: no fault")
+    wrong: list[str] = []
+    lacking: list[str] = []
+    count = 0
+    for episode in evidence.measures.episodes:
+        fault = _fault(evidence, episode)
+        if fault is None or episode.landed is None or episode.injected is None:
+            continue
+        count += 1
+        for breach in _breaches(evidence, episode, fault):
+            name = f"{episode.fault} (occurrence {episode.occurrence})"
+            (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
+    if wrong:
+        return failed(some(wrong))
+    if lacking:
+        return unknown(some(lacking))
+    return passed(f"{count} derived again from the log" if count else "nothing to check: no fault landed")
+
+
+def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
+    spec, kind = evidence.fault(episode.fault), _kinds().get(episode.kind)
+    if spec is None or kind is None or spec.kind != episode.kind:
+        return None  # the log is of another plan, which is not for here to say
+    return kind(**spec.params)
+
+
+def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+    assert episode.injected is not None and episode.landed is not None
+    occurrence = occurrence_of(episode)
+    unheard = _unheard(evidence, occurrence)
+    found = _again(evidence, episode, fault, occurrence)
+    if not found:
+        text = f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said to have seen"
+        yield Breach(
+            text=f"{text}{unheard}", sure=not unheard and not evidence.log.clocks.bound_ns(episode.landed)
+        )
+    elif differs := min((_differs(episode.landed, one) for one in found), key=len):
+        yield Breach(text=f"{differs}{unheard}", sure=not unheard)
+    after = Aftermath(
+        occurrence=occurrence, landed=episode.landed, healed=episode.healed, events=evidence.log.events,
+        bound_ns=evidence.log.clocks.bound_ns, observed=evidence.history.info.observed,
+    )  # fmt: skip
+    for consequence in fault.follows():
+        yield from consequence.breaches(after)
+
+
+def occurrence_of(episode: Episode) -> Occurrence:
+    """The occurrence as the injector had it, from what it wrote before the act."""
+    assert episode.injected is not None
+    injected, target = episode.injected, episode.target
+    processes, rank = episode.processes, episode.rank
+    ends = target.get("processes")
+    if isinstance(ends, dict):  # by rank, of links
+        links = target.get("links") or [[None]]
+        rank = links[0][0]
+        first = ends.get(str(rank))
+        processes = tuple(name for name in (first, *(n for n in ends.values() if n != first)) if name)
+    return Occurrence(
+        fault=episode.fault, number=episode.occurrence, process=processes[0] if processes else None, rank=rank,
+        processes=processes, checkpoint=target.get("checkpoint"), step=injected.step, target=target,
+        time_ns=injected.time_ns,
+    )  # fmt: skip
+
+
+def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence) -> list[Landed]:
+    """What the fault takes for evidence, in the log up to where it is said to have landed; where clocks leave room, of
+    an act a little earlier or later too."""
+    assert episode.landed is not None
+    events = list(_seen(evidence, episode, fault, occurrence))
+    bound_ns = max((evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0)
+    found = []
+    for shift_ns in dict.fromkeys((0, -bound_ns, bound_ns)):
+        one = fault.landed(replace(occurrence, time_ns=occurrence.time_ns + shift_ns), events)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _seen(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence) -> Iterator[Event]:
+    """What the injector could know by then: the coordinator's lines since the injection, and all of whoever was hit."""
+    injected, landed = episode.injected, episode.landed
+    assert injected is not None and landed is not None
+    everybody = fault.where is Where.COORDINATOR
+    for event in evidence.log.events:
+        if event.actor == ORCHESTRATOR:
+            known = injected.seq <= event.seq < landed.seq
+        else:
+            mine = everybody or event.actor in occurrence.processes
+            known = mine and event.time_ns - evidence.log.clocks.bound_ns(event) <= landed.time_ns
+        if known:
+            yield event
+
+
+def _unheard(evidence: Evidence, occurrence: Occurrence) -> str:
+    """Why lines of whoever was hit may be missing; nothing if they are all there."""
+    lost = silenced(evidence.log) & set(occurrence.processes)
+    if lost:
+        return f" (the last lines of {', '.join(sorted(lost))} were lost with the node)"
+    without = keepers(evidence.log)  # they write none
+    for name in (ORCHESTRATOR, *(each for each in occurrence.processes if each not in without)):
+        log = evidence.log.actors.get(name)
+        if log is None and not evidence.history.info.observed:
+            return f" (there is no log of {name})"
+        if log is not None and log.problems:
+            return f" ({log.problems[0]})"
+    return ""
+
+
+def _differs(landed: Event, found: Landed) -> str:
+    """What is stated and is not what the log shows; nothing if it is the same."""
+    stated = landed.data["evidence"]
+    if landed.data["witness"] != found.witness:
+        return f"{landed.data['witness']} is said to have seen it, and the log has it from {found.witness}"
+    for key, value in found.evidence.items():
+        if not isinstance(stated, dict) or not _names(key, value):
+            continue
+        if _plain(stated.get(key)) != _plain(value):
+            return f"{key} is said to be {stated.get(key)!r}, and the log shows {value!r}"
+    return ""
+
+
+def _names(key: str, value: Any) -> bool:
+    """Whether a value names something, and is no figure."""
+    return key in NUMBERS or not isinstance(value, (int, float))
+
+
+def _plain(value: Any) -> str:
+    """As it is written in a log."""
+    return json.dumps(value, sort_keys=True, default=str)

@@ -39,6 +39,10 @@ _NAME = re.compile(r"^step-(\d{8})$")
 _STAGING, TRASH = ".staging-", ".deleted-"
 _WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
 
+MOST_KNOWN = 512  # manifests of which something is remembered
+_ORIGINS: dict[Any, Any] = {}
+_NEEDS: dict[Any, Any] = {}
+
 Disk = Callable[[str, Path], None]
 """Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done, and may raise
 OSError in its place: the disk's own voice, or somebody who imitates it."""
@@ -78,6 +82,11 @@ class Origin:
 
 def origin_of(checkpoint: Checkpoint) -> Origin | None:
     """By its manifest, which is not verified; None: it cannot be read."""
+    found = _once(_ORIGINS, checkpoint, _read_origin)
+    return found if isinstance(found, Origin) else None
+
+
+def _read_origin(checkpoint: Checkpoint) -> Origin | None:
     try:
         manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
         if "self" not in manifest:
@@ -143,7 +152,8 @@ def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
     Raises CorruptCheckpoint.
     """
     try:
-        manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
+        raw = (checkpoint.path / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
         files, step = dict(manifest["files"]), manifest["step"]
     except FileNotFoundError:
         raise CorruptCheckpoint("the manifest is missing") from None
@@ -151,7 +161,7 @@ def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
         raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
     if manifest.get("format") != FORMAT:
         raise CorruptCheckpoint(f"the manifest has format {manifest.get('format')!r}, not {FORMAT}")
-    if manifest.get("self") != _seal(manifest):
+    if not _is_sealed(raw, manifest):
         raise CorruptCheckpoint("the manifest does not match its own checksum")
     if step != checkpoint.step:
         raise CorruptCheckpoint(f"the manifest is of step {step}")
@@ -241,8 +251,7 @@ def commit(
         total += size
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": files, **facts}
     manifest["checksum"] = pieces.ALGORITHM
-    manifest["self"] = _seal(manifest)
-    write_durably(staging / MANIFEST, json.dumps(manifest, sort_keys=True).encode(), tell)
+    write_durably(staging / MANIFEST, _sealed(manifest), tell)
     tell("fsync", staging)
     fsync_directory(staging)
     final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
@@ -309,13 +318,36 @@ def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
         raise CorruptCheckpoint(f"{path.name} has {actual} bytes, not {size}")
 
 
-def needed_by(checkpoint: Checkpoint) -> set[str]:
+def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
     """Names of the checkpoints that hold pieces of it."""
+    found = _once(_NEEDS, checkpoint, _read_needs)
+    return frozenset() if found is None else frozenset(found)  # None: nothing could bring it back
+
+
+def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
     try:
         manifest = manifest_of(checkpoint)
-        return {piece.where for name in manifest["files"] for piece in stream_of(manifest, name)}
+        return frozenset(piece.where for name in manifest["files"] for piece in stream_of(manifest, name))
     except CorruptCheckpoint:
-        return set()  # nothing could bring it back
+        return None
+
+
+def _once(known: dict[Any, Any], checkpoint: Checkpoint, read: Callable[[Checkpoint], Any]) -> Any:
+    """What ``read`` says of a manifest, which is not read again while the file is the same: with each save all of them
+    are asked for. None is not remembered."""
+    try:
+        stat = os.stat(checkpoint.path / MANIFEST)
+    except OSError:
+        return None
+    key = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    if key not in known:
+        found = read(checkpoint)
+        if found is None:
+            return None
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[key] = found
+    return known[key]
 
 
 def _seal_file(path: Path) -> list[Piece]:
@@ -324,6 +356,24 @@ def _seal_file(path: Path) -> list[Piece]:
     return pieces.of_file(path)
 
 
-def _seal(manifest: dict[str, Any]) -> str:
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as text with its own checksum: what ``json.dumps`` with sorted keys makes of it."""
+    parts = {key: f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in manifest.items()}
+    parts["self"] = f'"self": "{_sum("{" + ", ".join(parts[key] for key in sorted(parts)) + "}")}"'
+    return ("{" + ", ".join(parts[key] for key in sorted(parts)) + "}").encode()
+
+
+def _is_sealed(raw: bytes, manifest: Mapping[str, Any]) -> bool:
+    mark = f'"self": "{manifest.get("self")}", '.encode()
+    if raw.count(mark) == 1 and _sum(raw.replace(mark, b"")) == manifest.get("self"):
+        return True  # to the letter; one that somebody has set in another way may say the same all the same
+    return bool(manifest.get("self") == _seal(manifest))
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
     body = {key: value for key, value in manifest.items() if key != "self"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return _sum(json.dumps(body, sort_keys=True))
+
+
+def _sum(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

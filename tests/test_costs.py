@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,11 @@ from test_detect import TICK_S, mark, trained
 from test_optimizers import Relay, everything, make, train
 from torch import Tensor
 
+from recovery import checkpoints, retention
+from recovery.mechanisms import checkpoint as checkpointing
 from recovery.mechanisms import fingerprint, typed
 from recovery.mechanisms.digest import array_of, bytes_of, own_memory
+from recovery.mechanisms.saving.chunks import first_not_finite
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.transfer import copy_state
 
@@ -112,6 +118,63 @@ def test_the_kernel_is_asked_of_nobody_who_moves() -> None:
     assert asked == []
     assert detector.look(1001.0, marks | {"w0": mark("collective", moves=50)}, kernel) is None
     assert sorted(asked) == ["w1", "w2", "w3"], "each once"
+
+
+def test_a_manifest_is_encoded_once_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = train(make("AdamW"), 1)
+    saved = [checkpointing.save(state, tmp_path, generation=1)[0]]
+    raw = (saved[0].path / checkpoints.MANIFEST).read_bytes()
+    manifest = json.loads(raw)
+    assert raw == json.dumps(manifest, sort_keys=True).encode(), "as before"
+    assert manifest["self"] == checkpoints._seal(manifest)
+    with monkeypatch.context() as patch:
+        patch.setattr("recovery.checkpoints._seal", lambda _: pytest.fail("encoded again, to be checked"))
+        checkpoints.manifest_of(saved[0])
+    saved.append(checkpointing.save(train(state, 1), tmp_path, generation=2)[0])
+    assert retention.prune(tmp_path, 2) == []
+    assert [c.step for c in checkpoints.newest_first(tmp_path)] == [2, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr("json.loads", lambda _: pytest.fail("a manifest was read again"))
+        assert [c.step for c in checkpoints.newest_first(tmp_path)] == [2, 1]
+        assert [checkpoints.needed_by(checkpoint) for checkpoint in saved] == [{""}, {""}]
+    other = json.dumps({**manifest, "generation": 3}, sort_keys=True)
+    (saved[0].path / checkpoints.MANIFEST).write_text(other)
+    assert [c.step for c in checkpoints.newest_first(tmp_path)] == [1, 2], (
+        "it is read again when it is another"
+    )
+    with pytest.raises(checkpoints.CorruptCheckpoint, match="its own checksum"):
+        checkpoints.manifest_of(saved[0])
+    (saved[0].path / checkpoints.MANIFEST).write_text(json.dumps(manifest, indent=1))
+    assert checkpoints.manifest_of(saved[0]) == manifest, "the same, set in another way"
+
+
+def test_a_whole_tensor_is_read_as_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = train(make("AdamW", "StepLR"), 2), make("AdamW", "StepLR")
+    checkpointing.save(source, tmp_path, generation=1)
+    monkeypatch.setattr(
+        "recovery.mechanisms.saving.reading.create_read_items_for_chunk_list",
+        lambda *_: pytest.fail("boxes were compared"),
+    )
+    assert checkpointing.restore_newest(target, tmp_path, lambda bad, why: pytest.fail(why)) is not None
+    assert everything(target) == everything(source)
+
+
+def test_small_tensors_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[Any] = []
+    submit = ThreadPoolExecutor.submit
+
+    def counted(self: ThreadPoolExecutor, work: Any, *args: Any) -> Any:
+        submitted.append(work)
+        return submit(self, work, *args)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+    state = train(make("AdamW"), 1)
+    checkpointing.save(state, tmp_path, generation=1)
+    assert submitted.count(first_not_finite) == 1
+    with torch.no_grad():
+        next(state.model.parameters())[0, 0] = float("nan")
+    with pytest.raises(RuntimeError, match=r"not finite \(model\.0\.weight\)"):
+        checkpointing.save(state, tmp_path, generation=1)
 
 
 def test_a_type_has_one_name() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from recovery.mechanisms.digest import own_memory
 from recovery.mechanisms.typed import name_of
 
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
@@ -81,6 +82,9 @@ def flat(tensor: Tensor) -> Tensor | None:
 
 def on_host(tensor: Tensor) -> memoryview:
     """The bytes of a tensor: its own memory if that is the host's and in order, else a copy."""
+    own = own_memory(tensor)
+    if own is not None:
+        return own
     bytes_ = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(bytes_.numpy().data) if bytes_.numel() else memoryview(b"")
 
@@ -92,6 +96,11 @@ def not_finite(chunk: Chunk) -> bool:
         return False
     # A finite sum proves it; only an infinite or NaN sum needs the full look.
     return not bool(torch.isfinite(data.sum())) and not bool(torch.isfinite(data).all())
+
+
+def first_not_finite(chunks: Sequence[Chunk]) -> str | None:
+    """The name of the first that holds one, None: none does."""
+    return next((chunk.name for chunk in chunks if not_finite(chunk)), None)
 
 
 def described(chunks: Sequence[Chunk]) -> dict[str, dict[str, Any]]:

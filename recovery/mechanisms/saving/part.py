@@ -14,11 +14,12 @@ from typing import Any
 
 from recovery import pieces
 from recovery.checkpoints import Disk
-from recovery.mechanisms.saving.chunks import Chunk, not_finite, on_host
+from recovery.mechanisms.saving.chunks import Chunk, first_not_finite, on_host
 from recovery.pieces import Piece
 from recovery.renaming import begin_writeback
 
 MOST_AT_ONCE = 1024  # buffers given to the kernel in one call: IOV_MAX of Linux
+LOOK_BYTES = 1 << 20  # looked at by one task
 BATCH_BYTES = 8 << 20  # written at once, and at least two in a file, so that progress shows
 Known = Callable[[int, str], Piece | None]
 """Size and checksum of a piece -> where an older checkpoint holds the same bytes, or None."""
@@ -53,12 +54,12 @@ def write_part(
     offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
     path = staging / file_of(writer)
     with ThreadPoolExecutor(1, thread_name_prefix="checksum") as pool:
-        finite = [(chunk.name, pool.submit(not_finite, chunk)) for chunk in chunks]
+        finite = [pool.submit(first_not_finite, some) for some in _together(chunks)]
         try:
             stream = _write_stream(path, list(_stream(chunks, offsets, end)), pool, disk, known)
-            for name, bad in finite:
-                if bad.result():
-                    raise RuntimeError(f"the state is not finite ({name}), so it is not saved")
+            bad = next((found for each in finite if (found := each.result()) is not None), None)
+            if bad is not None:
+                raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     table = {name: {**entry, "chunks": []} for name, entry in tensors.items()}
@@ -66,6 +67,19 @@ def write_part(
         place = {"at": list(chunk.at), "size": list(chunk.size), "offset": offset}
         table[chunk.name]["chunks"].append(place)
     return Part(file=path.name, stream=stream, tensors=table, delta=delta)
+
+
+def _together(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks in groups of some size: of most states there are many small ones."""
+    group, size = list[Chunk](), 0
+    for chunk in chunks:
+        group.append(chunk)
+        size += chunk.bytes
+        if size >= LOOK_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _stream(chunks: Sequence[Chunk], offsets: Sequence[int], end: int) -> Iterator[list[memoryview]]:

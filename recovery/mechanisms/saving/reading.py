@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,12 +27,14 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from chaos.errors import ChaosError
 from recovery import checkpoints, pieces
 from recovery.checkpoints import Checkpoint
+from recovery.mechanisms.digest import own_memory
 from recovery.mechanisms.optimizer_state import Slots
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, flat
 from recovery.mechanisms.state import TrainState
 from recovery.pieces import CorruptCheckpoint, Piece
 
 NAMED = 3  # differences that an error names
+SMALL_BYTES = 64 << 10  # what copies no more takes longer to call than to run
 
 
 class CheckpointMismatch(ChaosError):
@@ -49,6 +52,21 @@ class _Stream:
     pieces: list[Piece]
     starts: list[int]
     wanted: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @cached_property
+    def targets(self) -> dict[int, list[tuple[Tensor, int, int]]]:
+        """Number of a piece -> what it fills: (target, start in the piece, bytes). All that is wanted is known."""
+        found: dict[int, list[tuple[Tensor, int, int]]] = {}
+        for start, target in self.wanted:
+            length, done = target.numel(), 0
+            number = bisect.bisect_right(self.starts, start) - 1
+            while done < length:
+                inside = start + done - self.starts[number]
+                size = min(length - done, self.pieces[number].size - inside)
+                into = target if size == length else target[done : done + size]
+                found.setdefault(number, []).append((into, inside, size))
+                done, number = done + size, number + 1
+        return found
 
 
 class Reading:
@@ -83,7 +101,7 @@ class Reading:
     def verify(self) -> None:
         """Check every piece that holds something wanted. Raises CorruptCheckpoint."""
         for name, stream in self._streams.items():
-            numbers = sorted(_by_piece(stream))
+            numbers = sorted(stream.targets)
             chosen = [stream.pieces[number] for number in numbers]
             pieces.check(chosen, checkpoints.path_of(self.checkpoint, name), progress=self._progress)
 
@@ -101,13 +119,17 @@ class Reading:
                 live.copy_(copy)
 
     def _load(self, name: str, stream: _Stream) -> None:
-        targets = _by_piece(stream)
+        targets = stream.targets
         numbers = sorted(targets)
 
         def use(index: int, data: memoryview) -> None:
             source = torch.frombuffer(data, dtype=torch.uint8)
             for into, start, size in targets[numbers[index]]:
-                into.copy_(source[start : start + size])
+                own = own_memory(into) if size <= SMALL_BYTES else None
+                if own is not None:
+                    own[:] = data[start : start + size]
+                else:
+                    into.copy_(source[start : start + size])
 
         chosen = [stream.pieces[number] for number in numbers]
         pieces.check(chosen, checkpoints.path_of(self.checkpoint, name), use, progress=self._progress)
@@ -115,6 +137,10 @@ class Reading:
     def _want(self, chunk: Chunk, entry: Mapping[str, Any]) -> None:
         """Find what the chunk consists of. Raises CorruptCheckpoint when something of it is nowhere."""
         saved = entry["chunks"]
+        if _is_whole(chunk, saved):  # as most are: saved in one, and wanted as it was
+            origin = (0,) * len(chunk.shape)
+            self._take(chunk, flat(chunk.data), saved[0], origin, origin, chunk.size)
+            return
         found = 0
         live = flat(chunk.data)
         for item in create_read_items_for_chunk_list(
@@ -154,6 +180,17 @@ class Reading:
         assert bytes_ is not None
         stream.wanted.append((source["offset"], bytes_))
         self._boxes.append((_narrow(copy, start, size), _narrow(chunk.data, into, size)))
+
+
+def _is_whole(chunk: Chunk, saved: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the tensor was saved in one chunk, and all of it is wanted."""
+    return (
+        len(saved) == 1
+        and 0 not in chunk.shape
+        and tuple(chunk.data.shape) == chunk.size == chunk.shape == tuple(saved[0]["size"])
+        and not any(chunk.at)
+        and not any(saved[0]["at"])
+    )
 
 
 def refuse_foreign(name: str, saved: Mapping[str, Mapping[str, Any]], wanted: Sequence[Chunk]) -> None:
@@ -198,7 +235,8 @@ def planned(
     here = state.scalars()
     refuse_other_scalars(name, scalars, here)
     ours, theirs = here["optimizer"]["made"], scalars.get("optimizer", here["optimizer"])["made"]
-    wanted = {c.name: c for c in chunks_of(state.tensors()) if c.name.startswith("model.")}
+    held = {key: tensor for key, tensor in state.tensors().items() if key.startswith("model.")}
+    wanted = {chunk.name: chunk for chunk in chunks_of(held)}
     model = {
         key: (entry["dtype"], list(entry["shape"])) for key, entry in table.items() if key[:6] == "model."
     }
@@ -238,21 +276,6 @@ def table_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
         return dict(manifest["tensors"])
     except (KeyError, TypeError, ValueError):
         raise CorruptCheckpoint("the manifest lists no tensors") from None
-
-
-def _by_piece(stream: _Stream) -> dict[int, list[tuple[Tensor, int, int]]]:
-    """Number of a piece -> what it fills: (target, start in the piece, bytes)."""
-    found: dict[int, list[tuple[Tensor, int, int]]] = {}
-    for start, target in stream.wanted:
-        end = start + len(target)
-        number = bisect.bisect_right(stream.starts, start) - 1
-        while start < end:
-            inside = start - stream.starts[number]
-            size = min(end - start, stream.pieces[number].size - inside)
-            done = len(target) - (end - start)
-            found.setdefault(number, []).append((target[done : done + size], inside, size))
-            start, number = start + size, number + 1
-    return found
 
 
 def _narrow(tensor: Tensor, at: Sequence[int], size: Sequence[int]) -> Tensor:

@@ -13,7 +13,16 @@ from chaos.sla import parse_duration
 COMMAND = "command"
 """The kind of a workload that is a command."""
 ONLY_BUILT_IN = ("size", "params", "device", "parallelism", "determinism", "verify_every", "evaluate")
-ONLY_COMMAND = ("directory", "env", "progress", "progress_deadline", "start_deadline", "restarts", "points")
+ONLY_COMMAND = (
+    "directory",
+    "env",
+    "progress",
+    "progress_deadline",
+    "start_deadline",
+    "restarts",
+    "points",
+    "group",
+)
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*")
@@ -131,8 +140,8 @@ class EvaluateSpec(Strict):
 
 
 class RegexProgress(Strict):
-    """Progress read from a command's output: a regular expression with a group ``step`` (``loss``, ``samples``
-    and ``rank`` are optional groups), searched in each line.
+    """Progress read from a command's output: a regular expression with a group ``step`` (``loss``, ``samples``,
+    ``rank`` and ``group`` are optional groups), searched in each line.
     """
 
     regex: str = Field(min_length=1, max_length=1000)
@@ -203,6 +212,12 @@ class WorkloadSpec(Strict):
     points: bool = Field(
         default=False, description="of a command: its script calls chaos.beacon.point, where faults can act"
     )
+
+    group: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100,
+        description="of a command: the environment variable that says which replica group a process is in, where each "
+        "counts its ranks from 0 (torchft: REPLICA_GROUP_ID)",
+    )  # fmt: skip
 
     def patience(self, *, begun: bool) -> tuple[float, str]:
         """Seconds that a command may go without progress, and the name of the bound; ``begun``: there was some."""

@@ -12,7 +12,6 @@ import pytest
 from test_script_observer import Job
 
 from chaos.events import Kind
-from harness.script import tree
 from harness.script.arm import ScriptArm
 from harness.script.checkpoints import newest
 from harness.script.listening import Listener
@@ -65,20 +64,20 @@ class Said:
 
 
 @pytest.mark.parametrize("noticed", ["by the look for ranks", "at the beginning of the turn"])
-def test_what_was_lost_is_lost_before_it_is_replaced(monkeypatch: pytest.MonkeyPatch, noticed: str) -> None:
+def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     job = Job()
     job.found("w0", "w1")
     for step in range(1, 31):
         job.train(step, rank=0)
         job.train(step, rank=1)
-    monkeypatch.setattr(tree, "find_ranks", lambda *_: {})
     arm: Any = object.__new__(ScriptArm)
+    arm._roll = SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said)
     arm._gone, unseen = ([LOST], []) if "turn" in noticed else ([], [LOST])
     arm.observer, arm._ranks, arm._listener = job.observer, Replaced(unseen), Said()
     arm._command = SimpleNamespace(guard_pid=1, pid=2)
     arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
-    arm._missing = arm._asked = False
-    arm._scan_ns = 0
+    arm._missing = False
+    arm._scan_ns = arm._asked_ns = 0
     arm.record, arm.now_ns = job.record, lambda: job.now
     arm.injector = SimpleNamespace(on_training=lambda: None)
     arm._generation = job.observer.generation

@@ -76,6 +76,12 @@ def test_a_command_recovers_by_itself_and_counts_steps(tmp_path: Path) -> None:
     assert scenario.invariants == LeaveOut(leave_out=["sample-accounting"])
 
 
+def test_replica_groups_have_a_variable(tmp_path: Path) -> None:
+    text = GOOD.replace("  ranks: 4", "  ranks: 4\n  group: REPLICA_GROUP_ID")
+    assert load(write(tmp_path, text), CATALOGUE).cells[0].scenario.workload.group == "REPLICA_GROUP_ID"
+    jsonschema.validate(YAML(typ="safe").load(text), scenario_schema(CATALOGUE))
+
+
 def test_a_directory_starts_from_the_file_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base/b.yaml").write_text(GOOD)
@@ -120,6 +126,7 @@ BAD = [
     ("{DATA: /data}", '{"A=B": x}', ["the name of a variable is not empty and holds no '='"]),
     ("[torchrun,", '["torch\\0run",', ["s.yaml:5:13: a program has a name, and a word of a command holds no zero byte"]),
     ("{DATA: /data}", "{DATA: 5}", ["needs text, not 5"]),
+    ("  ranks: 4", "  ranks: 4\n  group: A=B", ["s.yaml:7:10: "]),
 ]  # fmt: skip
 
 
@@ -133,7 +140,8 @@ def test_bad_input(tmp_path: Path, old: str, new: str, errors: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "key", ["directory: .", "env: {}", "progress: beacon", "restarts: 1", "checkpoint: {directory: x}"]
+    "key",
+    ["directory: .", "env: {}", "progress: beacon", "restarts: 1", "group: G", "checkpoint: {directory: x}"],
 )
 def test_what_a_built_in_workload_does_not_take(tmp_path: Path, key: str) -> None:
     text = f"version: 1\nname: x\nworkload: {{kind: mlp, {key}}}\nrecovery: hot-spare\n"

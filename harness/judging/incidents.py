@@ -20,7 +20,7 @@ from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.judging.reported import is_bad, spoilt_since
 from harness.judging.strength import strength_of
-from harness.judging.sustained import lasting
+from harness.judging.sustained import at_the_end_again, lasting
 from harness.results import PHASE_NAMES, Incident, PhaseSpan
 from harness.whereabouts import homes, nodes_hit
 
@@ -89,9 +89,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
         blamed_rank=failure.data["rank"] if failure else None,
         detection_time=_detection(episode, outcome, history.cut_short),
-        recovery_time=_recovery_time(
-            episode, concerned, outcome, history.cut_short, bad=bool(_harm(episode, history))
-        ),
+        recovery_time=_recovery_time(episode, history, concerned, outcome, bad=bool(_harm(episode, history))),
         outcome=outcome,
         phases=phases, steps_lost=lost, restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
@@ -138,15 +136,20 @@ def _detection(episode: Episode, outcome: Outcome, cut_short: bool) -> float | N
 
 
 def _recovery_time(
-    episode: Episode, recovery: Recovery | None, outcome: Outcome, cut_short: bool, *, bad: bool
+    episode: Episode, history: History, recovery: Recovery | None, outcome: Outcome, *, bad: bool
 ) -> float | None:
     if outcome in ("hang", "fail-stop"):
-        return None if cut_short else math.inf
+        return None if history.cut_short else math.inf
     if bad:
         return math.inf
-    if episode.injected is None or recovery is None or recovery.first_new is None:
+    if episode.injected is None or recovery is None:
         return None
-    return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
+    if recovery.first_new is not None:
+        return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
+    if episode.failure is None or not history.info.observed:
+        return None
+    again = at_the_end_again(history, episode.failure.time_ns, recovery.high_water)
+    return None if again is None else _seconds_between(episode.injected, again)
 
 
 def _decision(history: History, failure: Event | None) -> str:

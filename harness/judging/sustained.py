@@ -86,3 +86,21 @@ def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> in
             closed = at
             break
     return min(closed, *next_fault, history.end_ns)
+
+
+def at_the_end_again(history: History, failure_ns: int, high_water: int) -> int | None:
+    """When a job that failed with nothing new left to do was at its end again, ns: the highest step was done once more,
+    or, where no step was, the command that had been started again ended well. None: neither was."""
+    started = min(
+        (e.time_ns for e in history.log.of(Kind.COMMAND_STARTED) if e.time_ns > failure_ns), default=None
+    )
+    if started is None or history.outcome != "completed":
+        return None
+    redone = [
+        r.committed_ns or 0 for r in history.runs if r.step >= high_water and (r.committed_ns or 0) > started
+    ]
+    ended = [
+        event.time_ns for event in history.log.of(Kind.COMMAND_ENDED)
+        if event.time_ns > started and event.data["exit_code"] == 0
+    ]  # fmt: skip
+    return min(redone, default=None) or min(ended, default=None)

@@ -22,7 +22,6 @@ from harness.injector import Injector
 from harness.launcher import ArmSetup
 from harness.ledger import Ledger
 from harness.orchestrator import StopFlag, Watcher
-from harness.script import tree
 from harness.script.agents import Agents
 from harness.script.command import Command
 from harness.script.environment import prepare
@@ -30,6 +29,7 @@ from harness.script.listening import Listener
 from harness.script.observer import Observer
 from harness.script.outside import Outside
 from harness.script.ranks import Gone, Ranks
+from harness.script.rollcall import RollCall
 from harness.script.words import Told, ending
 from harness.storage import Storage, mount_for
 from harness.undo import KillSession
@@ -59,6 +59,7 @@ class ScriptArm(Outside):
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, self.now_ns)
         self._listener = Listener(spec, self._prepared, self.now_ns)
         self._ranks = Ranks()
+        self._roll = RollCall(spec, self._prepared.output)
         self.observer = Observer(
             self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline,
             source=self._listener.source,
@@ -82,7 +83,7 @@ class ScriptArm(Outside):
         self._members: dict[int, str] = {}
         self._missing = True
         self._generation = 0
-        self._asked = False
+        self._asked_ns = 0
         self._later: list[tuple[int, Callable[[], None]]] = []
 
     def run(self) -> str:
@@ -138,7 +139,7 @@ class ScriptArm(Outside):
         before = (self.observer.generation, self.observer.committed)
         for progress in self._listener.take(pids, beyond=self.observer.last_said if self._gone else None):
             reports = self.observer.reports
-            self.observer.on_progress(progress, self.now_ns())
+            self.observer.on_progress(self._roll.whose(progress), self.now_ns())
             self._on_generation()
             if self.observer.reports > reports and self.observer.first_of_generation:
                 self.injector.on_training()
@@ -155,7 +156,7 @@ class ScriptArm(Outside):
         self._scan_ns = now
         self._stored = self._stored or (self.storage is not None and self.storage.used())
         command = self._command
-        found = tree.find_ranks(command.guard_pid, self._spec.ranks, self._listener.hints, command.pid)
+        found = self._roll.find(command, self._listener.hints, spoken=spoken)
         sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
         members, new = self._ranks.hold(sure)
         for rank in new:
@@ -199,12 +200,13 @@ class ScriptArm(Outside):
             self.injector.on_event("regroup")
 
     def _on_gone(self, gone: Gone) -> None:
-        expected = self._asked or gone.exit_code == 0
+        """Who was asked to end, or killed with the command, has not failed."""
+        asked = {"asked_ns": self._asked_ns} if self._asked_ns else {}
         self.record(
             Kind.PROCESS_EXITED, process=gone.name, pid=gone.pid, exit_code=gone.exit_code, signal=gone.signal,
-            expected=expected, last_seq=None,
+            expected=bool(asked) or gone.exit_code == 0, last_seq=None, **asked,
         )  # fmt: skip
-        if not self._asked:
+        if not asked:
             self.observer.on_exit(gone.name, gone.exit_code, gone.signal, self.now_ns())
 
     def _start_command(self) -> None:
@@ -237,9 +239,9 @@ class ScriptArm(Outside):
         if command.lost:
             self._finish("broken", "the process that holds the command was killed")
             return
-        if not ended.well and not self.observer.finished:
+        again = not ended.well and self._attempt <= self._spec.restarts
+        if not ended.well and (again or not self.observer.finished):
             self.observer.on_command_failed(ended.how, self.now_ns())
-        again = not ended.well and not self.observer.finished and self._attempt <= self._spec.restarts
         self._close_command()
         if not again:
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), ended))
@@ -316,13 +318,14 @@ class ScriptArm(Outside):
         command, self._command = self._command, None
         if command is None:
             return 0
+        self._take_exits(self._ranks.wait(0.0))  # who is gone by now was not asked to
+        self._asked_ns = self.now_ns()
         if command.pid:
-            self._asked = command.ended is None
             self._ask_to_end(command)
             self._ranks.unregister(command.fileno())
         left = command.close(self._prepared.mark)
         self._reap_ranks()
-        self._asked = False
+        self._asked_ns = 0
         ended = command.ended
         if ended is not None:
             self.record(
@@ -377,23 +380,6 @@ class ScriptArm(Outside):
     def send(self, process: str, message: Message) -> bool:
         """For the ranks' agents, which a command does not have: the arm keeps their points for them."""
         return self._agents.take(process, message)
-
-    def signal(self, process: str, signum: int) -> None:
-        """Through the held pidfd."""
-        self._ranks.signal(process, signum)
-
-    def os_state(self, process: str) -> str:
-        """The kernel's word on it."""
-        return self._ranks.state(process)
-
-    def process_of(self, rank: int) -> str | None:
-        """Who holds a rank, if it lives."""
-        return self.observer.process_of(rank)
-
-    def on_node(self, node: int) -> list[str]:
-        """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
-        ranks = self.setup.cell.scenario.topology.ranks_on(node)
-        return [name for name in map(self.process_of, ranks) if name]
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the arm still runs then."""

@@ -44,7 +44,7 @@ def prepare(setup: ArmSetup) -> Prepared:
         "CHAOS_STEPS": str(spec.steps), "CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(logs / "beacon.txt"),
     } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})  # fmt: skip
     # a harness that itself runs in a job must not make everything below it rank 0 of that job
-    foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS}
+    foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS, *([spec.group] if spec.group else ())}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
     env["PATH"] = search_path(spec.env)

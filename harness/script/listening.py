@@ -28,6 +28,9 @@ class Listener:
             else RegexReader(self._output, spec.progress.regex)
         )
         self.hints: dict[int, int] = {}
+        self._knows_itself = (
+            spec.ranks == 1 or spec.group is not None
+        )  # whoever speaks is the one, of its group
         self._pending: list[Progress] = []
         self._pending_ns = 0
         self._look_ns = now_ns()
@@ -73,7 +76,9 @@ class Listener:
         found = self._timed([one for _ in self._looks(lines, to_end) for one in self._reader.read()])
         self._kept.cut(self._output.taken)
         self.hints.update(
-            (one.pid, one.rank) for one in found if one.pid is not None and one.rank is not None
+            (one.pid, one.rank or 0)
+            for one in found
+            if one.pid is not None and (one.rank is not None or self._knows_itself)
         )
         if found and not self._pending:
             self._pending_ns = self._now_ns()

@@ -73,6 +73,7 @@ class Observer:
         self._failed_ns = self._failed_step = 0
         self._failed_rank: int | None = None
         self._failures = 0
+        self._late: list[tuple[str, int | None, int | None, int]] = []  # who ended badly after the last step
         self._zero_based = False
         self._busy: dict[int | None, int] = {}  # rank -> until when it says that it does something else
         self._paused = False  # somebody was busy since the last step: the time to the next is no step's
@@ -128,16 +129,16 @@ class Observer:
         if process not in self.members.values():
             return
         self._lost.add(process)
-        if exit_code == 0 or self.finished or not self.reports:
+        if exit_code == 0 or not self.reports:
             return  # before the first step there is nothing that could recover
+        if self.finished:  # whether it was needed for the rest is known when the command ends
+            self._late.append((process, exit_code, signum, now_ns))
+            return
         same_blow = (
             self._cause == "exit" and signum in KILLED and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
         )
         if not self._cause or same_blow:
-            how = f"signal {signum}" if signum is not None else f"exit code {exit_code}"
-            if exit_code is None and signum is None:
-                how = "gone, and its parent did not say how"
-            self._fail("exit", process, self.rank_of(process), how, now_ns)
+            self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
 
     def on_error(self, process: str, detail: str, now_ns: int) -> None:
         """A rank's script said that it raises: whatever becomes of its process, that step has failed."""
@@ -145,9 +146,22 @@ class Observer:
             self._fail("error", process, self.rank_of(process), detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
-        """The command itself ended with an error; a failure unless a rank's was seen."""
-        if not self._cause and self.reports:
+        """The command itself ended with an error; a failure unless a rank's was seen. After the last step the first
+        rank that was killed, or else failed, is to blame for that, if there is one."""
+        if self._cause or not self.reports:
+            return
+        first = min(self._late, key=lambda one: (one[2] not in KILLED, one[3]), default=None)
+        if first is None:
             self._fail("exit", None, None, f"the command ended with {how}", now_ns)
+        else:
+            process, exit_code, signum, _ = first
+            self._fail(
+                "exit",
+                process,
+                self.rank_of(process),
+                f"{_how(exit_code, signum)}, after the last step",
+                now_ns,
+            )
 
     def on_progress(self, progress: Progress, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
@@ -240,7 +254,7 @@ class Observer:
         self.members = dict(sorted(members.items()))
         self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
         self._first_step = self._last_step = None
-        self._cause = ""
+        self._cause, self._late = "", []
         self._record(
             Kind.GENERATION_STARTED,
             members=list(self.members.values()),
@@ -272,6 +286,13 @@ class Observer:
             if self._steps_of[order[0]] < self._steps_of[order[1]]:
                 return order[0]
         return None
+
+
+def _how(exit_code: int | None, signum: int | None) -> str:
+    """How a process ended, for people."""
+    if signum is not None:
+        return f"signal {signum}"
+    return "gone, and its parent did not say how" if exit_code is None else f"exit code {exit_code}"
 
 
 def _plain(loss: float | None) -> float | str | None:

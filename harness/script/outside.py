@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from harness.launcher import ArmSetup
 from harness.script.observer import Observer
 from harness.script.ranks import Ranks
 
 
 class Outside:
-    """Answers for all of ``harness.scene.Scene`` that a program which is not ours does not offer."""
+    """Answers for all of ``harness.scene.Scene`` that a program which is not ours does not offer, or that its ranks,
+    held by pidfd, answer alone."""
 
+    setup: ArmSetup
     observer: Observer
     _ranks: Ranks
+
+    def signal(self, process: str, signum: int) -> None:
+        """Through the held pidfd."""
+        self._ranks.signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on it."""
+        return self._ranks.state(process)
+
+    def process_of(self, rank: int) -> str | None:
+        """Who holds a rank, if it lives."""
+        return self.observer.process_of(rank)
+
+    def on_node(self, node: int) -> list[str]:
+        """The holders of the node's ranks; a command's ranks are thought of as being on nodes."""
+        ranks = self.setup.cell.scenario.topology.ranks_on(node)
+        return [name for name in map(self.process_of, ranks) if name]
 
     def training(self) -> Mapping[str, int]:
         """Those of its ranks that are there, with their pids, while steps come and nothing has failed."""

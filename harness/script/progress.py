@@ -15,6 +15,7 @@ from typing import Protocol
 
 from chaos.beacon import SAID, VERSION
 from harness.script import numbers
+from harness.script.tree import group_number
 
 READ_LIMIT = 1 << 20  # bytes taken in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
@@ -30,7 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 class Progress:
     """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
     ``busy_s``: no step, but for how long at most the process does something else (0: not any more); ``unread``: name ->
-    what was said of it and is no number."""
+    what was said of it and is no number; ``group``: the replica group that ``rank`` counts in."""
 
     step: int
     rank: int | None = None
@@ -40,6 +41,7 @@ class Progress:
     time_ns: int | None = None
     busy_s: float | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
+    group: int | None = None
 
 
 class Reader(Protocol):
@@ -190,4 +192,5 @@ def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
         said = (groups.get(name) or "").strip()
         if value is None and said:
             unread[name] = said[: numbers.SHOWN]
-    return Progress(step=step, rank=rank, loss=loss.value, samples=samples, unread=unread)
+    group = group_number(groups.get("group"))
+    return Progress(step=step, rank=rank, loss=loss.value, samples=samples, unread=unread, group=group)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +44,7 @@ class Found:
 
     ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``: it, or its
     environment, says which rank it is; else it is only the one that a command of one rank has. ``direct``: no wrapper
-    is involved, whose helpers could be taken for it.
+    is involved, whose helpers could be taken for it. ``size``: ranks in its replica group, where there are groups.
     """
 
     rank: int
@@ -53,6 +54,11 @@ class Found:
     top: int = 0
     sure: bool = True
     direct: bool = True
+    size: int = 1
+
+
+Choose = Callable[[int, Mapping[int, Process]], int | None]
+"""(a process, all there are) -> the one at or below it that is the only rank; see ``harness.script.trainer``."""
 
 
 def process(pid: int) -> Process | None:
@@ -96,42 +102,76 @@ def environment(pid: int) -> Mapping[str, str]:
 
 
 def find_ranks(
-    root: int, expected: int, hints: Mapping[int, int], command: int | None = None
-) -> dict[int, Found]:
+    root: int, expected: int, hints: Mapping[int, int], command: int | None = None, *, group: str | None = None,
+    choose: Choose | None = None,
+) -> dict[int, Found]:  # fmt: skip
     """Rank -> its process, among those below ``root``.
 
     A rank is the topmost process with that rank in its environment, or what a wrapper that is started. ``hints``: pid
     -> rank, as the processes said themselves: who says so is the one. A command of one rank whose environment names
-    none is that rank itself; ``command``: its process, whose death leaves none. Of two processes with one rank (an
-    old one on its way out) the younger counts.
+    none is that rank itself, or who ``choose`` says; ``command``: its process, whose death leaves none. Of two
+    processes with one rank (an old one on its way out) the younger counts. ``group``: variable that says which replica
+    group a process is in, where each group counts its ranks from 0.
     """
     rows = below(root)
-    said = {pid: _said(pid) for pid in rows}
+    said = {pid: _said(pid, group) for pid in rows}
     found: dict[int, Found] = {}
     for row in rows.values():
-        rank, world = said[row.pid]
-        if rank is None or rank == said.get(row.parent, (None, None))[0]:
+        rank, world, size = said[row.pid]
+        if rank is None or rank == said.get(row.parent, _NOBODY)[0]:
             continue
-        _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid)
+        _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid, size=size)
     tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
     if not found and expected == 1 and tops:
         top = min(tops, key=lambda row: (row.started, row.pid)).pid
-        _take(found, 0, 1, rows[behind(top, rows)[0]], top=top, sure=False)
+        front = behind(top, rows)[0]
+        trains = choose(front, rows) if choose is not None else front
+        if trains is not None:
+            _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
     spoken: dict[int, Found] = {}
-    for pid, rank in hints.items():
+    for pid, word in hints.items():
+        rank = said.get(pid, _NOBODY)[0] if group is not None else word
+        if rank is None or pid not in rows:
+            continue
         known = found.get(rank)
-        if pid in rows and (known is None or not known.sure or _is_below(pid, known.top, rows)):
-            _take(spoken, rank, known.world if known else None, rows[pid], top=pid)
+        if known is None or not known.sure or _is_below(pid, known.top, rows):
+            _take(
+                spoken,
+                rank,
+                known.world if known else None,
+                rows[pid],
+                top=pid,
+                size=known.size if known else 1,
+            )
     return found | spoken
 
 
-def _said(pid: int) -> tuple[int | None, int | None]:
+_NOBODY: tuple[int | None, int | None, int] = (None, None, 1)
+
+
+def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
+    """(rank, how many there are, ranks in its group) by a process's environment."""
     env = environment(pid)
-    for rank_name, world_name in zip(RANK_NAMES, WORLD_NAMES, strict=True):
-        rank, world = number(env.get(rank_name)), number(env.get(world_name))
-        if rank is not None:
-            return rank, world
-    return None, None
+    rank, world = next(
+        (
+            (rank, number(env.get(world_name)))
+            for rank_name, world_name in zip(RANK_NAMES, WORLD_NAMES, strict=True)
+            if (rank := number(env.get(rank_name))) is not None
+        ),
+        (None, None),
+    )
+    if group is None:
+        return rank, world, 1
+    index, size = group_number(env.get(group)), world or 1
+    if index is None or (whole := index * size + (rank or 0)) >= MOST_RANKS:
+        return _NOBODY
+    return whole, None, size
+
+
+def group_number(text: str | None) -> int | None:
+    """The number of a replica group, with which its name ends: ``3``, ``replica_3``; None for a name without one."""
+    digits = re.search(r"[0-9]+$", (text or "").strip())
+    return number(digits[0]) if digits else None
 
 
 def number(text: str | None) -> int | None:
@@ -187,13 +227,13 @@ def _is_below(pid: int, top: int, rows: Mapping[int, Process]) -> bool:
 
 
 def _take(
-    found: dict[int, Found], rank: int, world: int | None, row: Process, *, top: int, sure: bool = True
-) -> None:
+    found: dict[int, Found], rank: int, world: int | None, row: Process, *, top: int, sure: bool = True, size: int = 1,
+) -> None:  # fmt: skip
     known = found.get(rank)
     if known is None or row.started >= known.started:
         found[rank] = Found(
             rank=rank, world=world, pid=row.pid, started=row.started, top=top, sure=sure,
-            direct=top == row.pid and not _is_wrapper(row),
+            direct=top == row.pid and not _is_wrapper(row), size=size,
         )  # fmt: skip
 
 

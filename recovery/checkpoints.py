@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from typing import Any
 
 from recovery import pieces
 from recovery.pieces import CorruptCheckpoint, Piece
-from recovery.renaming import fsync_directory, put_in_place
+from recovery.renaming import fsync_directory, put_in_place, remove
 
 __all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
 
@@ -36,7 +35,7 @@ MANIFEST = "manifest.json"
 REFUSED = "refused.json"
 FORMAT = 2
 _NAME = re.compile(r"^step-(\d{8})$")
-_STAGING, TRASH = ".staging-", ".deleted-"
+_STAGING, TRASH, _REFUSAL = ".staging-", ".deleted-", ".refused-"
 _WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
 
 MOST_KNOWN = 512  # manifests of which something is remembered
@@ -216,27 +215,39 @@ def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> P
     return directory / f"{_STAGING}{name_of(step)}-{epoch}-{generation}"
 
 
-def sweep(directory: Path, *, but: Path | None = None, until: tuple[int, int] | None = None) -> None:
-    """Remove what saves that never came to their end left behind, except ``but`` and what later epochs and generations
-    than ``until`` are writing."""
+def refusal_of(directory: Path, step: int, generation: int, writer: int, job: str = "") -> Path:
+    """Where a rank that may not, or cannot, write its part says so to the one that waits for it. It knows of no epoch,
+    and so of no staging directory."""
+    who = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    return directory / f"{_REFUSAL}{name_of(step)}-{generation}-{who}-{writer:04d}"
+
+
+def sweep(
+    directory: Path, *, but: Path | None = None, until: tuple[int, int] | None = None, step: int = -1,
+    progress: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Remove what saves that never came to their end left behind, except ``but``, what later epochs and generations
+    than ``until`` are writing, and what writers say of the save of ``step``."""
     for path in directory.iterdir() if directory.is_dir() else ():
         writer = _WRITER.search(path.name)
         newer = writer is not None and until is not None and (int(writer[1]), int(writer[2])) > until
-        if path.name.startswith((_STAGING, TRASH)) and path != but and not newer:
-            shutil.rmtree(path, ignore_errors=True)
+        old = path.name.startswith((_STAGING, TRASH)) and path != but and not newer
+        if old or (path.name.startswith(_REFUSAL) and f"-{name_of(step)}-" not in path.name):
+            remove(path, progress)
 
 
 def commit(
     staging: Path, directory: Path, step: int, facts: Mapping[str, Any], *,
     streams: Mapping[str, Sequence[Piece]] | None = None, disk: Disk | None = None, guard: Guard = nullcontext,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[Checkpoint, int]:  # fmt: skip
     """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and
     its bytes.
 
     ``streams``: the pieces of files that are written, checksummed and synced; others are read for it. ``facts`` go
     into the manifest (JSON). A checkpoint of the same step left from before a rollback is replaced: the staged one
-    belongs to the lineage that survives. Raises OSError when the disk refuses, and what ``guard`` raises; then nothing
-    was committed.
+    belongs to the lineage that survives. ``progress``: called while that is deleted. Raises OSError when the disk
+    refuses, and what ``guard`` raises; then nothing was committed.
     """
     tell = disk or _silent
     files = {}
@@ -266,7 +277,7 @@ def commit(
             take_back()  # reported as failed, so it must not be there
         raise
     for left in (staging, trash):
-        shutil.rmtree(left, ignore_errors=True)
+        remove(left, progress)
     return Checkpoint(path=final, step=step), total
 
 

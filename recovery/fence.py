@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,14 @@ class Fence:
         else:
             self.see(generation)
         return self.epoch or 0
+
+    def look(self, generation: int) -> None:
+        """Raise Fenced when somebody newer writes; nothing else is told apart, nor done."""
+        with suppress(OSError):
+            now, mine = self._read(), self._mine
+            self._refuse_if_past(now, generation)
+            if now is not None and mine is not None and now.epoch > mine.epoch:
+                raise self._refusal(now, generation)
 
     def suspend(self) -> None:
         """This process has left its generation: nothing of it is renamed or deleted from now on, until it has taken the

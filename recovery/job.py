@@ -113,6 +113,7 @@ class Job(JobFacts):
         self.checkpoints = Checkpointer(
             self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
             progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.agreed,
+            saves=lambda: self.marks.enter(marks.CHECKPOINT),
         )  # fmt: skip
         self.reducer = self._make_reducer(model)
         self.reducer.check = self.check
@@ -253,7 +254,9 @@ class Job(JobFacts):
         every = steps_of(self.config.checkpoint_every) or 0
         saving = reduced.save or (every > 0 and step.number % every == 0)
         if saving or step.number == self.config.steps:
-            self._write(Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests())
+            self._write(
+                Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests(self.marks.touch)
+            )
         if late:
             return
         tell_digest(self, step.number, saving=saving)

@@ -1,17 +1,19 @@
-"""What Python does not offer of the file system: directories that change place at once, and writeback begun early."""
+"""What Python does not offer of the file system: directories that change place at once, writeback begun early, and
+removal and syncing that show how far they are."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _CWD = -100
-_BEGIN = 2  # SYNC_FILE_RANGE_WRITE of sync_file_range(2)
+_BEGIN, _WAIT = 2, 7  # flags of sync_file_range(2): WRITE; and with it WAIT_BEFORE and WAIT_AFTER
+RANGE_BYTES = 32 << 20
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
@@ -29,7 +31,7 @@ def put_in_place(staging: Path, final: Path, trash: Path) -> Callable[[], object
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-    shutil.rmtree(trash, ignore_errors=True)
+    remove(trash)
     final.rename(trash)
     try:
         staging.rename(final)
@@ -61,6 +63,33 @@ def fsync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def remove(path: Path, progress: Callable[[], None] | None = None) -> None:
+    """Delete a file or a directory with all in it, as far as the file system lets us. ``progress``: called after each
+    entry, since one large file may take a slow disk seconds."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in list(entries):
+                remove(Path(entry.path), progress)
+        os.rmdir(path)
+    except NotADirectoryError:
+        with suppress(OSError):
+            os.unlink(path)
+    except OSError:
+        return
+    if progress is not None:
+        progress()
+
+
+def await_writeback(fd: int, size: int, progress: Callable[[], None]) -> None:
+    """Wait until the disk has the bytes of a file, range by range, so that the fsync that has to follow is short. It
+    may not wait: nothing depends on it."""
+    libc = ctypes.CDLL(None)
+    for start in range(0, size, RANGE_BYTES) if hasattr(libc, "sync_file_range") else ():
+        length = min(RANGE_BYTES, size - start)
+        libc.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(length), _WAIT)
+        progress()
 
 
 def begin_writeback(fd: int, offset: int, size: int) -> None:

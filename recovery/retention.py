@@ -8,7 +8,6 @@ is renamed, not deleted, and never restored; the first few are kept for whoever 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from recovery import checkpoints
 from recovery.checkpoints import TRASH, Checkpoint, Disk, Guard
 from recovery.pieces import CorruptCheckpoint
+from recovery.renaming import remove
 
 MOST_ASIDE = 3  # set-aside checkpoints that are kept in a directory
 _ASIDE = re.compile(r"^doubtful-(step-(\d{8}))-\d+-\d+$")
@@ -50,9 +50,9 @@ def prune(
     """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None: replicas are not
     compared) with the one to be agreed on next, and what those refer to; returns what is gone.
 
-    Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or else verified, with
-    calls of ``progress``. Nothing goes either while it is not known when the replicas last agreed. Raises what
-    ``guard`` raises.
+    Nothing goes unless one that stays is good: named in ``recorded``, as whoever wrote it says, or else verified.
+    ``progress``: called while one is read, and after each file that is deleted. Nothing goes either while it is not
+    known when the replicas last agreed. Raises what ``guard`` raises.
     """
     own, abandoned = checkpoints.by_lineage(directory)
     sound = [checkpoint for checkpoint in own if not checkpoints.is_refused(checkpoint)]
@@ -68,7 +68,7 @@ def prune(
     old = [checkpoint for checkpoint in (*own, *abandoned) if checkpoint.name not in needed]
     if not old or not any(_is_good(checkpoint, recorded, progress) for checkpoint in stay):
         return []
-    return _delete(directory, old, refused=refused, disk=disk, guard=guard)
+    return _delete(directory, old, refused=refused, disk=disk, guard=guard, progress=progress)
 
 
 def set_aside(
@@ -78,6 +78,7 @@ def set_aside(
     refused: Refused | None = None,
     disk: Disk | None = None,
     guard: Guard = nullcontext,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[list[Checkpoint], list[str]]:
     """Rename the checkpoints that may hold a corrupted state: ``doubtful-step-...``. Returns them, oldest first, and
     the names of those that had been set aside and are deleted, because there are more than MOST_ASIDE: the first of the
@@ -90,7 +91,7 @@ def set_aside(
         aside = directory / f"doubtful-{checkpoint.name}-{origin.epoch}-{origin.generation}"
         try:
             (disk or _silent)("delete", checkpoint.path)
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside, progress)
             with guard():
                 checkpoint.path.rename(aside)
         except OSError as error:
@@ -102,7 +103,7 @@ def set_aside(
     earlier = [name for name in aside_in(directory) if name not in new]
     gone = [*new, *earlier][MOST_ASIDE:]
     for name in gone:
-        shutil.rmtree(directory / name, ignore_errors=True)
+        remove(directory / name, progress)
     return moved, gone
 
 
@@ -115,14 +116,15 @@ def aside_in(directory: Path) -> list[str]:
 
 
 def _delete(
-    directory: Path, old: Sequence[Checkpoint], *, refused: Refused | None, disk: Disk | None, guard: Guard
-) -> list[Checkpoint]:
+    directory: Path, old: Sequence[Checkpoint], *, refused: Refused | None, disk: Disk | None, guard: Guard,
+    progress: Callable[[], None] | None,
+) -> list[Checkpoint]:  # fmt: skip
     gone = []
     for checkpoint in old:
         trash = directory / f"{TRASH}{checkpoint.name}"
         try:
             (disk or _silent)("delete", checkpoint.path)
-            shutil.rmtree(trash, ignore_errors=True)
+            remove(trash, progress)
             with guard():
                 checkpoint.path.rename(trash)  # so that it is there whole or not at all
         except OSError as error:
@@ -130,7 +132,7 @@ def _delete(
                 refused(checkpoint, checkpoints.first_line(error))
             continue
         gone.append(checkpoint)
-        shutil.rmtree(trash, ignore_errors=True)
+        remove(trash, progress)
     return gone
 
 

@@ -120,6 +120,7 @@ class Saving:
         *,
         disk: Disk | None = None,
         guard: Guard = nullcontext,
+        progress: Callable[[], None] | None = None,
     ) -> bool:
         """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``. Whether none is left
         there."""
@@ -129,7 +130,9 @@ class Saving:
             left.append(old)
             self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=error)
 
-        moved, gone = set_aside(directory, in_doubt, refused=refused, disk=disk, guard=guard)
+        moved, gone = set_aside(
+            directory, in_doubt, refused=refused, disk=disk, guard=guard, progress=progress
+        )
         for old in moved:
             self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
         for name in gone:

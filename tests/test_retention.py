@@ -95,8 +95,9 @@ def test_what_was_recorded_as_written_is_not_read_again(tmp_path: Path) -> None:
     made = saved(tmp_path, 10, 20, 30)
     touched: list[int] = []
     flip(made[2].path / "a.bin", 0)
+    deleted = sum(1 + len(list(one.path.iterdir())) for one in made[:2])
     retention.prune(tmp_path, 1, recorded={made[2].name}, progress=lambda: touched.append(1))
-    assert (steps(tmp_path), touched) == ([30], []), "its writer vouches for it"
+    assert (steps(tmp_path), len(touched)) == ([30], deleted), "its writer vouches for it"
     saved(tmp_path, 40)
     retention.prune(tmp_path, 1, recorded={made[2].name}, progress=lambda: touched.append(1))
     assert steps(tmp_path) == [40] and touched, "what has to be read shows that it goes on"

@@ -232,7 +232,9 @@ def test_a_part_that_never_comes_ends_the_save(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     staging.mkdir()
     with pytest.raises(TimeoutError, match=r"the part of writer 1 did not come within 0.01 s"):
-        sharded.gather(staging, 2, timeout_s=0.01, check=lambda: None)
+        sharded.gather(
+            staging, 2, timeout_s=0.01, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
+        )
 
 
 def test_waiting_for_parts_ends_with_the_generation(tmp_path: Path) -> None:

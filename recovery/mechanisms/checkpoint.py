@@ -6,10 +6,10 @@ shapes and scalars in a JSON manifest. No byte read back is ever unpickled.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from recovery.mechanisms.saving.chunks import Chunk, chunks_of, described, share
 from recovery.mechanisms.saving.part import write_part
 from recovery.mechanisms.saving.reading import Reading, planned, table_of
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.strides import quiet
 from recovery.pieces import CorruptCheckpoint
+from recovery.renaming import remove
 
 PARTS_TIMEOUT_S = 120.0
 
@@ -29,8 +31,9 @@ PARTS_TIMEOUT_S = 120.0
 class Order:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint every so many, 1:
     each is full; ``check``: raises when the save is to be given up; ``since``: the step from which the generation went
-    on (-1: unknown); ``job``: its name, if it has one; ``progress``: called while something is read for it, None: not
-    by the training thread; ``enter``: called before the first byte, returns the epoch; ``guard``: around each rename.
+    on (-1: unknown); ``job``: its name, if it has one; ``progress``: called, by any thread, at least every 32 MB and
+    for each file that is deleted; ``enter``: called before the first byte, returns the epoch; ``still``: called by
+    writer 0 while it waits for others, and raises when it may not write any more; ``guard``: around each rename.
     """
 
     directory: Path
@@ -47,20 +50,22 @@ class Order:
     job: str = ""
     progress: Callable[[], None] | None = None
     enter: Callable[[], int] = lambda: 0
+    still: Callable[[], None] = quiet
     guard: Guard = nullcontext
 
 
 def order_of(
     state: TrainState, directory: Path, *, generation: int, writer: int = 0, writers: int = 1, delta_every: int = 1,
     disk: Disk | None = None, check: Callable[[], None] | None = None, since: int = -1, job: str = "",
-    progress: Callable[[], None] | None = None, enter: Callable[[], int] = lambda: 0, guard: Guard = nullcontext,
+    progress: Callable[[], None] | None = None, enter: Callable[[], int] = lambda: 0,
+    still: Callable[[], None] = quiet, guard: Guard = nullcontext,
 ) -> tuple[Order, list[Chunk]]:  # fmt: skip
     """A save of the state as it is now, and this writer's part of it: live references."""
     held = chunks_of(state.tensors())
     order = Order(
         directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
         writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,
-        since=since, job=job, progress=progress, enter=enter, guard=guard,
+        since=since, job=job, progress=progress, enter=enter, still=still, guard=guard,
     )  # fmt: skip
     return order, share(held, writer, writers)
 
@@ -72,22 +77,37 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
     or do not fit (TimeoutError is an OSError), and what ``check``, ``enter`` and ``guard`` raise. Nothing is committed
     then.
     """
+    try:
+        return _written(order, chunks)
+    except Exception as error:
+        if order.writer:
+            sharded.give_up(note_of(order, order.writer), checkpoints.first_line(error))
+        raise
+
+
+def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | None:
     epoch = order.enter()
     staging = checkpoints.staging_of(order.directory, order.step, order.generation, epoch)
     known, number = delta.base_of(order.directory, order.step, order.writer, order.delta)
+    progress = order.progress
     if order.writer == 0:
-        but = staging if order.writers > 1 else None
-        checkpoints.sweep(order.directory, but=but, until=(epoch, order.generation))
+        but, step = (staging, order.step) if order.writers > 1 else (None, -1)
+        until = (epoch, order.generation)
+        checkpoints.sweep(order.directory, but=but, until=until, step=step, progress=progress)
         order.disk("mkdir", staging)
     staging.mkdir(parents=True, exist_ok=order.writers > 1)
     try:
         part = write_part(
-            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number
-        )
+            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number,
+            progress=progress or quiet,
+        )  # fmt: skip
         if order.writer:
             sharded.announce(staging, order.writer, part, disk=order.disk)
             return None
-        others = sharded.gather(staging, order.writers, timeout_s=PARTS_TIMEOUT_S, check=order.check)
+        others = sharded.gather(
+            staging, order.writers, timeout_s=PARTS_TIMEOUT_S, check=order.check,
+            note_of=partial(note_of, order), still=order.still,
+        )  # fmt: skip
         facts, streams = sharded.merge([part, *others])
         gone = delta.missing(order.directory, streams)
         if gone is not None:
@@ -101,15 +121,19 @@ def write(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | Non
         }
         order.check()
         return checkpoints.commit(
-            staging, order.directory, order.step, facts, streams=streams, disk=order.disk, guard=order.guard
-        )
-    except Exception as error:
-        if order.writer:
-            sharded.give_up(staging, order.writer, checkpoints.first_line(error))
-        raise
+            staging, order.directory, order.step, facts, streams=streams, disk=order.disk, guard=order.guard,
+            progress=progress,
+        )  # fmt: skip
     finally:
         if order.writer == 0:
-            shutil.rmtree(staging, ignore_errors=True)
+            remove(staging, progress)
+            for writer in range(1, order.writers):
+                note_of(order, writer).unlink(missing_ok=True)
+
+
+def note_of(order: Order, writer: int) -> Path:
+    """Where a writer says that its part will not come."""
+    return checkpoints.refusal_of(order.directory, order.step, order.generation, writer, order.job)
 
 
 def save(

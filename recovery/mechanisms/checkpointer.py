@@ -27,14 +27,16 @@ from recovery.mechanisms.group import GenerationLost, Group
 from recovery.mechanisms.remembering import Remembering
 from recovery.mechanisms.saving.background import Background, Snapshot
 from recovery.mechanisms.saving.chunks import Chunk
+from recovery.mechanisms.saving.sharded import give_up
 from recovery.mechanisms.saving.together import restore_together
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.strides import quiet
 from recovery.retention import Agreement
 from recovery.saving import Outcome, Saving, Write, pruned
 from recovery.wire import SetAside, Unrecoverable
 
 PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
-END_S = 60.0  # longest wait for a save that is under way, at the end and before a restore
+END_S = 60.0  # longest wait for a sign of life of a save that is under way
 
 
 class NothingToRestore(ChaosError):
@@ -48,7 +50,8 @@ class Checkpointer:
 
     ``check`` raises GenerationLost once the generation is aborted; ``progress``: called while a save or restore goes
     on, so that it is not taken for a hang; ``entered``: called with the step and whether this rank writes, when a
-    save begins; ``agreed``: the last step at which the replicas are known to have been the same (-1: not known).
+    save begins; ``saves``: called before anything is done for a save, in memory or on disk; ``agreed``: the last step
+    at which the replicas are known to have been the same (-1: not known).
 
     A save that falls due while another is still being written is made as soon as that one is done. One at a pause is
     waited for, whatever the mode: the supervisor asks for it because a machine is about to go.
@@ -57,7 +60,8 @@ class Checkpointer:
     def __init__(
         self, config: JobConfig, state: TrainState, *, write: Write, send: Callable[[Any], object],
         check: Callable[[], None], progress: Callable[[], None], entered: Callable[[int, bool], None],
-        agreed: Callable[[], int] = lambda: -1, clock_s: Callable[[], float] = time.perf_counter,
+        saves: Callable[[], object] = quiet, agreed: Callable[[], int] = lambda: -1,
+        clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.disk: Disk | None = None  # a fault injector's voice in place of the disk's
         self._config = config
@@ -66,6 +70,7 @@ class Checkpointer:
         self._check = check
         self._progress = progress
         self._entered = entered
+        self._saves = saves
         self._agreed = agreed
         self._clock_s = clock_s
         self._send = send
@@ -92,7 +97,7 @@ class Checkpointer:
         if config.memory is not None:
             self._memory = Remembering(
                 config.memory, state, seat=config.process, device=config.device, write=write, send=send,
-                check=check, progress=progress,
+                check=check, progress=progress, saves=saves,
             )  # fmt: skip
         self._together = self._commits = False  # others write parts of it; this rank commits it
 
@@ -122,6 +127,7 @@ class Checkpointer:
         if rank >= writers:
             self._entered(step, False)
             return
+        self._saves()
         if self._background.busy:
             self._settle()
         if rank == 0:
@@ -131,7 +137,9 @@ class Checkpointer:
         self._given_up, self._together, self._commits = threading.Event(), writers > 1, rank == 0
         self._placed = threading.Event()
         order, chunks = self._order(directory, generation, rank, writers)
-        if self._config.saves.mode == "async" and not pausing:
+        if self._background.busy:
+            self._not_saved(order, began_s, "the save before has not ended")
+        elif self._config.saves.mode == "async" and not pausing:
             self._save_later(order, chunks, began_s)
         else:
             self._save_now(order, chunks, began_s)
@@ -175,7 +183,7 @@ class Checkpointer:
             self._fence.give_up()  # a disk that takes nothing now: the next save tries again
         if rank == 0 and self._writers(layout) > 1:
             until = (self._fence.epoch, generation) if self._fence.epoch is not None else None
-            checkpoints.sweep(directory, until=until)
+            checkpoints.sweep(directory, until=until, progress=self._progress)
 
     def began(self, step: int) -> None:
         """The generation trains on from this step."""
@@ -198,7 +206,9 @@ class Checkpointer:
         choosing, memory, directory = self._choosing, self._memory, self._config.checkpoint_dir
         done = memory is None or all([memory.distrust(step, before) for before, step in choosing.doubts])
         if directory is not None:
-            aside = partial(self._saving.set_aside, disk=self._on_disk, guard=self._guard)
+            aside = partial(
+                self._saving.set_aside, disk=self._on_disk, guard=self._guard, progress=self._progress
+            )
             try:
                 done &= aside(directory, choosing.in_doubt, choosing.why)
             except (Fenced, OSError):
@@ -277,7 +287,8 @@ class Checkpointer:
         return layout.world if layout.shards == 1 and self._config.saves.sharded else layout.shards
 
     def _order(self, directory: Path, generation: int, rank: int, writers: int) -> tuple[Order, list[Chunk]]:
-        given_up = self._given_up
+        given_up, fence = self._given_up, self._fence
+        assert fence is not None  # as there is a directory
 
         def check() -> None:
             if given_up.is_set():
@@ -286,11 +297,9 @@ class Checkpointer:
         return checkpointing.order_of(
             self._state, directory, generation=generation, writer=rank, writers=writers, job=self._config.job_id,
             delta_every=self._config.saves.delta, disk=self._on_disk, check=check, since=self._since,
-            progress=self._progress, enter=partial(self._enter, generation, rank == 0), guard=self._guard,
+            progress=self._progress, enter=partial(fence.enter, generation, takes=rank == 0),
+            still=partial(fence.look, generation), guard=self._guard,
         )  # fmt: skip
-
-    def _enter(self, generation: int, takes: bool) -> int:
-        return self._fence.enter(generation, takes=takes) if self._fence is not None else 0
 
     @contextmanager
     def _guard(
@@ -317,13 +326,26 @@ class Checkpointer:
             self._saving.report(outcome)
 
     def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
-        copies = self._snapshot.take(chunks)
+        try:
+            copies = self._snapshot.take(chunks, self._progress)
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._not_saved(order, began_s, f"no copy of the state: {checkpoints.first_line(error)}")
+            return
         blocked_s = self._clock_s() - began_s
         self._history = self._history.saved(began_s, blocked_s)
         tenure = self._fence.tenure if self._fence is not None else None
         guard = partial(self._guard, waits=True, check=order.check, placed=self._placed, tenure=tenure)
-        order = replace(order, disk=self._on_disk_later, progress=None, guard=guard)
+        check, progress = self._background.seen_by(order.check), self._background.moved
+        order = replace(order, disk=self._on_disk_later, progress=progress, check=check, guard=guard)
         self._background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
+
+    def _not_saved(self, order: Order, began_s: float, why: str) -> None:
+        """Said by who commits; the others tell that one."""
+        if order.writer:
+            give_up(checkpointing.note_of(order, order.writer), why)
+            return
+        seconds = self._clock_s() - began_s
+        self._saving.report(Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why))
 
     def _write_out(
         self, order: Order, chunks: Sequence[Chunk], began_s: float, blocked_s: float | None,
@@ -349,8 +371,8 @@ class Checkpointer:
         return Agreement(step=self._agreed(), every=config.verify_every)
 
     def _settle(self) -> None:
-        """Wait for the save under way, and give it up when that takes too long."""
-        if not self._background.wait(END_S):
+        """Wait for the save under way, and give it up when it shows no sign of life for too long."""
+        if not self._background.wait(END_S, self._progress):
             self._given_up.set()
         self._report()
 
@@ -364,7 +386,8 @@ class Checkpointer:
         self._on_disk_later(what, path)
 
     def _on_disk_later(self, what: str, path: Path) -> None:
-        """Without a sign of progress: this is not the training thread."""
+        """Without a sign of progress of its own: this is not the training thread."""
+        self._background.moved()
         if self.disk is not None:
             self.disk(what, path)
 

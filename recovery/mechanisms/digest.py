@@ -11,8 +11,10 @@ import torch
 import xxhash
 from torch import Tensor
 
+from recovery.mechanisms import strides
 from recovery.mechanisms.finite import on_host
 from recovery.mechanisms.parts import local
+from recovery.mechanisms.strides import Progress, quiet
 
 WORDS = 1 << 22  # hashed at once on a GPU; several times their 32 MiB are needed for it
 _PLAIN = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8))  # of numpy's
@@ -30,8 +32,8 @@ class Digester:
         here = local(tensor)
         self._parts[part].append((name, here.detach() if here.requires_grad else here))
 
-    def digests(self) -> dict[str, str]:
-        """16 hexadecimal digits of each part. Waits once for each GPU."""
+    def digests(self, progress: Progress = quiet) -> dict[str, str]:
+        """16 hexadecimal digits of each part. Waits once for each GPU. ``progress``: called every 32 MB."""
         every = [tensor for found in self._parts.values() for _, tensor in found if not on_host(tensor)]
         sums = iter(numbers(mixed(tensor) for tensor in every))
         digests = {}
@@ -39,9 +41,11 @@ class Digester:
             digest = xxhash.xxh3_64()
             for name, tensor in found:
                 digest.update(name.encode())
-                digest.update(
-                    _bytes_of(tensor) if on_host(tensor) else next(sums).to_bytes(8, "little", signed=True)
-                )
+                held = _bytes_of(tensor) if on_host(tensor) else next(sums).to_bytes(8, "little", signed=True)
+                raw, stride = memoryview(held).cast("B"), strides.STRIDE_BYTES
+                for start in range(0, len(raw), stride):
+                    digest.update(raw[start : start + stride])
+                    progress()
             digests[part] = digest.hexdigest()
         return digests
 

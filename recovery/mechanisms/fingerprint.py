@@ -10,8 +10,10 @@ import torch
 import xxhash
 from torch import Tensor
 
+from recovery.mechanisms import strides
 from recovery.mechanisms.digest import array_of, bytes_of, numbers, words_of
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.strides import Progress, quiet
 from recovery.wire import Digest, Joined
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ SAMPLED = 48  # tensors of which the digest at a generation's start looks at som
 VALUES = 64  # of each of them
 
 
-def fingerprint(state: TrainState) -> str:
+def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
     """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes them, and so does any
     field of the optimizer's parameter groups and the scheduler.
 
@@ -32,7 +34,7 @@ def fingerprint(state: TrainState) -> str:
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
     memory = {name: array_of(tensor) for name, tensor in parts.items()}
     waited = iter(numbers(_sum(tensor) for name, tensor in parts.items() if memory[name] is None))
-    sums = [next(waited) if own is None else _sum_of(own) for own in memory.values()]
+    sums = [next(waited) if own is None else _sum_of(own, progress) for own in memory.values()]
     text = repr([(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)])
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
 
@@ -78,7 +80,7 @@ def tell_digest(job: Job, step: int, *, saving: bool) -> None:
     every, last = job.config.verify_every, step == job.config.steps
     due = saving if every is None else every > 0 and step % every == 0
     if (due or (last and every != 0)) and job.layout.replicas > 1:
-        digest = Digest(generation=job.generation, step=step, digest=fingerprint(job.state))
+        digest = Digest(generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch))
         job.agent.channel.send(digest)
 
 
@@ -88,9 +90,12 @@ def _sum(tensor: Tensor) -> Tensor:
     return total + rest.sum(dtype=torch.int64) if rest.numel() else total
 
 
-def _sum_of(array: numpy.ndarray[Any, Any]) -> int:
+def _sum_of(array: numpy.ndarray[Any, Any], progress: Progress) -> int:
     """As ``_sum``, of memory of the host."""
     raw = array.reshape(-1).view(numpy.uint8)
     whole = len(raw) // 8 * 8
-    total = int(raw[:whole].view(numpy.int64).sum()) + int(raw[whole:].sum(dtype=numpy.int64))
+    total, stride = int(raw[whole:].sum(dtype=numpy.int64)), strides.STRIDE_BYTES
+    for start in range(0, whole, stride):
+        total += int(raw[start : min(start + stride, whole)].view(numpy.int64).sum())
+        progress()
     return (total + 2**63) % 2**64 - 2**63

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from recovery import pieces
 from recovery.layout import Layout
+from recovery.mechanisms import strides
 from recovery.mechanisms.optimizer_state import Slots
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, not_finite
 from recovery.mechanisms.saving.reading import planned, refuse_foreign
 from recovery.mechanisms.state import TrainState
+from recovery.mechanisms.strides import Progress, quiet
 from recovery.memory.client import KeeperClient
 from recovery.memory.files import MemoryFile, create, populate
 from recovery.memory.header import Header, Key, Moment, Part, complete, mismatch, name_of, shards_at, sums_of
@@ -114,8 +116,7 @@ class Memory:
         buffer = self._buffer([chunk.bytes for chunk in chunks])
         with torch.no_grad():
             for view, chunk in zip(buffer.views, chunks, strict=True):
-                _as_chunk(view, chunk).copy_(chunk.data)
-                self._progress()
+                strides.copy(_as_chunk(view, chunk), chunk.data, self._progress)
         key = Key(
             generation=generation, step=self._state.step, shard=layout.shard_of(rank), shards=layout.shards
         )
@@ -193,14 +194,14 @@ class Memory:
                 self._free, self._buffers, self._shape = [], {}, list(shape)
             while len(self._buffers) >= MAX_BUFFERS:  # a keeper that ended told nobody what it let go
                 _release(self._buffers.pop(min(self._buffers)))
-            buffer = self._free.pop() if self._free else self._make()
+            buffer = self._free.pop() if self._free else self._make(self._progress)
             self._buffers[buffer.number] = buffer
             return buffer
 
-    def _make(self) -> _Buffer:
+    def _make(self, progress: Progress) -> _Buffer:
         offsets, end = pieces.cut(self._shape)
         file = create(end, name=self._seat)
-        populate(file)
+        populate(file, progress)
         whole = torch.frombuffer(file.data, dtype=torch.uint8)
         views = [whole[at : at + size] for at, size in zip(offsets, self._shape, strict=True)]
         self._count += 1
@@ -232,7 +233,7 @@ class Memory:
         )  # fmt: skip
         with self._lock:
             if not self._free and len(self._buffers) < MAX_BUFFERS and not error:
-                self._free.append(self._make())  # so that the next save need not wait for fresh memory
+                self._free.append(self._make(quiet))  # so that the next save need not wait for fresh memory
 
     def _header(self, key: Key, buffer: _Buffer, chunks: Sequence[Chunk], scalars: dict[str, Any]) -> Header:
         offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
@@ -307,8 +308,7 @@ class MemoryReading:
         """Fill the live tensors; scalars are the caller's to put in."""
         with torch.no_grad():
             for source, live in self._boxes:
-                live.copy_(source)
-                self._progress()
+                strides.copy(live, source, self._progress)
 
     def close(self) -> None:
         """Let the memory go."""

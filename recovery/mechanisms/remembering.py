@@ -36,8 +36,10 @@ class Remembering:
     def __init__(
         self, config: InMemory, state: TrainState, *, seat: str, device: str, write: Write,
         send: Callable[[CheckpointNote], object], check: Callable[[], None], progress: Callable[[], None],
+        saves: Callable[[], object],
     ) -> None:  # fmt: skip
         self._every = config.every
+        self._saves = saves
         self._state = state
         self._device = device
         self._write = write
@@ -55,6 +57,7 @@ class Remembering:
         if step % self._every or layout.replica_of(rank):
             return
         self._part = {"place": PLACE, "shard": layout.shard_of(rank), "shards": layout.shards}
+        self._saves()
         self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name_of(step), **self._part)
         try:
             self._memory.save(generation=generation, layout=layout, rank=rank)

@@ -28,6 +28,7 @@ from recovery.mechanisms.finite import Flaws
 from recovery.mechanisms.optimizer_state import OptimizerState, Slots
 from recovery.mechanisms.parts import local
 from recovery.mechanisms.registered import Registered
+from recovery.mechanisms.strides import Progress, quiet
 
 
 class TrainState:
@@ -153,16 +154,18 @@ class TrainState:
         last = getattr(self.scheduler, "last_epoch", None)  # a ChainedScheduler counts nothing itself
         return None if last is None else int(last)
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, progress: Progress = quiet) -> dict[str, str]:
         """Of each part of the state 16 hexadecimal digits; of what this rank holds of it. They are taken where it
-        is, on the training thread, at the speed of memory."""
+        is, on the training thread, at the speed of memory, with calls of ``progress``."""
         digester = Digester()
         for name, tensor in self.parts().items():
             digester.add("parameters" if name.startswith("model.") else "optimizer", name, tensor)
         scheduler = xxhash.xxh3_64(self.rules().encode())
         rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
         none = dict.fromkeys(("parameters", "optimizer"), xxhash.xxh3_64().hexdigest())
-        return none | digester.digests() | {"scheduler": scheduler.hexdigest(), "rng": rng.hexdigest()}
+        return (
+            none | digester.digests(progress) | {"scheduler": scheduler.hexdigest(), "rng": rng.hexdigest()}
+        )
 
     def not_finite(self) -> str | None:
         """The name of a tensor that holds a NaN or an infinity, or None. Waits once for a GPU."""

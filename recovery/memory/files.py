@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
+RANGE_BYTES = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, since 5.14
 
@@ -54,17 +56,20 @@ def view(fd: int) -> MemoryFile:
     return file
 
 
-def populate(file: MemoryFile) -> None:
+def populate(file: MemoryFile, progress: Callable[[], None] | None = None) -> None:
     """Have the kernel provide all of its memory now, rather than page by page in a copy; without effect where it
-    cannot."""
-    _advise(file, _MADV_POPULATE_WRITE)
+    cannot. ``progress``: called every 32 MB."""
+    _advise(file, _MADV_POPULATE_WRITE, progress)
 
 
-def _advise(file: MemoryFile, advice: int) -> None:
+def _advise(file: MemoryFile, advice: int, progress: Callable[[], None] | None = None) -> None:
     mapped = file.data.obj
     assert isinstance(mapped, mmap.mmap)
     try:
-        mapped.madvise(advice)
+        for start in range(0, len(mapped), RANGE_BYTES):
+            mapped.madvise(advice, start, min(RANGE_BYTES, len(mapped) - start))
+            if progress is not None:
+                progress()
     except OSError:
         pass  # an older kernel: page by page, then
 

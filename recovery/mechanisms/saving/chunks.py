@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from recovery.mechanisms import strides
 from recovery.mechanisms.digest import own_memory
+from recovery.mechanisms.strides import Progress, quiet
 from recovery.mechanisms.typed import name_of
 
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
@@ -80,27 +82,31 @@ def flat(tensor: Tensor) -> Tensor | None:
     return tensor.reshape(-1).view(torch.uint8) if tensor.is_contiguous() else None
 
 
-def on_host(tensor: Tensor) -> memoryview:
+def on_host(tensor: Tensor, progress: Progress = quiet) -> memoryview:
     """The bytes of a tensor: its own memory if that is the host's and in order, else a copy."""
     own = own_memory(tensor)
     if own is not None:
         return own
-    bytes_ = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    bytes_ = strides.on_host(tensor, progress).reshape(-1).view(torch.uint8)
     return memoryview(bytes_.numpy().data) if bytes_.numel() else memoryview(b"")
 
 
-def not_finite(chunk: Chunk) -> bool:
+def not_finite(chunk: Chunk, progress: Progress = quiet) -> bool:
     """Whether it holds a NaN or an infinity."""
     data = chunk.data
     if not (data.is_floating_point() or data.is_complex()):
         return False
-    # A finite sum proves it; only an infinite or NaN sum needs the full look.
-    return not bool(torch.isfinite(data.sum())) and not bool(torch.isfinite(data).all())
+    for (part,) in strides.strides(data):
+        # A finite sum proves it; only an infinite or NaN sum needs the full look.
+        if not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all()):
+            return True
+        progress()
+    return False
 
 
-def first_not_finite(chunks: Sequence[Chunk]) -> str | None:
+def first_not_finite(chunks: Sequence[Chunk], progress: Progress = quiet) -> str | None:
     """The name of the first that holds one, None: none does."""
-    return next((chunk.name for chunk in chunks if not_finite(chunk)), None)
+    return next((chunk.name for chunk in chunks if not_finite(chunk, progress)), None)
 
 
 def described(chunks: Sequence[Chunk]) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,9 @@ from typing import Any
 from recovery import pieces
 from recovery.checkpoints import Disk
 from recovery.mechanisms.saving.chunks import Chunk, first_not_finite, on_host
+from recovery.mechanisms.strides import Progress, quiet
 from recovery.pieces import Piece
-from recovery.renaming import begin_writeback
+from recovery.renaming import await_writeback, begin_writeback
 
 MOST_AT_ONCE = 1024  # buffers given to the kernel in one call: IOV_MAX of Linux
 LOOK_BYTES = 1 << 20  # looked at by one task
@@ -44,19 +45,20 @@ def file_of(writer: int) -> str:
 
 def write_part(
     staging: Path, writer: int, chunks: Sequence[Chunk], tensors: dict[str, dict[str, Any]], *, disk: Disk,
-    known: Known | None = None, delta: int = 0,
+    known: Known | None = None, delta: int = 0, progress: Progress = quiet,
 ) -> Part:  # fmt: skip
     """Write and sync ``chunks``; ``tensors``: dtype and shape of every tensor of the state; ``known``: what need not be
-    written again.
+    written again; ``progress``: called, by any thread, at least every 32 MB that are copied, looked at or written.
 
     Raises OSError when the disk refuses, RuntimeError for a state that is not finite: restoring it would help nobody.
     """
     offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
     path = staging / file_of(writer)
     with ThreadPoolExecutor(1, thread_name_prefix="checksum") as pool:
-        finite = [pool.submit(first_not_finite, some) for some in _together(chunks)]
+        finite = [pool.submit(first_not_finite, some, progress) for some in _together(chunks)]
         try:
-            stream = _write_stream(path, list(_stream(chunks, offsets, end)), pool, disk, known)
+            bytes_ = list(_stream(chunks, offsets, end, progress))
+            stream = _write_stream(path, bytes_, pool, disk, known, progress)
             bad = next((found for each in finite if (found := each.result()) is not None), None)
             if bad is not None:
                 raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
@@ -82,13 +84,15 @@ def _together(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         yield group
 
 
-def _stream(chunks: Sequence[Chunk], offsets: Sequence[int], end: int) -> Iterator[list[memoryview]]:
+def _stream(
+    chunks: Sequence[Chunk], offsets: Sequence[int], end: int, progress: Progress
+) -> Iterator[list[memoryview]]:
     """The bytes of the stream, piece by piece, each as a list of buffers."""
     room = size = pieces.piece_bytes(end)
     parts: list[memoryview] = []
     padding = memoryview(bytes(pieces.ALIGN))
     for chunk, offset, following in zip(chunks, offsets, [*offsets, end][1:], strict=True):
-        data = on_host(chunk.data)
+        data = on_host(chunk.data, progress)
         for view in (data, padding[: following - offset - len(data)]):
             while len(view) >= room:
                 parts.append(view[:room])
@@ -102,9 +106,15 @@ def _stream(chunks: Sequence[Chunk], offsets: Sequence[int], end: int) -> Iterat
 
 
 def _write_stream(
-    path: Path, stream: Sequence[list[memoryview]], pool: ThreadPoolExecutor, disk: Disk, known: Known | None
-) -> list[Piece]:
-    sums: list[Future[str]] = [pool.submit(pieces.checksum, *parts) for parts in stream]
+    path: Path, stream: Sequence[list[memoryview]], pool: ThreadPoolExecutor, disk: Disk, known: Known | None,
+    progress: Progress,
+) -> list[Piece]:  # fmt: skip
+    def checksum(parts: list[memoryview]) -> str:
+        digest = pieces.checksum(*parts)
+        progress()
+        return digest
+
+    sums: list[Future[str]] = [pool.submit(checksum, parts) for parts in stream]
     sizes = [sum(len(part) for part in parts) for parts in stream]
     made: list[tuple[int, Piece | None]] = []
     with _Out(path, disk, batch=min(BATCH_BYTES, max(1, sum(sizes) // 2))) as out:
@@ -113,7 +123,7 @@ def _write_stream(
             made.append((out.end, old))
             if old is None:
                 out.put(parts, size)
-        out.finish()
+        out.finish(progress)
     return [
         old or Piece("", offset, size, digest.result())
         for (offset, old), size, digest in zip(made, sizes, sums, strict=True)
@@ -146,11 +156,12 @@ class _Out:
         if self._waiting >= self._batch:
             self._write()
 
-    def finish(self) -> None:
+    def finish(self, progress: Progress) -> None:
         """Write what is left, and sync. Raises OSError."""
         if self._waiting:
             self._write()
         self._disk("fsync", self._path)
+        await_writeback(self._fd, self.end, progress)
         os.fsync(self._fd)
 
     def _write(self) -> None:

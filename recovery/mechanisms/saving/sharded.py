@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 
 from recovery import pieces
 from recovery.checkpoints import Disk, write_durably
-from recovery.mechanisms.saving.part import Part
+from recovery.mechanisms.saving.part import Part, file_of
 from recovery.pieces import Piece
 
 LOOK_S = 0.005
+STILL_S = 0.25
 
 
 def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
@@ -37,30 +39,44 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
     hidden.rename(staging / _record(writer))
 
 
-def give_up(staging: Path, writer: int, why: str) -> None:
-    """Tell the rank that waits not to; a disk that takes not even that makes it wait its time."""
+def give_up(note: Path, why: str) -> None:
+    """Tell the rank that waits not to; a disk that takes not even that makes it wait its time. ``note``: see
+    ``recovery.checkpoints.refusal_of``."""
+    hidden = note.with_name(f"{note.name}-{os.getpid()}")
     try:
-        (staging / _failure(writer)).write_text(why)
+        hidden.write_text(why)
+        hidden.rename(note)
     except OSError:
         pass
 
 
-def gather(staging: Path, writers: int, *, timeout_s: float, check: Callable[[], None]) -> list[Part]:
-    """Wait for the parts of the other writers (1 and up), and read them; the records are removed.
+def gather(
+    staging: Path, writers: int, *, timeout_s: float, check: Callable[[], None],
+    note_of: Callable[[int], Path], still: Callable[[], None] = lambda: None,
+) -> list[Part]:  # fmt: skip
+    """Wait for the parts of the other writers (1 and up), and read them; the records are removed. ``timeout_s``: with
+    no growth of a part; ``note_of``: where a writer says that it gave up; ``still``: asked now and then whether waiting
+    makes sense, and may raise.
 
-    Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` raises.
+    Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still`` raise.
     """
-    deadline_s = time.monotonic() + timeout_s
     parts = []
     for writer in range(1, writers):
-        record = staging / _record(writer)
+        record, note, size, seen = staging / _record(writer), note_of(writer), -1, -1
+        deadline_s, due_s = time.monotonic() + timeout_s, time.monotonic() + STILL_S
         while not record.exists():
             check()
-            failure = staging / _failure(writer)
-            if failure.exists():
-                raise RuntimeError(f"writer {writer} gave up: {failure.read_text()}")
-            if time.monotonic() > deadline_s:
+            if note.exists():
+                raise RuntimeError(f"writer {writer} gave up: {note.read_text()}")
+            now_s = time.monotonic()
+            seen = _size_of(staging / file_of(writer))
+            if seen != size:
+                size, deadline_s = seen, now_s + timeout_s
+            if now_s > deadline_s:
                 raise TimeoutError(f"the part of writer {writer} did not come within {timeout_s:g} s")
+            if now_s > due_s:
+                due_s = now_s + STILL_S
+                still()
             time.sleep(LOOK_S)
         parts.append(_read(record))
         record.unlink()
@@ -98,5 +114,8 @@ def _record(writer: int) -> str:
     return f"part-{writer:04d}.json"
 
 
-def _failure(writer: int) -> str:
-    return f"part-{writer:04d}.failed"
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -93,6 +93,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # last_seq: last event the process claims
         Kind.PROCESS_EXITED: frozenset({"process", "pid", "exit_code", "signal", "expected", "last_seq"}),
         # processes: [{pid, process}] of ours still alive after shutdown (empty is good); shared_memory, ports: likewise
+        # of_command: [{name, held_by}] shared memory that a command left, removed since
         Kind.LEFTOVERS: frozenset({"processes", "ports", "shared_memory"}),
         # event logs and outputs that were deleted, cut or not taken; bytes: of all of them; why: in words
         Kind.FILES_DROPPED: frozenset({"files", "bytes", "why"}),
@@ -105,7 +106,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.CLOCK_MEASURED: frozenset({"node", "offset_ns", "bound_ns"}),
         # attempt: from 1; argv: as started
         Kind.COMMAND_STARTED: frozenset({"attempt", "pid", "argv"}),
-        # exit_code or signal is set, the other None; asked: we ended it
+        # exit_code or signal is set, the other None; asked: we ended it; left: [{pid, name, detached}] that lived on
+        # when it had ended well, killed since
         Kind.COMMAND_ENDED: frozenset({"attempt", "exit_code", "signal", "asked"}),
         # what a command said of its progress. rank: None where it did not say; samples: of that rank alone;
         # reported_ns: when it said so, by its own (the host's) clock; source: beacon|output; unread: name -> what it

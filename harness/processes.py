@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ from recovery.processes import become_subreaper, everybody, in_sessions, readabl
 __all__ = [
     "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",
     "free_shared_memory", "in_sessions", "is_same", "listens", "memory_bytes", "readable", "shared_memory_names",
-    "since", "start_time", "state", "with_descendants",
+    "since", "start_time", "state", "unheld", "with_descendants",
 ]  # fmt: skip
 
 _SHM = Path("/dev/shm")
@@ -146,8 +147,14 @@ def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
             continue
         if info.st_uid == os.getuid() and since_ns <= info.st_ctime_ns <= until_ns:
             found.append(path)
-    held = _held_files() if found else set()
-    return [path for path in found if str(path) not in held]
+    return unheld(found)
+
+
+def unheld(paths: Iterable[Path]) -> list[Path]:
+    """Those that no living process has open or mapped, as far as this user may look."""
+    asked = list(paths)
+    held = _held_files() if asked else set()
+    return [path for path in asked if str(path) not in held]
 
 
 def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[str]]:

@@ -29,6 +29,8 @@ def rank_main(args: argparse.Namespace) -> int:
     saved = scratch / "saved" / "checkpoint.json"
     saved.parent.mkdir(exist_ok=True)
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
+    if args.shared and rank == 0:
+        os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)  # nobody will remove it
     slow = args.late_s is not None and state["step"] == 0 and os.environ.get("CHAOS_ARM") != "control"
     for step in range(state["step"] + 1, args.steps + 1):
         pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
@@ -138,6 +140,7 @@ def main() -> int:
     parser.add_argument("--points", action="store_true", help="let a run act in the middle of a step")
     parser.add_argument("--retry", action="store_true", help="catch what a point raises, and go on")
     parser.add_argument("--daemon", action="store_true", help="leave a process of another session behind")
+    parser.add_argument("--shared", action="store_true", help="leave shared memory behind")
     parser.add_argument("--stubborn", action="store_true", help="do not end, not even when asked to")
     args = parser.parse_args()
     if args.launch:

@@ -16,6 +16,7 @@ import pytest
 from chaos.cli import invoke
 from chaos.events import Event, Kind, read_log
 from harness.results import Results
+from harness.script import leavings
 from harness.storage import lacks_mount
 
 pytestmark = pytest.mark.real
@@ -224,9 +225,18 @@ def test_a_job_that_does_not_recover_fails(tmp_path: Path) -> None:
     assert results.faults[0].outcome == "fail-stop" and "never recovered" in results.reason
 
 
-def test_a_daemon_is_not_left_behind(tmp_path: Path) -> None:
-    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS, "--daemon")))
-    assert code == 0, results.reason
+def test_what_a_command_leaves_is_ended_and_held_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leavings, "LINGER_S", 0.5)
+    argv = command("--steps", "30", "--late-s", "0.15", "--daemon", "--shared")
+    fault = "{id: hit, kind: process-stop, target: {rank: 1}, at: {step: 12}, duration: 0.1s}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault))
+    assert code == 1, results.reason
+    witness = results.cells[0].invariants["no-orphans"].witness
+    assert re.search(r"left sleep \(pid \d+\) running, in a session of its own", witness)
+    name = re.search(r"left (fake_trainer_\d+) \(shared memory of w0\)", witness)
+    assert name is not None and not (Path("/dev/shm") / name[1]).exists()
     assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
 
 

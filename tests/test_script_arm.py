@@ -32,6 +32,8 @@ class Replaced:
     def wait(self, timeout_s: float) -> list[Gone]:
         return self._unseen
 
+    name_of = None
+
     def settled(self, found: Any, now_s: float, *, spoken: bool) -> tuple[Any, bool]:
         return found, False
 
@@ -77,6 +79,7 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     arm._command = SimpleNamespace(guard_pid=1, pid=2)
     arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
     arm._missing = False
+    arm._leavings = SimpleNamespace(look=lambda *_: None)
     arm._scan_ns = arm._asked_ns = 0
     arm.record, arm.now_ns = job.record, lambda: job.now
     arm.injector = SimpleNamespace(on_training=lambda: None)

@@ -130,7 +130,7 @@ def arm_of(job: Job, command: Any) -> Any:
     arm.observer, arm.record, arm.now_ns = job.observer, job.record, lambda: job.now
     arm._command = arm._ranks = command
     arm._gone, arm._asked_ns, arm._attempt, arm.outcome, arm.reason = [], 0, 1, "", ""
-    arm._record_of_command = ""
+    arm._record_of_command, arm._left = "", []
     arm._prepared = SimpleNamespace(mark="x")
     return arm
 

@@ -15,6 +15,7 @@ from harness.checkers import (
     faults,
     kept,
     landing,
+    leftovers,
     loss,
     observed,
     records,
@@ -55,6 +56,10 @@ BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_st
 NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
 """All that a scenario may name."""
 _ALL = {**CHECKERS, **BY_NAME}
+_OF_A_COMMAND: Mapping[str, Checker] = MappingProxyType(
+    {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
+)
+"""Judged by other evidence of a command."""
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 FINISHED = "finished"
@@ -110,7 +115,7 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
 def _of_a_command(name: str, evidence: Evidence) -> Finding:
     if name in observed.LACKING:
         return observed.lacking(name)
-    found = check(values.loss_equality if name == "loss-equality" else _ALL[name], evidence)
+    found = check(_OF_A_COMMAND.get(name, _ALL[name]), evidence)
     return _of_half_the_ranks(found, evidence) if name == "detection" else found
 
 

@@ -25,6 +25,7 @@ from harness.orchestrator import StopFlag, Watcher
 from harness.script.agents import Agents
 from harness.script.command import Command
 from harness.script.environment import prepare
+from harness.script.leavings import Leavings
 from harness.script.listening import Listener
 from harness.script.observer import Observer
 from harness.script.outside import Outside
@@ -60,6 +61,8 @@ class ScriptArm(Outside):
         self._listener = Listener(spec, self._prepared, self.now_ns)
         self._ranks = Ranks()
         self._roll = RollCall(spec, self._prepared.output)
+        self._leavings = Leavings()
+        self._left: list[dict[str, Any]] = []
         self.observer = Observer(
             self.record, self.os_state, steps=spec.steps, deadline_s=spec.progress_deadline,
             source=self._listener.source,
@@ -159,6 +162,7 @@ class ScriptArm(Outside):
         found = self._roll.find(command, self._listener.hints, spoken=spoken)
         sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
         members, new = self._ranks.hold(sure)
+        self._leavings.look(command.guard_pid, self._ranks.name_of)
         for rank in new:
             self._sign_ns = now
             self.record(
@@ -242,6 +246,7 @@ class ScriptArm(Outside):
         again = not ended.well and self._attempt <= self._spec.restarts
         if not ended.well and (again or not self.observer.finished):
             self.observer.on_command_failed(ended.how, self.now_ns())
+        self._left = self._leavings.processes(command.guard_pid, command.pid) if ended.well else []
         self._close_command()
         if not again:
             self._finish(*ending(Told.of(self._spec, self.observer, self._listener), ended))
@@ -306,7 +311,8 @@ class ScriptArm(Outside):
             self._agents.close()
             self._ranks.close()
         processes = [{"pid": 0, "process": f"{left} of the command"}] if left else []
-        self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[])
+        memory = self._leavings.memory()
+        self._write(Kind.LEFTOVERS, processes=processes, ports=[], shared_memory=[], of_command=memory)
         self._write(
             Kind.RUN_FINISHED, outcome=self.outcome or "broken", reason=self.reason, refused=self._listener.refused,
             committed_step=self.observer.committed, unused=self.storage is not None and not self._stored,
@@ -330,8 +336,9 @@ class ScriptArm(Outside):
         if ended is not None:
             self.record(
                 Kind.COMMAND_ENDED, attempt=self._attempt, exit_code=ended.exit_code, signal=ended.signal,
-                asked=self.outcome not in ("", "completed") , killed=command.killed,
+                asked=self.outcome not in ("", "completed"), killed=command.killed, left=self._left,
             )  # fmt: skip
+        self._left = []
         if self._record_of_command and not left:
             self.ledger.undone(self._record_of_command, "ended")
         self._record_of_command = ""

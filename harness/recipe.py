@@ -12,7 +12,7 @@ from recovery.nodes.node import Recipe
 FAULTS = "chaos.faults"
 WARM_MODULES = (
     "numpy.random", "torch", "torch._dynamo", "torch.distributed.checkpoint", "harness.rank_faults", "harness.training",
-    "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
+    "recovery.mechanisms.warmth", "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
 )  # fmt: skip
 
 

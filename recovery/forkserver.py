@@ -8,6 +8,7 @@ for it like for a child of its own.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import socket
@@ -167,6 +168,9 @@ def main() -> None:
     for name in sys.argv[3:]:
         importlib.import_module(name)
     entry: Entry = getattr(importlib.import_module(module), function)
+    # What is there now stays: a rank need not look through all of it for garbage, nor copy its pages for that.
+    gc.collect()
+    gc.freeze()
     control.send(b"ready")
     serve(control, entry, parent)
 

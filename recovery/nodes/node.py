@@ -31,6 +31,7 @@ def script_recipe() -> Recipe:
     """For ranks that run a script of the user's (``recovery.script``)."""
     modules = (
         "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.job",
+        "recovery.mechanisms.warmth",
     )  # fmt: skip
     return Recipe(
         entry="recovery.script:start", cold="recovery.script", modules=modules, environment=rank_environment()

@@ -146,6 +146,22 @@ def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, mem
     assert incident.detection_time <= max(0.6, 8 * found.step_time) + LOOKS_S
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "rank-hang",
+        *(pytest.param(k, marks=pytest.mark.soak) for k in ("gil-deadlock", "gpu-hang", "collective-skip")),
+    ],
+)
+def test_the_evidence_of_a_hang_is_waited_for_where_steps_are_long(kind: str, memory: Path) -> None:
+    """Nobody can see a hang before eight steps are over: 24 s, here."""
+    fault = {"id": "hang", "kind": kind, "target": {"rank": 2}, "at": {"step": 6, "phase": "forward"}}
+    cell = cell_of("hot-spare", [fault], steps=8)
+    (incident,) = measure(simulate(cell, memory, seed=3, sim=Sim(step_ms=3000)).log, None).incidents
+    assert (incident.landed, incident.witness) == (True, "supervisor: progress marks")
+    assert incident.detection_time is not None and incident.detection_time > 20
+
+
 @pytest.mark.parametrize("step_s", [0.05, 1.0])
 def test_whether_it_uses_a_processor_makes_no_difference(step_s: float) -> None:
     """The kernel's letter does not matter, nor what it counts as work: only marks that stand still while it runs."""

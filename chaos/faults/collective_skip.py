@@ -11,6 +11,8 @@ from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.targets import RankTarget
 from chaos.witness import stood_still
 
+LONGEST_S = 600.0
+
 
 class CollectiveSkip(Fault):
     """The rank waits for the gradients' all-reduce of its step without ever having entered it, as with a branch that
@@ -31,6 +33,10 @@ class CollectiveSkip(Fault):
     def follows(self) -> tuple[Consequence, ...]:
         """No step until the hang is declared."""
         return (HangsUntilDeclared(),)
+
+    def shows_after_s(self) -> float:
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do."""
+        return LONGEST_S
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank."""

@@ -37,6 +37,10 @@ class GpuHang(Fault):
         """No step until the hang is declared."""
         return (HangsUntilDeclared(),)
 
+    def shows_after_s(self) -> float:
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or when it is over."""
+        return self.hold_s
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long."""
         return stood_still(occurrence, events, self.hold_s)

@@ -50,6 +50,10 @@ class RankHang(Fault):
         """No step until the hang is declared."""
         return (HangsUntilDeclared(),)
 
+    def shows_after_s(self) -> float:
+        """It shows when somebody takes it for a hang, which takes as long as eight steps do, or when it is over."""
+        return self.hold_s
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its word."""
         if said := hung_by_script(occurrence, events, self.by_script, busy=self.how != "sleep"):

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.soak]
 
 HOGS = 4
 RUNS = int(os.environ.get("AA_RUNS", "4"))
-GPT = "{kind: gpt, size: nano, ranks: 4, steps: 150, global_batch: 16, checkpoint: {every: 40}}"
+GPT = "{kind: gpt, size: nano, ranks: 4, steps: 80, global_batch: 16, checkpoint: {every: 40}}"
 KILL = "[{id: kill, kind: process-kill, target: {select: one}, at: {step: 20, phase: backward}}]"
 
 
@@ -34,6 +34,7 @@ def hogs() -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(300 + 120 * RUNS)
 @pytest.mark.parametrize("faults", ["[]", KILL], ids=["a-a", "recovered"])
 def test_no_healthy_arm_fails_beside_processor_hogs(faults: str, tmp_path: Path) -> None:
     with hogs():

@@ -239,6 +239,7 @@ class Orchestrator:
             global_batch=spec.global_batch,
             strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
             checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
+            launcher=scenario.launcher.kind,
         )  # fmt: skip
         self._note_nodes()
 

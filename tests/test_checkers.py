@@ -80,9 +80,12 @@ def test_a_stopped_rank_waking_up_late() -> None:
     woken = script.find(Kind.GENERATION_READY)[-1].time_ns + MS
     data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
     script.lines.append(replace(like, step=27, time_ns=woken, data=data))
-    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL, "landing": FAIL}, (
-        "it is dead, they say"
-    )
+    # it is dead, they say
+    assert red(evidence_of(script, [KILL])) == {
+        "single-writer": FAIL,
+        "landing": FAIL,
+        "happens-before": FAIL,
+    }
 
 
 def test_restoring_a_corrupt_checkpoint() -> None:
@@ -119,7 +122,7 @@ def test_false_alarm_in_the_control_arm() -> None:
     script = control("hot-spare")
     arms.fail(script)
     evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    assert red(evidence) == {"detection": FAIL}
+    assert red(evidence) == {"detection": FAIL, "ending": FAIL}  # it ends when it is asked to
 
 
 def test_failure_without_a_fault() -> None:
@@ -127,7 +130,8 @@ def test_failure_without_a_fault() -> None:
     line = script.find(Kind.FAILURE_DETECTED)[0]
     extra = replace(line, time_ns=line.time_ns + MS, data={**line.data, "process": "w1", "rank": 1})
     script.lines.append(extra)
-    assert red(evidence_of(script, [KILL])) == {"detection": FAIL}
+    # w1, whose end is declared, goes on, and ends when it is asked to
+    assert red(evidence_of(script, [KILL])) == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL}
 
 
 def test_detected_by_something_else_than_expected() -> None:
@@ -148,7 +152,7 @@ def test_fault_that_never_fires_says_what_to_do() -> None:
 
 def test_fault_in_the_control_arm() -> None:
     evidence = replace(evidence_of(arms.hot_spare(), [KILL]), arm="control", control=None)
-    assert set(red(evidence)) == {"fault-landed", "detection"}
+    assert set(red(evidence)) == {"fault-landed", "detection", "identity"}
 
 
 def test_clock_running_backwards() -> None:

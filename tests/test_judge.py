@@ -16,6 +16,7 @@ from nodelogs import HOURS_NS, Clock, on_nodes
 
 from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
+from harness.checkers import CHECKERS
 from harness.judging.judge import judge, write_results
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
@@ -48,10 +49,11 @@ def make_run(
 def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDirectory:
     """One cell, one repeat, hot-spare."""
     fields = {"recovery": "hot-spare", "faults": [KILL], "sla": SLA, **more}
-    cell = cell_of(fields.pop("recovery"), fields.pop("faults"), **fields)
+    strategy = fields.pop("recovery")
+    cell = cell_of(strategy, fields.pop("faults"), **fields)
     pair = {
         arm_id("default", 0, "faulted"): script or arms.hot_spare(),
-        arm_id("default", 0, "control"): arms.control("hot-spare", spares=1),
+        arm_id("default", 0, "control"): arms.control(strategy, spares=int(strategy == "hot-spare")),
     }
     return make_run(tmp_path, [cell], pair)
 
@@ -59,7 +61,10 @@ def simple(tmp_path: Path, script: Script | None = None, **more: Any) -> RunDire
 def test_clean_run_passes(tmp_path: Path) -> None:
     results = judge(simple(tmp_path))
     assert (results.verdict, results.exit_code) == ("pass", 0)
-    assert results.reason == "4 of 4 SLAs, 16 of 16 invariants, 1 of 1 faults landed and healed"
+    assert (
+        results.reason
+        == f"4 of 4 SLAs, {len(CHECKERS)} of {len(CHECKERS)} invariants, 1 of 1 faults landed and healed"
+    )
     assert results.cells[0].exactness == "bit for bit"
     assert results.reproduce == "chaos run scenarios/synthetic.yaml --seed 17"
     assert [arm.arm for arm in results.arms] == ["faulted", "control"]
@@ -113,10 +118,12 @@ def test_three_strategies_side_by_side(tmp_path: Path) -> None:
     for strategy, make in makers.items():
         cell = cell_of(strategy, [KILL], sla=SLA)
         cells.append(cell.model_copy(update={"id": f"recovery={strategy}", "params": {"recovery": strategy}}))
-        stored[arm_id(cells[-1].id, 0, "faulted")] = make()
-        stored[arm_id(cells[-1].id, 0, "control")] = arms.control(
-            strategy, spares=int(strategy == "hot-spare")
+        control = arms.control(
+            strategy, spares=int(strategy == "hot-spare"), step_ms=logs.STEP_MS + len(cells) / 1000
         )
+        for name, script in (("faulted", make()), ("control", control)):
+            script.edit(Kind.RUN_STARTED, {"cell": cells[-1].id})
+            stored[arm_id(cells[-1].id, 0, name)] = script
     results = judge(make_run(tmp_path, cells, stored))
     assert results.verdict == "pass"
     assert [cell.exactness for cell in results.cells] == [
@@ -156,7 +163,7 @@ def test_fault_past_the_end_is_inconclusive(tmp_path: Path) -> None:
 
 
 def test_a_run_without_faults_does_not_pass(tmp_path: Path) -> None:
-    script = Script("hot-spare", spares=1)
+    script = Script("hot-spare", spares=1, step_ms=logs.STEP_MS + 0.001)  # no two arms take the same time
     script.train(script.steps)
     script.finish()
     results = judge(simple(tmp_path, script, faults=[], sla={}))
@@ -220,7 +227,8 @@ def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, mak
     for index, cut in enumerate(times[:: max(1, len(times) // 12)]):
         script = make()
         script.lines = [line for line in script.lines if line.time_ns <= cut]
-        results = judge(simple(tmp_path / str(index), script, recovery=script.strategy))
+        faults = next(faults for maker, faults in arms.CLEAN.values() if maker is make)
+        results = judge(simple(tmp_path / str(index), script, recovery=script.strategy, faults=faults))
         assert results.exit_code == (0 if cut == times[-1] else 3), results.reason
 
 

@@ -69,6 +69,28 @@ def _from(step: int, change: Callable[[dict[str, Any]], None], kind: Kind = Kind
     return mutate
 
 
+def _edit_exit(process: str, **values: Any) -> Mutant:
+    """Another account of a process's end."""
+
+    def change(script: Script) -> None:
+        for line in script.find(Kind.PROCESS_EXITED):
+            if line.data["process"] == process:
+                line.data.update(values)
+
+    return change
+
+
+def _early(actor: str, by_ms: int) -> Mutant:
+    """All that an actor says before its last words, by another clock."""
+
+    def change(script: Script) -> None:
+        for line in script.lines:
+            if line.actor == actor:
+                line.time_ns -= by_ms * MS
+
+    return change
+
+
 def _add(name: str, by: float) -> Callable[[dict[str, Any]], None]:
     return lambda data: data.update({name: data[name] + by})
 
@@ -143,7 +165,7 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     ),
     "a shard is dropped": (
         "checkpoint-restart",
-        _from(30, _put(parameters="other"), Kind.STATE_DIGEST),
+        _from(40, _put(parameters="other"), Kind.STATE_DIGEST),
         {"loss-equality": FAIL},
     ),
     "replicas drift apart": (
@@ -217,7 +239,8 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "the wrong rank is blamed": (
         "hot-spare",
         _edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1}),
-        {"detection": FAIL},
+        # w1, whose end is declared, goes on, and ends when it is asked to
+        {"detection": FAIL, "happens-before": FAIL, "ending": FAIL},
     ),
     "the right process with the wrong rank": (
         "hot-spare",
@@ -267,6 +290,12 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         {"no-orphans": FAIL},
     ),
     "a fault is not healed": ("straggler", _drop(Kind.FAULT_HEALED), {"no-orphans": FAIL, "liveness": OPEN}),
+    "a clock is early": ("hot-spare", _early("w1", 200), {"happens-before": FAIL}),
+    "a killed rank was asked to end": (
+        "hot-spare",
+        _edit_exit("w2", expected=True),
+        {"ending": FAIL},
+    ),
     "nobody looked for leftovers": ("hot-spare", _drop(Kind.LEFTOVERS), {"no-orphans": OPEN}),
 }
 
@@ -281,5 +310,5 @@ def test_mutant_turns_its_checker_red_and_no_other(name: str) -> None:
 
 
 def test_every_checker_has_a_mutant() -> None:
-    elsewhere = {"no-lost-commit", "evidence-complete"}
+    elsewhere = {"no-lost-commit", "evidence-complete", "identity"}
     assert {name for _, _, expected in MUTANTS.values() for name in expected} | elsewhere == set(CHECKERS)

@@ -23,7 +23,10 @@ from harness.checkers import (
     values,
     world,
 )
+from harness.checkers.ending import ending
 from harness.checkers.evidence import Checker, Evidence, unknown
+from harness.checkers.happens_before import happens_before
+from harness.checkers.identity import identity
 from harness.judging.strength import half_known
 from harness.results import Finding
 
@@ -43,6 +46,9 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "membership": world.membership,
         "step-arithmetic": data.step_arithmetic,
         "time-closure": records.time_closure,
+        "happens-before": happens_before,
+        "identity": identity,
+        "ending": ending,
         "no-orphans": records.no_orphans,
         "evidence-complete": records.evidence_complete,
     }

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from chaos.events import Log
 from chaos.scenario import Cell, FaultSpec
+from harness.judging.expected import Expected
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import ArmMeasures, measure
 from harness.results import Finding
@@ -19,7 +20,8 @@ class Evidence:
 
     ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every control
     arm of the run with the same workload; ``exact``: strategy name -> whether it promises a bit-identical
-    result; ``source``, ``lines``: the scenario file, and the lines of its workload's keys.
+    result; ``source``, ``lines``: the scenario file, and the lines of its workload's keys; ``expected``: what the
+    scenario says that this arm is.
     """
 
     arm: str
@@ -30,6 +32,7 @@ class Evidence:
     exact: Mapping[str, bool] = field(default_factory=dict)
     source: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
 
     @cached_property
     def measures(self) -> ArmMeasures:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import chaos.faults
@@ -25,6 +25,7 @@ from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.judging import gates
 from harness.judging.episodes import NEVER_FIRED
+from harness.judging.expected import expected_of, twins_of
 from harness.judging.flops import mfu, work_of
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import METRICS, ArmMeasures, goodput_of, summarise
@@ -124,6 +125,12 @@ def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]
 def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
     exact = {name: kind.exact for name, kind in load(recovery.strategies.__name__, Strategy).items()}
     arms = []
+    simulated = {
+        name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
+        for cell in resolved.cells
+        for name, _, _ in _planned(cell)
+    }
+    twins = twins_of(logs, simulated)
     for cell in resolved.cells:
         controls = _controls(resolved, cell, logs)
         for name, repeat, arm in _planned(cell):
@@ -139,6 +146,7 @@ def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
                 exact=exact,
                 source=resolved.source,
                 lines=resolved.lines,
+                expected=replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ())),
             )
             one = _Arm(
                 id=name, cell=cell, repeat=repeat, arm=arm, evidence=evidence, measures=evidence.measures,

@@ -294,7 +294,7 @@ class ScriptArm(Outside):
             Kind.RUN_STARTED, arm=self.setup.arm, cell=self.setup.cell.id, repeat=self.setup.repeat,
             seed=self.setup.seed, ranks=spec.ranks, spares=0, steps=spec.steps, global_batch=spec.global_batch,
             strategy=scenario.recovery.strategy, order={"seed": 0, "samples": 0}, checkpoint_every=None,
-            data="", data_digest="", observed=True,
+            data="", data_digest="", observed=True, launcher=scenario.launcher.kind,
         )  # fmt: skip
 
     def _end(self) -> None:

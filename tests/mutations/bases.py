@@ -14,13 +14,14 @@ from arms import EXACT
 from simulate import cell_of, play
 
 from chaos.events import Event, Log, read_actor
-from chaos.scenario import Cell
+from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
+from harness.judging.expected import Expected, expected_of
 from harness.results import Finding
 from mutations.tape import Mutation, Tape
 
 ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
-STEPS = 40
+SEED, STEPS = 17, 40
 EVERY = 8
 POINT = {"step": 21, "phase": "backward"}
 
@@ -44,7 +45,7 @@ def _simulated(recovery: Any, *faults: dict[str, Any], **more: Any) -> Callable[
     def make() -> Base:
         cell = cell_of(recovery, list(faults), steps=STEPS, every=EVERY, **more)
         with tempfile.TemporaryDirectory() as folder:
-            arms = [play(cell, Path(folder) / arm, seed=17, arm=arm) for arm in ARMS]
+            arms = [play(cell, Path(folder) / arm, seed=SEED, arm=arm) for arm in ARMS]
             faulted, control = (_files(arm.directory) for arm in arms)
         return Base(cell=cell, faulted=faulted, control=control)
 
@@ -96,7 +97,19 @@ def _controls_findings(name: str) -> dict[str, Finding]:
 
 
 def _control(made: Base, log: Log) -> Evidence:
-    return Evidence(arm="control", cell=made.cell, log=log, controls=(log,), exact=EXACT)
+    return Evidence(
+        arm="control",
+        cell=made.cell,
+        log=log,
+        controls=(log,),
+        exact=EXACT,
+        expected=_expected(made.cell, "control"),
+    )
+
+
+def _expected(cell: Cell, arm: str) -> Expected:
+    resolved = ResolvedRun(run_id="", source="", started="", reproduce="", seed=SEED, cells=[cell])
+    return expected_of(resolved, cell, 0, arm)
 
 
 def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
@@ -110,7 +123,13 @@ def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
     paired = control.log()
     found = check_all(
         Evidence(
-            arm="faulted", cell=made.cell, log=faulted.log(), control=paired, controls=(paired,), exact=EXACT
+            arm="faulted",
+            cell=made.cell,
+            log=faulted.log(),
+            control=paired,
+            controls=(paired,),
+            exact=EXACT,
+            expected=_expected(made.cell, "faulted"),
         )
     )
     others = _controls_findings(name) if control.rows == before else check_all(_control(made, paired))

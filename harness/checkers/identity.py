@@ -1,0 +1,136 @@
+"""Is the log the one of this arm: of this cell, strategy and seed, with the processes and the faults it should have."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chaos.events import Event, Kind
+from harness.checkers.evidence import Evidence, failed, passed, some, unknown
+from harness.results import Finding
+
+_PARTS = {
+    "target": ("ranks", "spares", "nodes", "links", "checkpoint", "each"),
+    "at": ("points", "times_s", "event", "nth", "declined"),
+}
+"""What a plan says that the seed decides."""
+
+
+def identity(evidence: Evidence) -> Finding:
+    """The log says of itself what the resolved scenario says of the arm, no other arm has the same content, as many
+    ranks and spares were started as are promised, and faults are those that the seed draws, where and when it says.
+    """
+    expected = evidence.expected
+    problems = [f"its log is that of {other}, under another name" for other in expected.twins]
+    problems += list(_who(evidence))
+    if not evidence.history.info.observed:
+        problems += list(_provisioned(evidence))
+    if expected.plan is not None:
+        problems += list(_planned(evidence, expected.plan))
+        problems += list(_injected(evidence, expected.plan))
+    if problems:
+        return failed(some(problems))
+    if expected.problem:
+        return unknown(f"what this arm should be is not known here: {expected.problem}")
+    info = evidence.history.info
+    faults = f", {len(expected.plan)} faults as drawn" if expected.plan else ""
+    return passed(
+        f"{info.arm} of {info.cell}, repeat {info.repeat}, seed {info.seed}: {info.strategy}{faults}"
+    )
+
+
+def _who(evidence: Evidence) -> Iterator[str]:
+    started = evidence.log.first(Kind.RUN_STARTED)
+    said: Mapping[str, Any] = started.data if started else {}
+    cell, expected = evidence.cell, evidence.expected
+    spec = cell.scenario.workload
+    due = {
+        "arm": evidence.arm,
+        "cell": cell.id,
+        "repeat": expected.repeat,
+        "seed": expected.seed,
+        "strategy": cell.scenario.recovery.strategy,
+        "ranks": spec.ranks,
+        "spares": expected.spares,
+        "steps": spec.steps,
+        "global_batch": spec.global_batch,
+        "launcher": cell.scenario.launcher.kind,
+    }
+    for name, value in due.items():
+        if value is not None and said.get(name, value) != value:
+            yield f"the log says {name} {said[name]}, the scenario {value}"
+
+
+def _provisioned(evidence: Evidence) -> Iterator[str]:
+    """Who was started for the first generation, whoever declared it."""
+    log, info, expected = evidence.log, evidence.history.info, evidence.expected
+    first = log.first(Kind.GENERATION_STARTED)
+    if first is None:
+        return
+    roles = Counter(e.data["role"] for e in log.of(Kind.PROCESS_SPAWNED) if e.time_ns <= first.time_ns)
+    if roles["worker"] != info.ranks:
+        yield f"{roles['worker']} ranks were started at first, provisioned are {info.ranks}"
+    if expected.spares is not None and roles["spare"] != expected.spares:
+        yield f"{roles['spare']} spares were started at first, the strategy holds {expected.spares} ready"
+
+
+def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    announced = list(evidence.log.of(Kind.FAULT_PLANNED))
+    for event in announced:
+        name = event.data["fault"]
+        if name not in plan:
+            yield f"fault {name} is announced, and none of this arm"
+            continue
+        if event.data["kind"] != plan[name]["kind"]:
+            yield f"fault {name} is announced as {event.data['kind']}, and is {plan[name]['kind']}"
+        for part, keys in _PARTS.items():
+            said = event.data[part] or {}
+            for key in keys:
+                drawn = plan[name][part][key]
+                if key not in said or _plain(said[key]) == drawn:
+                    continue
+                if not (key == "ranks" and name in evidence.expected.loose and {*said[key]} <= {*drawn}):
+                    yield f"{part}.{key} of {name} is {said[key]} in the log, and the seed draws {drawn}"
+    missing = plan.keys() - {event.data["fault"] for event in announced}
+    if evidence.history.runs:
+        yield from (f"fault {name} was never announced" for name in sorted(missing))
+
+
+def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    fired: Counter[str] = Counter()
+    for event in evidence.log.of(Kind.FAULT_INJECTED):
+        name = event.data["fault"]
+        fired[name] += 1
+        if name not in plan:
+            yield f"{name} was injected, and is no fault of this arm"
+        elif event.data["kind"] != plan[name]["kind"]:
+            yield f"{name} was injected as {event.data['kind']}, and is {plan[name]['kind']}"
+        elif not evidence.history.info.observed:
+            yield from _aimed(evidence, event, plan[name])
+    void = Counter(e.data["fault"] for e in evidence.log.of(Kind.FAULT_FAILED) if e.data.get("again"))
+    for name, most in (evidence.expected.most or {}).items():
+        if fired[name] - void[name] > most:
+            yield f"{name} was injected {fired[name]} times, {most} are planned"
+
+
+def _aimed(evidence: Evidence, event: Event, planned: Mapping[str, Any]) -> Iterator[str]:
+    """Where and when one occurrence acted, as far as its plan names ranks and steps."""
+    target, due = event.data["target"] or {}, planned["target"]
+    rank, process, name = target.get("rank"), target.get("process"), event.data["fault"]
+    ranks = {*due["ranks"], *(r for each in due["each"] for r in each["ranks"])}
+    if rank is None or not ranks:
+        return
+    if rank not in ranks:
+        yield f"{name} hit rank {rank}, planned is {', '.join(map(str, sorted(ranks)))}"
+    generation = evidence.history.generation(event.generation)
+    if generation is not None and process in generation.members and generation.members.index(process) != rank:
+        yield f"{name} hit {process} as rank {rank}, which was rank {generation.members.index(process)}"
+    steps = {point[0] for point in planned["at"]["points"]}
+    if steps and event.step is not None and event.step - event.data.get("late_steps", 0) not in steps:
+        yield f"{name} was injected in step {event.step}, planned is {', '.join(map(str, sorted(steps)))}"
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))

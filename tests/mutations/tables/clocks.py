@@ -1,0 +1,64 @@
+"""Times that cannot be: clocks that are early, late or fast, and effects before their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chaos.events import Kind
+from mutations.tape import FAIL, MS, Change, Mutation, Tape, in_control, move, the_injection
+
+
+def clock(actor: str, by_ns: Callable[[int], float]) -> Change:
+    """All that an actor says by another clock."""
+
+    def do(tape: Tape) -> None:
+        start = tape.find(Kind.RUN_STARTED)[0].time_ns
+        for row in tape.find(None, actor=actor):
+            row.time_ns += round(by_ns(row.time_ns - start))
+
+    return do
+
+
+def early(actor: str, ms: float) -> Change:
+    """A clock that is behind."""
+    return clock(actor, lambda _: -ms * MS)
+
+
+def _detected_first(tape: Tape) -> None:
+    """The failure is declared before the fault that caused it, by so much that it is explained all the same."""
+    hit = the_injection(tape)
+    declared = tape.find(Kind.FAILURE_DETECTED)[0]
+    batch = max(row.time_ns for row in tape.find(None, actor=declared.data["process"]))
+    hit.time_ns = min(hit.time_ns, batch - 3 * MS)
+    declared.time_ns = batch - 2 * MS
+
+
+MUTATIONS = [
+    Mutation("a rank's clock is 200 ms early", "hot-spare", early("w1", 200), happens_before=FAIL),
+    Mutation("a spare's clock is 200 ms early", "hot-spare", early("s4", 200), happens_before=FAIL),
+    Mutation("a rank's clock is 200 ms late", "hot-spare", early("w1", -200), happens_before=FAIL),
+    Mutation("a rank's clock is 8 ms early", "hot-spare", early("w1", 8), happens_before=FAIL),
+    Mutation(
+        "a rank's clock is 1 % fast", "hot-spare", clock("w1", lambda ns: ns / 100), happens_before=FAIL
+    ),
+    Mutation(
+        "a rank's clock is 1 % slow in the control arm",
+        "drop-replica",
+        in_control(clock("w1", lambda ns: -ns / 100)),
+        happens_before=FAIL,
+    ),
+    Mutation("a death is declared before its cause", "hot-spare", _detected_first, happens_before=FAIL),
+    Mutation(
+        "a fault is healed before it is injected",
+        "straggler",
+        move(Kind.FAULT_HEALED, -9000),
+        happens_before=FAIL,
+    ),
+    Mutation("the arm ends 200 ms early", "hot-spare", move(Kind.RUN_FINISHED, -200), happens_before=FAIL),
+    Mutation(
+        "a survivor parks after it was decided",
+        "hot-spare",
+        move(Kind.PARKED, 40, actor="w0", generation=1),
+        happens_before=FAIL,
+    ),
+]

@@ -1,0 +1,79 @@
+"""Ends that cannot be, and jobs that learned nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.events import Kind
+from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, drop, each, edit, in_both, in_control
+
+
+def _put(**values: Any) -> Change:
+    return each(Kind.STEP_COMMITTED, lambda data: data.update(values))
+
+
+def _expected(tape: Tape) -> None:
+    """A rank that a fault killed is said to have been asked to."""
+    edit(Kind.PROCESS_EXITED, {"expected": True}, expected=False)(tape)
+
+
+def raised(actor: str) -> Change:
+    """A process says that it fails, and goes on as if it had not."""
+
+    def do(tape: Tape) -> None:
+        model = tape.find(Kind.STEP_COMMITTED, actor=actor, step=12)[0]
+        error = {"type": "RuntimeError", "message": "a tensor of the wrong shape"}
+        row = tape.add(model, kind=Kind.ERROR_RAISED, step=None, time_ns=model.time_ns + 1)
+        row.data = error
+
+    return do
+
+
+def _last_words(tape: Tape) -> None:
+    """A survivor's end mark is an error, while its exit is that of a process that ended well."""
+    row = tape.find(Kind.ACTOR_ENDED, actor="w1")[0]
+    row.kind, row.data = Kind.ERROR_RAISED, {"type": "RuntimeError", "message": "at the very end"}
+
+
+def _exit(process: str, **values: Any) -> Change:
+    return edit(Kind.PROCESS_EXITED, values, process=process)
+
+
+def _frozen(tape: Tape) -> None:
+    """Parameters never move."""
+    for row in tape.find(Kind.STATE_DIGEST):
+        row.data["parameters"] = "00" * 8
+
+
+def _unasked(tape: Tape) -> None:
+    """A rank ends by itself, unnoticed by all."""
+    last = max(row.time_ns for row in tape.find(Kind.STEP_COMMITTED))
+    row = tape.find(Kind.PROCESS_EXITED, process="w1")[0]
+    row.time_ns = max(row.time_ns, last + MS)
+    row.data.update(expected=False, asked_ns=None, exit_code=3)
+
+
+MUTATIONS = [
+    Mutation("a killed rank was asked to end, it is said", "hot-spare", _expected, ending=FAIL),
+    Mutation("a killed rank's end was expected, drop-replica", "drop-replica", _expected, ending=FAIL),
+    Mutation("a survivor raises an error and goes on", "drop-replica", raised("w1"), ending=FAIL),
+    Mutation("an error in the control arm", "drop-replica", in_control(raised("w0")), ending=FAIL),
+    Mutation("a survivor's last words are an error", "hot-spare", _last_words, ending=FAIL),
+    Mutation("a rank ends badly when asked to", "hot-spare", _exit("w1", exit_code=1), ending=FAIL),
+    Mutation(
+        "a rank dies when asked to end", "hot-spare", _exit("w1", exit_code=None, signal=11), ending=FAIL
+    ),
+    Mutation("a rank ends by itself", "hot-spare", _unasked, ending=FAIL),
+    Mutation("no gradient at all", "hot-spare", in_both(_put(grad_norm=0.0)), ending=FAIL),
+    Mutation("gradient norms are missing", "checkpoint-restart", in_both(_put(grad_norm=None)), ending=FAIL),
+    Mutation("the learning rate is zero", "hot-spare", in_both(_put(lr=0.0)), ending=FAIL),
+    Mutation("the loss is zero", "drop-replica", in_both(_put(loss=0.0)), ending=FAIL),
+    Mutation("the loss does not move", "checkpoint-restart", in_both(_put(loss=3.25)), ending=FAIL),
+    Mutation("parameters do not move", "hot-spare", in_both(_frozen), ending=FAIL),
+    Mutation(
+        "nothing is known of a killed rank's end, and it was expected",
+        "checkpoint-restart",
+        all_of(_expected, drop(Kind.FAULT_PLANNED)),
+        ending=FAIL,
+    ),
+]

@@ -1,0 +1,74 @@
+"""Logs of another arm, cell, seed or strategy than the run directory says, and faults that are not those planned."""
+
+from __future__ import annotations
+
+from chaos.events import Kind
+from mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control
+
+
+def _started(**values: object) -> Change:
+    return edit(Kind.RUN_STARTED, values)
+
+
+def _planned_at(step: int, phase: str) -> Change:
+    def do(tape: Tape) -> None:
+        for row in tape.find(Kind.FAULT_PLANNED):
+            row.data["at"]["points"] = [[step, phase]]
+
+    return do
+
+
+def _one_more_spare(tape: Tape) -> None:
+    """Nobody declared it, and it is a rank by name."""
+    spare = tape.find(Kind.PROCESS_SPAWNED, role="spare")[0]
+    ended = tape.find(Kind.PROCESS_EXITED, process=spare.data["process"])[0]
+    tape.add(spare, data={"process": "w9", "pid": 99_999, "role": "worker"})
+    tape.add(ended, data={"process": "w9", "pid": 99_999, "last_seq": None, "asked_ns": 1, "expected": True})
+
+
+def _swapped(tape: Tape) -> None:
+    """The two arms change places."""
+    assert tape.other is not None
+    tape.rows, tape.other.rows = tape.other.rows, tape.rows
+
+
+MUTATIONS = [
+    Mutation(
+        "another strategy's label", "hot-spare", in_both(_started(strategy="drop-replica")), identity=FAIL
+    ),
+    Mutation("another seed", "checkpoint-restart", _started(seed=18), identity=FAIL),
+    Mutation("another repeat", "hot-spare", in_both(_started(repeat=1)), identity=FAIL),
+    Mutation("another cell", "drop-replica", in_both(_started(cell="recovery=hot-spare")), identity=FAIL),
+    Mutation("another launcher", "hot-spare", in_both(_started(launcher="local")), identity=FAIL),
+    Mutation("fewer steps than planned", "hot-spare", in_both(_started(steps=30)), identity=FAIL),
+    Mutation("a larger batch", "hot-spare", in_both(_started(global_batch=48)), identity=FAIL),
+    Mutation("a spare that nobody declared", "hot-spare", _one_more_spare, identity=FAIL),
+    Mutation("spares are declared away", "hot-spare", in_both(_started(spares=0)), identity=FAIL),
+    Mutation("the arms are swapped", "hot-spare", _swapped, identity=FAIL),
+    Mutation(
+        "the control arm calls itself faulted",
+        "hot-spare",
+        in_control(_started(arm="faulted")),
+        identity=FAIL,
+    ),
+    Mutation("the fault was planned elsewhere", "hot-spare", _planned_at(21, "forward"), identity=FAIL),
+    Mutation(
+        "the fault was planned at another step", "hot-spare", _planned_at(20, "backward"), identity=FAIL
+    ),
+    Mutation(
+        "another fault was planned",
+        "hot-spare",
+        edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}),
+        identity=FAIL,
+    ),
+    Mutation(
+        "another fault acted", "hang", edit(Kind.FAULT_INJECTED, {"kind": "process-kill"}), identity=FAIL
+    ),
+    Mutation("a plan of nothing", "straggler", edit(Kind.FAULT_PLANNED, {"fault": "other"}), identity=FAIL),
+    Mutation(
+        "it hit another rank, which all say",
+        "straggler",
+        edit(Kind.FAULT_INJECTED, {"target": {"process": "w1", "rank": 1}}),
+        identity=FAIL,
+    ),
+]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from recovery.processes import die_with
 
 START_LIMIT_S = 120.0
 REAP_LIMIT_S = 10.0
+WAITING_MS = 50
 ADOPTION_TIMEOUT_S = 5.0
 MAX_REQUEST = 1 << 18
 
@@ -68,14 +70,19 @@ class ForkServer:
                     hint=f"try: {sys.executable} -c 'import {', '.join(self._modules)}'",
                 )
 
-    def fork(self, config: bytes, fds: Sequence[int]) -> int:
-        """Fork a rank with its control and mark descriptor; returns its pid, a child of this process.
+    def fork(self, config: bytes, fds: Sequence[int], waiting: Callable[[], None] | None = None) -> int:
+        """Fork a rank with its control and mark descriptor; returns its pid, a child of this process. ``waiting``:
+        called every WAITING_MS until it is there, which a busy machine takes seconds for.
 
         Raises InfrastructureError.
         """
         self.await_ready()
         try:
             socket.send_fds(self._control, [config], list(fds))
+            until_s, poll = time.monotonic() + START_LIMIT_S, select.poll()
+            poll.register(self._control, select.POLLIN)
+            while waiting is not None and time.monotonic() < until_s and not poll.poll(WAITING_MS):
+                waiting()
             return int(self._control.recv(32))
         except (OSError, ValueError) as error:
             raise InfrastructureError(

@@ -169,6 +169,36 @@ def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
     assert all(len(events_of(arm, name)) == 11 for name in names)
 
 
+def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a fork takes seconds, longer than either side waits for a word of the other."""
+    arm, beats = Yard(tmp_path, limits=FAST), 0
+    try:
+        arm.start(0)
+        children = {
+            pid for pid, fields in processes.everybody() if fields[1] == str(arm.agents[0].process.pid)
+        }
+        (server,) = (
+            pid for pid in children if b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        os.kill(server, signal.SIGSTOP)
+
+        def heard(berth: Any, beat: Any, before: Callable[[Any, Any], None] = arm.fleet._beat) -> None:
+            nonlocal beats
+            before(berth, beat)
+            beats += 1
+            if beats == 36:  # of one every 0.1 s
+                os.kill(server, signal.SIGCONT)
+
+        monkeypatch.setattr(arm.fleet, "_beat", heard)
+        arm.spawn("w0", 0)
+        ready(arm, "w0")
+        assert beats >= 36 and "ended" not in arm.agents[0].said()
+    finally:
+        arm.close()
+
+
 def test_an_arm_that_ends_leaves_nothing_and_its_files_are_complete(arm: Yard) -> None:
     pids = [arm.spawn("w0", 0), arm.spawn("w1", 1)]
     ready(arm, "w0", "w1")

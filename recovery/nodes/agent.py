@@ -39,6 +39,7 @@ SILENT_S = (
     3.0  # the coordinator asks for the time every second; a cut network may keep a connection dead for long
 )
 STRAYS_EVERY_S = 2.0
+ASLEEP_S = 1.0  # between two turns: it is not the coordinator that was silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Agent:
         self._welcome = False
         self._epoch = 0
         self._coordinator = ""
-        self._away_s = self._heard_s = time.monotonic()
+        self._away_s = self._heard_s = self._turned_s = time.monotonic()
         self._ended = ""
         self._warned = False
         self._wake, self._waker = os.pipe()
@@ -177,6 +178,13 @@ class Agent:
         )  # fmt: skip
         self._link.put(beat, got=self._post.received)
 
+    def _show(self) -> None:
+        """Still here, though something takes long on this machine."""
+        self._beat(time.monotonic())
+        with suppress(OSError):  # the next turn finds it, too
+            if self._link is not None:
+                self._link.flush()
+
     def _send(self) -> None:
         if self._link is None:
             return
@@ -191,6 +199,9 @@ class Agent:
         if now_s >= self._strays_due_s:
             self._strays_due_s = now_s + STRAYS_EVERY_S
             self._reap_strays()
+        if now_s > self._turned_s + ASLEEP_S:  # nobody listened
+            self._heard_s = now_s
+        self._turned_s = now_s
         if now_s > self._heard_s + SILENT_S:
             self._lose(f"nothing came for {SILENT_S:g} s")
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
@@ -269,7 +280,7 @@ class Agent:
     def _do(self, frame: Any) -> None:
         match frame:
             case protocol.Start():
-                self._ward.start(frame)
+                self._ward.start(frame, self._show)
             case protocol.Tell():
                 self._pass_on(frame)
             case protocol.Signal():

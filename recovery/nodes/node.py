@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,12 @@ class Node(Children):
         self._server = server
         self._recipe = recipe
 
-    def start(self, name: str, config: bytes, *, mode: str, log: Path | None = None) -> int:
-        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``: its event log.
+    def start(
+        self, name: str, config: bytes, *, mode: str, log: Path | None = None,
+        waiting: Callable[[], None] | None = None,
+    ) -> int:  # fmt: skip
+        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``: its event log;
+        ``waiting``: called now and then until it is there.
 
         Raises InfrastructureError.
         """
@@ -60,7 +64,7 @@ class Node(Children):
 
         def begin(fds: list[int]) -> int:
             if mode == "warm":
-                return self._server.fork(config, fds)
+                return self._server.fork(config, fds, waiting)
             return start_cold(self._recipe.cold, config, fds, self._recipe.environment)
 
         return self.spawn(name, begin, log=log)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
@@ -101,8 +101,8 @@ class Ward:
         silent = [name for name in self.pids if now_ns - self._node.mark(name).time_ns > SILENT_NS]
         return {name: astuple(self._node.pulse(name)) for name in silent}
 
-    def start(self, start: protocol.Start) -> None:
-        """Start a process, and say whether it worked."""
+    def start(self, start: protocol.Start, waiting: Callable[[], None] | None = None) -> None:
+        """Start a process, and say whether it worked. ``waiting``: called now and then meanwhile."""
         try:
             config = json.loads(start.config)
             config["parent"] = os.getpid()
@@ -113,7 +113,7 @@ class Ward:
                 name = str(Path(output).relative_to(self._scratch))
                 files.append(Tail(self._place(name), name, whole_lines=False))
             data = json.dumps(config, separators=(",", ":")).encode()
-            pid = self._node.start(start.process, data, mode=start.mode, log=log)
+            pid = self._node.start(start.process, data, mode=start.mode, log=log, waiting=waiting)
         except (InfrastructureError, OSError, ValueError, TypeError) as error:
             self._post.add(protocol.Started(process=start.process, pid=0, error=str(error)))
             return

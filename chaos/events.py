@@ -17,13 +17,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from chaos import disk
 from chaos.clocks import Clocks
 from chaos.errors import DISK_TAKES_NOTHING, LogError
+from chaos.holes import MAX_LINE_BYTES, extent, skip_hole
 from chaos.kinds import REQUIRED, Kind
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 ORCHESTRATOR = "orchestrator"
+MAX_LOG_BYTES = 512 << 20  # of one actor; a larger file is not read
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each line
 
 
@@ -72,14 +74,27 @@ class Event:
         """Parse one line. Raises LogError when it is not a valid event."""
         try:
             raw = json.loads(line)
+            _require_types(raw)
             event = cls(
                 kind=Kind(raw["kind"]), actor=raw["actor"], seq=raw["seq"], time_ns=raw["time_ns"],
                 generation=raw["generation"], step=raw["step"], data=raw["data"],
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError) as error:
-            raise LogError(f"not an event: {line[:120]!r} ({error})") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LogError(f"not an event: {line[:120]!r} ({str(error)[:200]})") from error
         require_keys(event.kind, event.data)
         return event
+
+
+def _require_types(raw: Any) -> None:
+    """Raise TypeError for what no writer of events writes: everybody who reads them relies on it."""
+    for name in ("seq", "time_ns", "generation", "step"):
+        number = raw[name]
+        if type(number) is not int and not (name == "step" and number is None):
+            raise TypeError(f"{name} is no whole number")
+        if number is not None and not -(2**63) <= number < 2**63:
+            raise TypeError(f"{name} is too large")
+    if not isinstance(raw["actor"], str) or not isinstance(raw["data"], dict):
+        raise TypeError("actor is no text, or data is no mapping")
 
 
 def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
@@ -201,12 +216,14 @@ class EventWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorLog:
-    """What one file held: its whole events in order, and what is wrong with it."""
+    """What one file held: its whole events in order, and what is wrong with it. ``unread``: it is too large, and was
+    not read."""
 
     actor: str
     events: tuple[Event, ...]
     problems: tuple[str, ...]
     ended: bool
+    unread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,13 +272,29 @@ class Log:
 
 
 def read_actor(path: Path) -> ActorLog:
-    """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted."""
-    data, cut = _without_hole(path)
-    lines = data.decode(errors="replace").split("\n")
-    torn = lines.pop()
+    """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted. One that
+    holds more than MAX_LOG_BYTES is not read at all."""
+    with open(path, "rb") as stream:
+        start, held = extent(stream)
+        if held > MAX_LOG_BYTES:
+            most = f"{MAX_LOG_BYTES / 1e6:.0f} MB"
+            problem = f"{path.name}: holds {held / 1e6:.0f} MB, more than the {most} that are read"
+            return ActorLog(actor=path.stem, events=(), problems=(problem,), ended=False, unread=True)
+        return _read_lines(path, stream, start)
+
+
+def _read_lines(path: Path, stream: BinaryIO, start: int) -> ActorLog:
+    cut = skip_hole(stream, start)
+    torn = b""
     events: list[Event] = []
     problems = [f"{path.name}: its first {cut} bytes were dropped"] if cut else []
-    for number, line in enumerate(lines, start=1):
+    for number, raw in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES), b""), start=1):
+        if not raw.endswith(b"\n"):
+            torn = raw
+            if len(raw) == MAX_LINE_BYTES:
+                problems.append(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
+            break  # what follows such a line is not read
+        line = raw[:-1].decode(errors="replace")
         try:
             event = Event.from_line(line)
         except LogError as error:
@@ -281,22 +314,6 @@ def read_actor(path: Path) -> ActorLog:
         problems.append(f"{path.name}: last line is torn ({len(torn)} bytes)")
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
     return ActorLog(actor=path.stem, events=tuple(events), problems=tuple(problems), ended=ended)
-
-
-def _without_hole(path: Path) -> tuple[bytes, int]:
-    """What a file holds, from the first whole line on if its beginning was taken away; and how many bytes that was."""
-    with open(path, "rb") as stream:
-        try:
-            start = os.lseek(stream.fileno(), 0, os.SEEK_DATA)
-        except OSError:  # it holds nothing, or the file system does not say where
-            start = 0
-        stream.seek(start)
-        data = stream.read()
-    zeros = len(data) - len(data.lstrip(b"\0"))
-    if not start and not zeros:
-        return data, 0
-    first = data.find(b"\n", zeros) + 1 or len(data)
-    return data[first:], start + first
 
 
 class Tail:

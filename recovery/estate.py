@@ -46,6 +46,11 @@ def read_estate(events: Path) -> Estate | str:
     """Of the job whose logs are in ``events``; the outcome instead, if it is over. Raises InfrastructureError when
     nobody can take it over."""
     log = read_actor(events / f"{ORCHESTRATOR}.jsonl")
+    if log.unread:
+        raise InfrastructureError(
+            f"the log of the job in {events} cannot be read: {log.problems[0]}",
+            hint="start it anew with another --events: it goes on from its newest checkpoint",
+        )
     steps, epoch, processes = 0, 1, dict[str, Left]()
     for event in log.events:
         data = event.data

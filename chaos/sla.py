@@ -76,8 +76,13 @@ class StopRule:
         return self.limit
 
 
+MOST_LETTERS = 100  # of a word that may be a slip of the pen
+
+
 def nearest(word: str, choices: Sequence[str]) -> str:
     """The choice most like ``word``, or "" when none is near."""
+    if len(word) > MOST_LETTERS:
+        return ""
     found = difflib.get_close_matches(
         word.lower().replace("_", "-"), [c.replace("_", "-") for c in choices], n=1
     )

@@ -22,6 +22,10 @@ _FAMILIAR = {
     "slo": "sla",
 }
 _MAX_LISTED = 12
+_MAX_SHOWN = 50  # errors
+_MAX_LINE, _MAX_BEFORE = 160, 60  # characters of a source line, and of those before its caret
+_MAX_MESSAGE = 400
+_MAX_SOURCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,9 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 
 def render(placed: Placed, *, label: str = "") -> str:
     """One problem as people read it, over three lines (one when its line is empty)."""
-    span = placed.span
-    head = f"{span.source}:{span.line}:{span.column}: {label}{placed.message}"
+    span = _shortened(placed.span)
+    source, message = clipped(span.source, _MAX_SOURCE), clipped(placed.message, _MAX_MESSAGE)
+    head = f"{source}:{span.line}:{placed.span.column}: {label}{message}"
     if not span.text.strip():
         return head
     # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches
@@ -85,6 +90,23 @@ def render(placed: Placed, *, label: str = "") -> str:
     text = "".join(char if char.isprintable() or char == "\t" else "?" for char in span.text)
     lead = "".join("\t" if char == "\t" else " " for char in span.text[: span.column - 1])
     return f"{head}\n  {text}\n  {lead}{'^' * max(1, span.width)}"
+
+
+def clipped(text: str, most: int) -> str:
+    """Its beginning and end, where it is longer than ``most`` characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+def _shortened(span: Span) -> Span:
+    """With so much of its line as can be read."""
+    text, column = span.text, span.column
+    if len(text) > _MAX_LINE:
+        start = max(0, column - 1 - _MAX_BEFORE)
+        before = "... " if start else ""
+        text, column = before + text[start : start + _MAX_LINE], column - start + len(before)
+    width = max(1, min(span.width, len(text) - column + 1))
+    return dataclasses.replace(span, text=text, column=column, width=width)
 
 
 def in_order(placed: Iterable[Placed]) -> list[Placed]:
@@ -96,6 +118,8 @@ def in_order(placed: Iterable[Placed]) -> list[Placed]:
 def scenario_error(placed: Sequence[Placed]) -> ScenarioError:
     """All problems in one error."""
     ordered = in_order(placed)
-    text = "\n".join(render(each) for each in ordered)
+    text = "\n".join(render(each) for each in ordered[:_MAX_SHOWN])
+    if len(ordered) > _MAX_SHOWN:
+        text += f"\n... and {len(ordered) - _MAX_SHOWN} more"
     count = f"{len(ordered)} errors" if len(ordered) > 1 else "1 error"
     return ScenarioError(f"{text}\n{count}; nothing was started")

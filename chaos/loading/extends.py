@@ -34,13 +34,17 @@ def _extended(document: Document, path: Path, chain: tuple[Path, ...]) -> Docume
     if not isinstance(name, str) or not name or "${" in name or "\0" in name:
         raise _error(document, "extends needs the name of a scenario file, relative to this one")
     base_path = path.parent / name
-    resolved = base_path.resolve()
+    try:
+        resolved, is_file = base_path.resolve(), base_path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, links in a circle
+        why = getattr(error, "strerror", None) or "links in a circle"
+        raise _error(document, f"extends names a file that cannot be: {why}") from error
     if resolved in chain:
         circle = " -> ".join(each.name for each in (*chain[chain.index(resolved) :], resolved))
         raise _error(document, f"extends goes in a circle: {circle}")
     if len(chain) >= MAX_CHAIN:
         raise _error(document, f"more than {MAX_CHAIN} files extend one another")
-    if not base_path.is_file():
+    if not is_file:
         raise _error(document, f"there is no file {base_path}")
     base = _extended(read_document(base_path), base_path, (*chain, resolved))
     return _on_top(base, document)

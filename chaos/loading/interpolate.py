@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.errors import ScenarioError
+from chaos.loading.bounds import MAX_GROWN
 from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.source import parse
 
@@ -54,6 +55,7 @@ class _Pass:
     origins: dict[Loc, Loc] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    grown: int = 0  # characters that references have put into texts
 
     def walk(self, value: Any, loc: Loc) -> Any:
         if isinstance(value, dict):
@@ -81,7 +83,15 @@ class _Pass:
             message = f"${{{reference}}} is a {kind}, and cannot be part of a text"
             self.problems.append(Problem(loc=loc, message=message, word=f"${{{reference}}}"))
             return ""
-        return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        before, self.grown = self.grown, self.grown + len(text)
+        if self.grown <= MAX_GROWN:
+            return text
+        if before <= MAX_GROWN:
+            self.problems.append(
+                Problem(loc=loc, message=f"references make more than {MAX_GROWN} characters")
+            )
+        return ""
 
     def lookup(self, reference: str, loc: Loc, *, typed: bool) -> tuple[Any, Loc | None]:
         self.used.add(reference)

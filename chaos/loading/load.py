@@ -6,7 +6,7 @@ Nothing is started here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from chaos.arrivals import fill_traces
 from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
 from chaos.loading import overrides as settings
+from chaos.loading.bounds import tree_problems, work_problems
 from chaos.loading.cautions import warnings
 from chaos.loading.checks import check_cell, normalise
 from chaos.loading.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
@@ -108,7 +109,11 @@ def _drafts(
     if not combinations:
         # Check the rest as far as it goes without a matrix.
         combinations = [Combination(id="", values=_first_values(matrix.tree))]
-    drafts = [_draft(document, path, combination, catalogue, env) for combination in combinations]
+    body = {key: value for key, value in tree.items() if key != "matrix"}
+    too_much = work_problems(len(combinations), body)
+    placed += _place_all(document, matrix, too_much)
+    few = combinations[:1] if too_much else combinations
+    drafts = [_draft(document, path, combination, catalogue, env) for combination in few]
     return drafts, placed
 
 
@@ -136,6 +141,15 @@ def _draft(
     origins = {**given.origins, **resolved.origins}
     broken = {problem.loc for problem in problems} | document.broken
     broken |= {loc for loc, origin in origins.items() if origin in broken}
+    if too_large := tree_problems(resolved.tree):
+        return _Draft(
+            combination=combination,
+            resolved=replace(resolved, origins=origins),
+            tree={},
+            scenario=None,
+            problems=(*problems, *too_large),
+            placed=(),
+        )
     concrete, found = normalise(resolved.tree, catalogue)
     problems += found
 

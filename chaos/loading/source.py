@@ -19,6 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from chaos.errors import ScenarioError
+from chaos.loading.bounds import text_problem
 from chaos.loading.diagnostics import Loc, Placed, Span, scenario_error
 
 MAX_BYTES = 1_000_000
@@ -72,6 +73,9 @@ def parse(text: str, source: str) -> Document:
 
     Raises ScenarioError on a syntax error; other flaws become ``problems`` of the document.
     """
+    if why := text_problem(text):
+        span = Span(source=source, line=1, column=1, width=1, text="")
+        raise scenario_error([Placed(span=span, message=why)])
     lines = text.splitlines() or [""]
     try:
         root = YAML(typ="safe", pure=True).compose(text)

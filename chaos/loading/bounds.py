@@ -1,0 +1,89 @@
+"""How large a scenario may be, looked at before anything that takes longer the larger it is: whatever a file holds is
+judged within two seconds and half a gigabyte.
+
+Far above what people write: the limits are for files that are something else, or meant to do harm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from chaos.loading.diagnostics import Loc, Problem
+
+MAX_PARTS = 20_000  # values and lines of a file, counted by what separates them
+MAX_NESTED = 60  # more than any depth that is read
+MAX_GROWN = 1_000_000  # characters that references may add to one cell
+MAX_VALUES = 25_000  # of a cell, after references
+MAX_FAULTS = 500
+MAX_RANKS = 65_536
+MAX_WORK = 25_000  # values of all cells together
+
+_SEPARATORS = (",", "\n", "- ", ": ", "? ", "[", "{")
+_BRACKET = re.compile(r"[\[\]{}]")
+_STACKED = re.compile(rf"(?:[-?:][ \t]+){{{MAX_NESTED}}}")
+
+
+def text_problem(text: str) -> str:
+    """Why YAML text is not worth parsing; empty: it is. An upper bound of its values is counted, in linear time."""
+    parts = sum(text.count(separator) for separator in _SEPARATORS)
+    if parts > MAX_PARTS:
+        return f"more than {MAX_PARTS} lines and values; is it a scenario?"
+    depth = deepest = 0
+    for bracket in _BRACKET.finditer(text):
+        depth = depth + 1 if bracket[0] in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return "nested too deeply" if deepest > MAX_NESTED or _STACKED.search(text) else ""
+
+
+def tree_problems(tree: Any) -> list[Problem]:
+    """What of a resolved scenario is too much to be checked."""
+    if not isinstance(tree, dict):
+        return []
+    if count(tree, MAX_VALUES) > MAX_VALUES:
+        return [Problem(loc=(), message=f"more than {MAX_VALUES} values, with all references resolved")]
+    return [*_too_many(tree, "faults", MAX_FAULTS), *_ranks(tree)]
+
+
+def work_problems(cells: int, tree: Any) -> list[Problem]:
+    """What of so many cells of a scenario is too much."""
+    values = cells * count(tree, MAX_WORK)
+    if cells < 2 or values <= MAX_WORK:
+        return []
+    message = (
+        f"{cells} cells of {values // cells} values each are more than can be checked: split the scenario"
+    )
+    return [Problem(loc=("matrix",), message=message, on_key=True)]
+
+
+def count(tree: Any, limit: int) -> int:
+    """Plain values in a tree; no further than a little over ``limit``."""
+    found = 0
+    waiting: list[Iterator[Any]] = [iter([tree])]
+    while waiting and found <= limit:
+        try:
+            value = next(waiting[-1])
+        except StopIteration:
+            waiting.pop()
+            continue
+        found += 1
+        if isinstance(value, dict):
+            waiting.append(iter(value.values()))
+        elif isinstance(value, list):
+            waiting.append(iter(value))
+    return found
+
+
+def _too_many(tree: dict[str, Any], key: str, limit: int) -> Iterator[Problem]:
+    value = tree.get(key)
+    if isinstance(value, list) and len(value) > limit:
+        yield Problem(loc=(key,), message=f"{len(value)} {key}, more than {limit}", on_key=True)
+
+
+def _ranks(tree: dict[str, Any]) -> Iterator[Problem]:
+    workload = tree.get("workload")
+    ranks = workload.get("ranks") if isinstance(workload, dict) else None
+    loc: Loc = ("workload", "ranks")
+    if isinstance(ranks, int | float) and ranks > MAX_RANKS:
+        yield Problem(loc=loc, message=f"ranks must be at most {MAX_RANKS}, not {ranks}")

@@ -1,0 +1,136 @@
+"""Whatever a scenario file holds, it is judged within seconds, in little memory, and in few words."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import invoke
+from chaos.errors import EXIT_PASS, EXIT_USAGE
+from chaos.loading import bounds
+
+BASE = """version: 1
+name: x
+workload: {kind: gpt, size: nano, ranks: 4, steps: 60, global_batch: 16}
+launcher: {kind: sim}
+recovery: {strategy: hot-spare}
+"""
+FAULT = "  - {id: a, kind: process-kill, at: {step: 5}}\n"
+FAULTS = "faults:\n" + FAULT
+WHOLE = BASE + FAULTS
+MOST_S, MOST_BYTES, MOST_SAID = 2.0, 128 << 20, 60_000
+
+
+def faults(count: int) -> str:
+    lines = (f"  - {{id: f{n}, kind: process-kill, at: {{step: {5 + n % 50}}}}}\n" for n in range(count))
+    return "faults:\n" + "".join(lines)
+
+
+def numbers(count: int) -> str:
+    return "[" + ",".join(map(str, range(count))) + "]"
+
+
+HUGE = {
+    "thousands of faults": BASE + faults(4000),
+    "many faults": BASE + faults(600),
+    "faults that are none": BASE + "faults: [" + "1," * 9000 + "1]\n",
+    "many errors": WHOLE + "tags: [" + "{}," * 5000 + "1]\n",
+    "many keys": WHOLE + "".join(f"k{n}: 1\n" for n in range(3000)),
+    "a deep trace": BASE
+    + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {{times: {'[' * 2000 + ']' * 2000}}}}}}}\n",
+    "brackets": BASE + "faults: " + "[" * 300_000 + "\n",
+    "dashes": BASE + "faults:\n  " + "- " * 9000 + "1\n",
+    "a long trace": BASE + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {numbers(15_000)}}}}}\n",
+    "four billion ranks": WHOLE.replace("ranks: 4", "ranks: 4000000000").replace(": 16}", ": 4000000000}"),
+    "ranks by a reference": WHOLE.replace("ranks: 4", "ranks: '${vars.n}'").replace(": 16}", ": 4000000000}")
+    + "vars: {n: 4000000000}\n",
+    "cells of many faults": BASE + faults(300) + f"matrix: {{a: {numbers(200)}}}\n",
+    "a long extends": f"extends: {'a' * 5000}\n{WHOLE}",
+    "a path that is too long": f"extends: {'../' * 2000}x\n{WHOLE}",
+    "a long name": WHOLE.replace("hot-spare", "h" * 200_000),
+    "a long key": WHOLE + "k" * 200_000 + ": 1\n",
+    "a long line": WHOLE + 'description: "' + "x" * 200_000 + '"\nbogus: 1\n',
+    "references that grow": WHOLE + f"vars: {{a: '{'x' * 90_000}'}}\ndescription: '{'${vars.a}' * 9000}'\n",
+    "references to lists": BASE
+    + f"vars: {{a: {numbers(5000)}}}\nfaults: []\ntags: ["
+    + ",".join(["'${vars.a}'"] * 4000)
+    + "]\n",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is imported first counts for nobody."""
+    path = tmp_path_factory.mktemp("first") / "s.yaml"
+    path.write_text(WHOLE)
+    assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_it_is_refused_soon_in_little_memory_and_in_few_words(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(HUGE[what])
+    before_s = time.process_time()
+    assert invoke(["validate", str(path)]) == EXIT_USAGE
+    taken_s = time.process_time() - before_s
+    said = capsys.readouterr().err
+    assert taken_s < MOST_S
+    assert str(path) in said and "nothing was started" in said and len(said) < MOST_SAID
+
+
+def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(HUGE["four billion ranks"])
+    tracemalloc.start()
+    try:
+        assert invoke(["validate", str(path)]) == EXIT_USAGE
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BASE + faults(bounds.MAX_FAULTS),
+        WHOLE.replace("ranks: 4", f"ranks: {bounds.MAX_RANKS}").replace(": 16}", f": {bounds.MAX_RANKS}}}"),
+        BASE
+        + FAULTS.replace("5}", "'${matrix.a}'}")
+        + f"matrix: {{a: [{','.join(map(str, range(5, 55)))}]}}\n",
+        WHOLE + "description: " + "x" * 100_000 + "\n",
+    ],
+    ids=["faults", "ranks", "matrix", "description"],
+)
+def test_what_is_large_and_within_the_limits_is_valid(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    before_s = time.process_time()
+    assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
+    assert time.process_time() - before_s < MOST_S + 2.0
+
+
+def test_a_line_is_shown_around_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    text = WHOLE.replace("{strategy: hot-spare}", "{" + " " * 5000 + "strategy: hotspare}")
+    path.write_text(text)
+    assert invoke(["validate", str(path)]) == EXIT_USAGE
+    head, line, caret, *_ = capsys.readouterr().err.splitlines()
+    column = text.splitlines()[4].index("hotspare") + 1
+    assert head.startswith(f"{path}:5:{column}: ")
+    assert line[caret.index("^") :].startswith("hotspare") and len(line) < 250
+
+
+def test_files_that_extend_one_another_by_links_in_a_circle_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").symlink_to("b.yaml")
+    (tmp_path / "b.yaml").symlink_to("a.yaml")
+    path = tmp_path / "s.yaml"
+    path.write_text("extends: a.yaml\n" + WHOLE)
+    assert invoke(["validate", str(path)]) == EXIT_USAGE
+    assert "s.yaml:1:10" in capsys.readouterr().err

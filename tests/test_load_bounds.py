@@ -21,7 +21,8 @@ recovery: {strategy: hot-spare}
 FAULT = "  - {id: a, kind: process-kill, at: {step: 5}}\n"
 FAULTS = "faults:\n" + FAULT
 WHOLE = BASE + FAULTS
-MOST_S, MOST_BYTES, MOST_SAID = 2.0, 128 << 20, 60_000
+MOST_S = 6.0  # of a processor; 2 s on a quiet machine, and most of these took 15 s to minutes
+MOST_BYTES, MOST_SAID = 128 << 20, 60_000
 
 
 def faults(count: int) -> str:
@@ -43,7 +44,7 @@ HUGE = {
     + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {{times: {'[' * 2000 + ']' * 2000}}}}}}}\n",
     "brackets": BASE + "faults: " + "[" * 300_000 + "\n",
     "dashes": BASE + "faults:\n  " + "- " * 9000 + "1\n",
-    "a long trace": BASE + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {numbers(15_000)}}}}}\n",
+    "a long trace": BASE + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {numbers(30_000)}}}}}\n",
     "four billion ranks": WHOLE.replace("ranks: 4", "ranks: 4000000000").replace(": 16}", ": 4000000000}"),
     "ranks by a reference": WHOLE.replace("ranks: 4", "ranks: '${vars.n}'").replace(": 16}", ": 4000000000}")
     + "vars: {n: 4000000000}\n",
@@ -111,7 +112,7 @@ def test_what_is_large_and_within_the_limits_is_valid(text: str, tmp_path: Path)
     path.write_text(text)
     before_s = time.process_time()
     assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
-    assert time.process_time() - before_s < MOST_S + 2.0
+    assert time.process_time() - before_s < 2 * MOST_S
 
 
 def test_a_line_is_shown_around_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

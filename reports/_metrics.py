@@ -21,14 +21,17 @@ RATE_SIDES = "lrlrrlrrrrr"
 
 
 def rows(results: Results) -> Iterator[tuple[str, ...]]:
-    """A row for each metric that has values, and for each that says why it has none."""
+    """A row for each metric that has values."""
     for cell in results.cells:
         for name, metric in cell.metrics.items():
             if metric.values:
                 yield (_name(cell), name, *_row(metric))
-            elif name in cell.absent:
-                unit = "" if metric.unit == "ratio" else metric.unit
-                yield _name(cell), name, unit, f"absent: {cell.absent[name]}", *[""] * (len(HEAD) - 4)
+
+
+def absent(results: Results) -> list[str]:
+    """Why metrics have no value, once for all cells with one reason."""
+    found = (f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items())
+    return list(dict.fromkeys(found))
 
 
 def _row(metric: Metric) -> tuple[str, ...]:
@@ -39,14 +42,14 @@ def _row(metric: Metric) -> tuple[str, ...]:
     return (
         metric.unit,
         *(quantity(value, metric.unit, metric.better) for value in (metric.median, metric.min, metric.max)),
-        between or "needs 6 arms", _quantile(metric, "p95"), _quantile(metric, "p99"), str(metric.n), str(arms),
+        between or "needs 6", _quantile(metric, "p95"), _quantile(metric, "p99"), str(metric.n), str(arms),
     )  # fmt: skip
 
 
 def _quantile(metric: Metric, name: str) -> str:
     value = metric.p95 if name == "p95" else metric.p99
     if value is None:
-        return f"needs {samples_needed(name)} arms"
+        return f"needs {samples_needed(name)}"
     return quantity(value, metric.unit, metric.better)
 
 
@@ -97,9 +100,10 @@ def short(results: Results) -> list[str]:
         ]
         if spares != "0":
             _, share, memory, cores = rest
-            parts.append(f"{spares} spares: {share} of the rank time, {memory} MiB and {cores} cores each")
+            many = "spare" if spares == "1" else "spares"
+            parts.append(f"{spares} {many}: {share} of the rank time, {memory} MiB and {cores} cores each")
         lines.append(f"  {name}  " + "; ".join(parts))
-    return lines
+    return [*lines, *(f"  {line}" for line in absent(results))]
 
 
 def _name(cell: CellResult) -> str:

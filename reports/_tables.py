@@ -191,7 +191,7 @@ def metrics(results: Results) -> Table:
     """Every metric of every cell."""
     kinds = ["number" if side == "r" else "text" for side in _metrics.SIDES]
     columns = [Column(name=name, kind=kind) for name, kind in zip(_metrics.HEAD, kinds, strict=True)]
-    return table(columns, [list(row) for row in _metrics.rows(results)])
+    return table(columns, [list(row) for row in _metrics.rows(results)], _metrics.absent(results))
 
 
 def rates(results: Results) -> Table:

@@ -72,6 +72,9 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if measured := list(_metrics.rows(results)):
         yield from section("Metrics")
         yield from table(_metrics.HEAD, measured, _metrics.SIDES)
+        for line in _metrics.absent(results):
+            yield ""
+            yield escape(line)
     if rated := list(_metrics.rates(results)):
         yield from section("Rates over all arms")
         yield from table(_metrics.RATES, rated, _metrics.RATE_SIDES)

@@ -81,6 +81,26 @@ def test_two_acts_of_one_step_are_told_apart_by_the_injector_alone(memory: Path)
     assert len(found.incidents) == injected(found) == 2
 
 
+def test_hits_of_one_process_are_of_several_acts_whatever_the_log_says(memory: Path) -> None:
+    """A log in which two stalls of one rank are made one, so that one of them costs nothing."""
+    stall = {
+        "id": "f",
+        "kind": "process-stop",
+        "target": {"rank": 2},
+        "at": {"steps": [22, 47]},
+        "duration": 0.05,
+    }
+    one = played(memory, stall)
+    path = one.directory / "orchestrator.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "fault_injected":
+            line["data"]["act"] = 0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measure(read_log(one.directory), None)
+    assert len(found.incidents) == injected(found) == 2
+
+
 def test_a_rollback_that_answers_two_acts_has_one_number_of_steps(memory: Path) -> None:
     """The second fault cost no steps of its own: no 0 beside the rollback's number drags the median down."""
     faults = [kill({"time": 1.2}, "first", rank=1), kill({"time": 1.25}, "second", rank=2)]

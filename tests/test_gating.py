@@ -433,14 +433,25 @@ def test_a_gate_says_its_level() -> None:
         LEVEL,
         LEVEL / 2,
     )  # one counterexample breaks the third: no chance in it
-    assert found.family == 2 and found.notes == [
+    assert found.family == 2 and found.notes[-1:] == [
         "red by chance in at most 5 % of such gates: 2.5 % for each of 2 clauses that chance can break, in 1 cell"
     ]
-    assert found.notes[0] in as_text(found, "")
+    assert found.notes[-1] in as_text(found, "")
+
+
+def test_an_open_gate_says_what_settles_all_of_it() -> None:
+    slas = [sla("median < 2s", [1.0] * 3), sla("max < 5s", [1.0] * 3)]
+    found = gate(run_of({"default": {}}, slas, repeats=3))
+    assert found.notes[0] == "needs --repeat 19 for all of 2 open clauses, as a run of its own"
+    assert found.clauses[0].detail == (
+        "median: not a bound: 3 arms of at least 5; needs n=5: --repeat 5 would settle it if none breaks it"
+    )
+    never = gate(run_of({"default": {}}, [*slas, sla("mean < 2s", [1.0] * 3)], repeats=3))
+    assert never.notes[0] == "1 of 3 open clauses would be settled by no number of repeats"
 
 
 def test_the_level_is_shared_over_the_clauses_of_all_cells() -> None:
     slas = [sla("median < 2s", [1.0] * 9).model_copy(update={"cell": cell}) for cell in ("a", "b", "c", "d")]
     found = gate(run_of({name: {} for name in ("a", "b", "c", "d")}, slas))
-    assert found.share == pytest.approx(LEVEL / 4) and "1.25 % for each of 4 clauses" in found.notes[0]
-    assert "in 4 cells" in found.notes[0]
+    assert found.share == pytest.approx(LEVEL / 4) and "1.25 % for each of 4 clauses" in found.notes[-1]
+    assert "in 4 cells" in found.notes[-1]

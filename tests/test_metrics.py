@@ -205,6 +205,9 @@ def test_what_a_waiting_spare_takes_is_what_it_says_at_its_end() -> None:
     assert found.cores == pytest.approx(0.25 / ((end.time_ns - spawned.time_ns) / 1e9))
     assert found.idle_rank_hours == pytest.approx(history.wall_s / 3600)
     assert found.share == pytest.approx(1 / 5)
+    used = arms.hot_spare()  # its spare trained: what it took in all is no price of waiting
+    next(x for x in used.lines if x.actor == "s0" and x.kind is Kind.ACTOR_ENDED).data.update(end.data)
+    assert spares_of([history_of(used.log())]).measured == 0
     older = spares_of([history_of(control("hot-spare", spares=1).log())])
     assert (older.measured, older.memory_mib, older.cores) == (0, None, None)
 

@@ -127,9 +127,9 @@ def _by_quantile(
         parts.append(f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence")
     if high is not None:
         parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(levels.green)}")
-    known = f"{clause.aggregate} {', '.join(parts) or 'without a bound yet'}, n={n}"
+    known = f"{clause.aggregate} {', '.join(parts)}, n={n}" if parts else clause.aggregate
     if high is None:
-        known += f", {no_bound(n, _fewest(quantile, levels.green))}"
+        known += f"{':' if not parts else ','} {no_bound(n, _fewest(quantile, levels.green))}"
     if low is not None and side.breaks(low - clock):
         return Decision(verdict="fail", detail=known)
     if high is not None and not side.breaks(high + clock):

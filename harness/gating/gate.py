@@ -105,7 +105,8 @@ def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -
         scenario=results.scenario, run_id=results.run_id, verdict=verdict, reason=reason,
         exit_code=results.exit_code if verdict not in ("pass", "fail", "inconclusive") else EXIT_CODES[verdict],
         level=level, share=share, family=chancy, planned=looks.planned, looks=len(looks.looks), extended=looks.extended,
-        notes=_notes(looks, chancy, share, len(results.cells)), baseline=against.baseline.run_id if against else None,
+        notes=[*_settled(verdict, clauses), *_notes(looks, chancy, share, len(results.cells))],
+        baseline=against.baseline.run_id if against else None,
         warnings=[*(against.warnings if against else ()), *warnings], clauses=clauses,
     )  # fmt: skip
 
@@ -152,6 +153,23 @@ def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
     if not family or not looks.level:
         known = "no clause that chance can break has any level"
     return [known, *([looks.words] if looks.words else [])]
+
+
+def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
+    """How many repeats would settle all that is open, where a number would settle each of it."""
+    left = [clause for clause in clauses if clause.severity == "fail" and clause.verdict == "inconclusive"]
+    wanted = [clause.repeats for clause in left]
+    if verdict != "inconclusive" or not left:
+        return []
+    numbers = [number for number in wanted if number is not None]
+    if len(numbers) < len(wanted):
+        return [
+            f"{len(wanted) - len(numbers)} of {_of(len(left), 'open clause')} would be settled by no number of repeats"
+        ]
+    both = " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
+    return [
+        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, as a run of its own"
+    ]
 
 
 def _of(count: int, noun: str) -> str:

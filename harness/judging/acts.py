@@ -55,6 +55,8 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
                 along = before is not None and _at_once(history, before.injected, episode.injected)
                 key = numbers[episode.fault] = numbers[episode.fault] if along else (*about, "alone", index)
                 newest[episode.fault] = episode
+        while key in acts and episode.process is not None and _has(acts[key], episode.process):
+            key = (key, "again")  # nobody is hit twice at once, whatever the log says
         acts.setdefault(key, []).append(episode)
     return [tuple(hits) for hits in acts.values()]
 
@@ -83,6 +85,10 @@ def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
             first[step] = incident.fault
         counted.append(incident)
     return tuple(counted)
+
+
+def _has(hits: Sequence[Episode], process: str) -> bool:
+    return any(hit.process == process for hit in hits)
 
 
 def _at_once(history: History, before: Event | None, after: Event) -> bool:

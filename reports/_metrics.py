@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from chaos.sla import samples_needed
 from harness.judging.measure import per_arm
 from harness.results import CellResult, FalseAlarms, Metric, Results, Spares, Survival
-from reports._format import MISSING, number, percent, quantity
+from reports._format import MISSING, number, percent, quantity, with_unit
 
 HEAD = (
     "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
@@ -90,8 +90,23 @@ def _spares(one: Spares) -> tuple[str, ...]:
     return str(one.provisioned), number(one.idle_rank_hours, "lower"), percent(one.share), memory, cores
 
 
+def _few(cell: CellResult) -> list[str]:
+    """What a terminal says of a cell's metrics beside its table."""
+    parts = []
+    for name, words in (("ettr", "ETTR {}"), ("mfu", "MFU {}"), ("failure_cost", "a failure costs {}")):
+        metric = cell.metrics.get(name)
+        if metric is not None and metric.values:
+            parts.append(words.format(with_unit(metric.median, metric.unit, metric.better)))
+    recovery = cell.metrics.get("recovery_time")
+    if recovery is not None and recovery.values:
+        told = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
+        parts.append(f"recovery {told} arms" if recovery.p99 is None else f"recovery {told}")
+    return parts
+
+
 def short(results: Results) -> list[str]:
     """A line for each cell, for a terminal: who survived, how often somebody was suspected for nothing, what waits."""
+    measured = {_name(cell): _few(cell) for cell in results.cells}
     lines = []
     for name, kept, between, alarms, hours, rate, spares, *rest in rates(results):
         parts = [
@@ -102,7 +117,7 @@ def short(results: Results) -> list[str]:
             _, share, memory, cores = rest
             many = "spare" if spares == "1" else "spares"
             parts.append(f"{spares} {many}: {share} of the rank time, {memory} MiB and {cores} cores each")
-        lines.append(f"  {name}  " + "; ".join(parts))
+        lines.append(f"  {name}  " + "; ".join([*parts, *measured.get(name, ())]))
     return [*lines, *(f"  {line}" for line in absent(results))]
 
 

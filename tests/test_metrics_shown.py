@@ -82,6 +82,7 @@ def test_a_terminal_shows_them(shown: Shown) -> None:
     text = summary(results, run)
     assert "full rate" in text and "redundant" in text and "1.50 s" in text and "7.50 s" in text
     assert "mfu is absent: no peak is stated for processors" in text
+    assert "a failure costs 0.500 rank-hours" in text and "recovery p95 needs 59, p99 needs 299 arms" in text
     assert "survived 2 of 3, 66.7 % [9.4 %" in text
     assert "false alarms 0 in 0.05" in text and "(per hour 0, below 59.9 with 95 %)" in text
     assert "2 spares: 33.3 % of the rank time, 312 MiB and 0.0123 cores each" in text

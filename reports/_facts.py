@@ -34,6 +34,15 @@ class Strategy:
     note: str
 
 
+def degraded(results: Results) -> list[str]:
+    """A line for each incident after which a command went on with fewer ranks to its end: that is no recovery."""
+    return [
+        f"{i.fault} in {i.cell}, repeat {i.repeat}: {i.evidence['ranks']}"
+        for i in results.faults
+        if i.outcome == "degraded" and "ranks" in i.evidence
+    ]
+
+
 def strategies(results: Results) -> list[Strategy]:
     """One entry per cell, in the order of the results."""
     return [_strategy(results, cell) for cell in results.cells]

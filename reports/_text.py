@@ -8,6 +8,7 @@ from reports import _metrics
 from reports._facts import (
     Strategy,
     analyze_command,
+    degraded,
     failing_slas,
     incidents_of,
     latest_or_own,
@@ -41,6 +42,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *_doubts(results),
         *_table(results),
         *_metrics.short(results),
+        *(f"degraded  {line}" for line in degraded(results)),
         *_lost_nodes(results),
         *(f"not real  {line}" for line in results.fidelity),
         _next(results, run),

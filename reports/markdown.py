@@ -12,6 +12,7 @@ from reports._facts import (
     VERDICT_MARKS,
     Strategy,
     analyze_command,
+    degraded,
     failing_slas,
     incidents_of,
     nodes,
@@ -60,7 +61,7 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if facts:
         yield ""
         yield escape(" · ".join(facts))
-    for note in notes:
+    for note in (*notes, *(f"degraded: {line}" for line in degraded(results))):
         yield ""
         yield escape(note)
     yield from _comparison(results)

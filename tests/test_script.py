@@ -16,8 +16,10 @@ import pytest
 from chaos.cli import invoke
 from chaos.events import Event, Kind, read_log
 from harness.results import Results
+from harness.rundir import RunDirectory
 from harness.script import leavings
 from harness.storage import lacks_mount
+from reports._text import summary
 
 pytestmark = pytest.mark.real
 
@@ -326,6 +328,12 @@ def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
     code, results = run(tmp_path, write(tmp_path / "s.yaml", [sys.executable, "alone.py"]))
     assert code == 0, results.reason
     assert results.faults[0].outcome == "degraded" and results.faults[0].steps_lost == 0
+    shown = "1 of 2 ranks at the end: w1 gone"
+    assert f"degraded  hit in default, repeat 0: {shown}" in summary(results, RunDirectory(root=tmp_path))
+    assert (
+        f"degraded: hit in default, repeat 0: {shown}"
+        in (tmp_path / "runs/script/latest/summary.md").read_text()
+    )
 
 
 def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import arms
@@ -16,6 +17,7 @@ from harness.checkers import Evidence, check_all
 from harness.judging.measure import measure
 from harness.judging.strength import strength_of
 from harness.results import Finding, Incident
+from reports import _facts
 
 ASKED = ["fault-landed", "detection", "full-strength"]
 
@@ -196,3 +198,13 @@ def test_epochs_are_no_beginning_again() -> None:
     job.train(*range(1, 21), rank=0)
     said = checked(job)
     assert said["progress"].verdict == "inconclusive" and "kept-progress" not in said
+
+
+def test_reports_say_who_is_gone() -> None:
+    job = job_of()
+    train(job, 1, 30)
+    inject(job)
+    gone(job, "w1", signum=signal.SIGKILL)
+    train(job, 31, 100)
+    shown: Any = SimpleNamespace(faults=[incident_of(job)])
+    assert _facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]

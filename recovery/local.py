@@ -24,7 +24,7 @@ from recovery.marks import Mark, MarkPage
 from recovery.nameless import nameless
 from recovery.remnants import Sessions
 from recovery.ring import LineRing
-from recovery.starvation import Pulse, Starvation
+from recovery.starvation import Pulse, Starvation, Usage
 from recovery.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
@@ -128,6 +128,7 @@ class Children:
         self._children: dict[str, _Child] = {}  # those that live
         self._marks: dict[str, Mark] = {}  # of those that are gone, the oldest first
         self._sessions = Sessions()
+        self._usage = Usage()
         self._watches: list[threading.Thread] = []
         self._poll = select.epoll()
         self._by_fd: dict[int, tuple[_Child, bool]] = {}
@@ -196,7 +197,9 @@ class Children:
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors; counted while somebody asks."""
         child = self._children.get(name)
-        return child.starvation.taken(time.monotonic(), child.pid) if child is not None else Pulse()
+        return (
+            child.starvation.taken(time.monotonic(), child.pid, self._usage) if child is not None else Pulse()
+        )
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""

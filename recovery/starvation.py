@@ -88,12 +88,15 @@ class Starvation:
         """As of the last look."""
         return Pulse(starved_s=round(self.total_s, 3), working=self._working)
 
-    def taken(self, now_s: float, pid: int) -> Pulse:
-        """Look, if another look would tell anything. ``pid``: of the process, which leads a session of its own."""
+    def taken(self, now_s: float, pid: int, usage: Usage) -> Pulse:
+        """Look, if another look would tell anything. ``pid``: of the process, which leads a session of its own;
+        ``usage``: shared by all who are asked."""
         if self._last_s is None or now_s - self._last_s >= LOOK_S:
             self.look(now_s, pid, threads_of(pid), pressure_s())
         if now_s - self._worked_at_s >= WORK_EVERY_S:
-            self.worked(now_s, processor_s(pid))
+            looked_s, used_s = usage.of(pid, now_s)
+            if looked_s > self._worked_at_s:
+                self.worked(looked_s, used_s)
         return self.pulse()
 
     def worked(self, now_s: float, used_s: float) -> None:
@@ -161,10 +164,29 @@ def threads_of(pid: int) -> dict[int, Thread]:
     return found
 
 
-def processor_s(session: int) -> float:
-    """Processor time of all processes of a session so far, and of those that they have waited for."""
-    used = [fields[11:15] for _, fields in everybody() if fields[3] == str(session)]
-    return sum(int(ticks) for each in used for ticks in each) / os.sysconf("SC_CLK_TCK")
+class Usage:
+    """Processor time of sessions. One look at all processes there are serves all who ask for a while: on a busy machine
+    it takes long, and an agent with many processes would be busy with nothing else."""
+
+    def __init__(self) -> None:
+        self._looked_s = float("-inf")
+        self._used_s: dict[int, float] = {}
+
+    def of(self, session: int, now_s: float) -> tuple[float, float]:
+        """When the look was, and what the processes of a session had used by then, with those that they waited for."""
+        if now_s - self._looked_s >= WORK_EVERY_S:
+            self._looked_s, self._used_s = now_s, processor_s()
+        return self._looked_s, self._used_s.get(session, 0.0)
+
+
+def processor_s() -> dict[int, float]:
+    """Processor time of all processes of each session so far, and of those that they have waited for."""
+    used: dict[int, float] = {}
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    for _, fields in everybody():
+        session = int(fields[3])
+        used[session] = used.get(session, 0.0) + tick_s * sum(map(int, fields[11:15]))
+    return used
 
 
 def pressure_s() -> float:

@@ -11,7 +11,7 @@ import pytest
 from recovery.detect import Hang, HangDetector, Leaving
 from recovery.marks import Mark
 from recovery.pace import HangLimits
-from recovery.starvation import LOOK_S, Pulse, Starvation, Thread, pressure_s, processor_s, threads_of
+from recovery.starvation import LOOK_S, Pulse, Starvation, Thread, Usage, pressure_s, processor_s, threads_of
 
 TICK_S = 0.02
 
@@ -354,7 +354,18 @@ def test_the_kernel_is_read() -> None:
     assert threads[os.getpid()].ran_s > 0 and threads[os.getpid()].ready
     assert threads_of(2**22 + 1) == {}
     assert pressure_s() >= 0
-    assert processor_s(os.getsid(0)) > 0
+    assert processor_s()[os.getsid(0)] > 0
+
+
+def test_all_processes_are_looked_at_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr("recovery.starvation.everybody", lambda: looks.append(1) or iter(()))
+    usage, asked = Usage(), [Starvation() for _ in range(64)]
+    for now in (10.0, 10.5, 11.0, 11.5):
+        for starvation in asked:
+            starvation.taken(now, 2**22 + 1, usage)
+    assert len(looks) == 2
+    assert not asked[0].pulse().working
 
 
 def test_who_uses_half_a_core_works() -> None:

@@ -333,3 +333,15 @@ def test_a_reading_takes_less_than_0_4_ms() -> None:
         reader.read(pids)
         best = min(best, time.perf_counter() - began)
     assert best < 0.4e-3
+
+
+def test_a_healthy_arm_on_a_machine_that_leaves_it_next_to_nothing_is_not_blamed() -> None:
+    """As seen at a load of 20 on two processors: the ranks waited 6.6 s for each second that they ran, and 5.9 s in the
+    steps compared with, and the last steps took 2.4 times as long."""
+    script, paired = arm_and_control()
+    for each in (script, paired):
+        stretched(each, 5)
+    ready = slowed(script, 2.4)
+    read(paired, steady(0.12, 0.12 * 5.9))
+    read(script, until(ready, steady(0.12, 0.12 * 5.9), steady(0.05, 0.05 * 6.6)))
+    assert liveness(script, paired).verdict == OPEN

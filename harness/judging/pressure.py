@@ -34,6 +34,10 @@ MARGIN = 1.25
 """By which more may have been waited for than is counted: threads other than the one that trains wait too."""
 
 
+UNSTEADY = 0.5
+"""Of what is waited for, as much more or less from one second to the next: few steps are compared with many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
     """Over a stretch of an arm, all for each second of it. ``ran``, ``queued``: ranks that ran, and that stood in a
@@ -117,9 +121,10 @@ def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Exc
     waited = ideal.ran * ideal_s * max(0.0, now.wait - ideal.wait)
     at_once = sorted((ideal.wanting, now.wanting))
     stolen = max(0.0, now.steal - ideal.steal) * step_s
+    unsteady = UNSTEADY * ideal.ran * ideal_s * now.wait / ideal.wanting
     return Excuse(
         likely_s=min(step_s, waited / at_once[1] + stolen),
-        most_s=min(step_s, MARGIN * (waited / at_once[0] + stolen * now.cpus)),
+        most_s=min(step_s, MARGIN * (waited / at_once[0] + stolen * now.cpus) + unsteady),
     )
 
 

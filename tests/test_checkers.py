@@ -254,3 +254,29 @@ def test_names() -> None:
     with pytest.raises(KeyError, match="livness"):
         names_of(["livness"])
     assert all(checker.__doc__ for checker in CHECKERS.values())
+
+
+@pytest.mark.parametrize("hit", [4, 3])
+def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> None:
+    script = Script("hot-spare", spares=1)
+    arms.plan(script, "skip", "collective-skip", ranks=list(range(hit)))
+    script.train(26)
+    script.take(27)
+    for rank in range(hit):
+        about = {"fault": "skip", "kind": "collective-skip", "occurrence": rank}
+        script.orchestrator(
+            Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
+        )
+    script.orchestrator(
+        Kind.FAILURE_DETECTED,
+        step=27,
+        failure=1,
+        cause="error",
+        process=None,
+        rank=None,
+        detail="a collective failed",
+    )
+    found = judged(
+        evidence_of(script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}])
+    )
+    assert found["detection"].verdict == ("pass" if hit == 4 else FAIL), found["detection"].witness

@@ -128,6 +128,19 @@ def _describe(event: Event) -> str:
     return f"{event.data['process']} (rank {event.data['rank']}), cause {event.data['cause']}"
 
 
+def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
+    """Whom a fault hit in one step of one generation, by however many occurrences."""
+    at = (episode.injected.generation, episode.injected.step) if episode.injected else None
+    return {
+        name
+        for other in evidence.measures.episodes
+        if other.fault == episode.fault
+        and other.injected
+        and (other.injected.generation, other.injected.step) == at
+        for name in other.processes
+    }
+
+
 def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
     problems = []
     generation = evidence.history.generation_at(event.time_ns)
@@ -135,7 +148,9 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
     rank = members.index(hit) if hit in members else None
     # Replicas that differ without a majority: nobody can be named.
-    nameless = evidence.history.info.observed or event.data["cause"] == "diverged"
+    # Nor can anybody where each member was hit alike.
+    alike = len(members) > 1 and _hit_together(evidence, episode) >= set(members)
+    nameless = evidence.history.info.observed or event.data["cause"] == "diverged" or alike
     unblamed = nameless and event.data["process"] is None
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")

@@ -165,6 +165,13 @@ def whole(parts: list[dict[str, Any]], name: str) -> Tensor:
     return pieces[0] if pieces[0].ndim == 0 else torch.cat(pieces)
 
 
+def without_keys(bias: Tensor) -> Tensor:
+    """The bias of queries and values. A softmax does not change when all keys move alike, so the gradient of the keys'
+    bias is zero but for rounding, which Adam divides by itself: where it goes is the processor's choice."""
+    queries, _, values = bias.chunk(3)
+    return torch.cat((queries, values))
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(("world", "shards", "bucket_bytes"), [(4, 2, SMALL), (4, 2, 1 << 20), (3, 3, SMALL)])
 def test_sharded_training_is_that_of_one_process(world: int, shards: int, bucket_bytes: int) -> None:
@@ -189,11 +196,13 @@ def test_sharded_training_is_that_of_one_process(world: int, shards: int, bucket
     parts = [found[0] for found in got[:shards]]
     assert {part["model.tokens.weight"].shape[0] for part in parts} == ({6, 5} if shards == 2 else {4, 3})
     for name, tensor in state.items():
-        part = whole(parts, name)
+        part, expected = whole(parts, name), tensor.detach()
         if name.endswith(".step"):
             assert part == steps
-        else:
-            assert torch.allclose(part, tensor.detach(), rtol=2e-3, atol=2e-4), name
+            continue
+        if name.endswith("qkv.bias"):
+            part, expected = without_keys(part), without_keys(expected)
+        assert torch.allclose(part, expected, rtol=2e-3, atol=2e-4), name
 
 
 def train_and_lose(shards: int, loser: int, me: Self) -> Any:

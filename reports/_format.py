@@ -6,18 +6,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from chaos.figures import MISSING, NEVER, number, quantity, with_unit
 from harness.results import Metric
 
 __all__ = [
     "MISSING", "NEVER", "Clause", "align", "flatten", "median_of", "number", "pairs", "parse_clause", "percent",
-    "plural", "quantity", "range_of", "scalar", "with_unit",
+    "plural", "quantity", "range_of", "scalar", "visible", "with_unit",
 ]  # fmt: skip
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "%": 0.01,
 }  # fmt: skip
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories of what is no visible character and no space."""
 _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
@@ -111,3 +114,9 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def plural(count: int, noun: str) -> str:
     """``1 arm``, ``2 arms``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def visible(text: str) -> str:
+    """Text in which control characters, bidirectional ones included, are spelt out; lines, tabs and spaces stay. Names
+    come from YAML and logs: an escape sequence among them must reach neither a terminal nor a page."""
+    return "".join(c if c in "\n\t" or category(c) not in UNSEEN else ascii(c)[1:-1] for c in text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from reports._format import visible
+
 MAX_ROWS = 200
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
 
@@ -40,4 +42,4 @@ def table(
 
 def code_lines(text: str) -> list[str]:
     """Lines of a fenced block; a fence among them would end it early."""
-    return [line.replace("```", "'''") for line in text.splitlines()]
+    return [visible(line).replace("```", "'''") for line in text.splitlines()]

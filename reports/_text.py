@@ -19,7 +19,7 @@ from reports._facts import (
     strategies,
     tallies,
 )
-from reports._format import median_of, number, with_unit
+from reports._format import median_of, number, visible, with_unit
 
 MAX_FAILURES = 20
 _HEAD = (
@@ -47,7 +47,7 @@ def summary(results: Results, run: RunDirectory) -> str:
         *(f"not real  {line}" for line in results.fidelity),
         _next(results, run),
     ]
-    return "\n".join(_printable(line) for line in blocks)
+    return "\n".join(visible(line) for line in blocks)
 
 
 def _verdict(results: Results) -> str:
@@ -145,8 +145,3 @@ def _lost_nodes(results: Results) -> list[str]:
 def _next(results: Results, run: RunDirectory) -> str:
     report = shown_path(latest_or_own(run) / "report.html")
     return f"report  {report}\nagain   {results.reproduce}\njudge   {analyze_command(run)}"
-
-
-def _printable(text: str) -> str:
-    """Names come from YAML and logs: an escape sequence among them must not reach the terminal."""
-    return "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in text)

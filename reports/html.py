@@ -12,7 +12,7 @@ from harness.results import Results
 from harness.rundir import RunDirectory
 from reports import _plots, _tables
 from reports._facts import analyze_command, failing_slas, place, tallies
-from reports._format import flatten, with_unit
+from reports._format import flatten, visible, with_unit
 from reports._series import Pair, read_pairs
 
 MAX_PLOTTED_CELLS = 12
@@ -30,7 +30,7 @@ def render(run: RunDirectory, results: Results) -> Path:
     )
     page = environment.get_template("report.html.j2").render(_context(run, results))
     path = run.root / "report.html"
-    path.write_text(page, encoding="utf-8", errors="replace")
+    path.write_text(visible(page), encoding="utf-8", errors="replace")
     return path
 
 

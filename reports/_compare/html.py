@@ -14,7 +14,7 @@ from reports._compare import plots, tables
 from reports._compare.facts import Facts
 from reports._compare.shapes import HATCHES, patterns
 from reports._compare.words import findings
-from reports._format import flatten, number, pairs, plural
+from reports._format import flatten, number, pairs, plural, visible
 
 _MACHINE = ("processor", "cores", "memory_gib", "cuda_devices")
 _TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -26,7 +26,7 @@ def render(comparison: Comparison) -> str:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("compare.html.j2").render(_context(comparison))
+    return visible(environment.get_template("compare.html.j2").render(_context(comparison)))
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.checkers.memory import PLACE, held_in_memory
+from harness.judging.incidents import diverged
 from harness.judging.lineage import Generation, History
 from harness.results import Finding
 from recovery.memory.header import is_memory
@@ -47,8 +49,8 @@ def _job_step(history: History, generation: Generation) -> int:
 
 
 def _acknowledged(history: History, generation: Generation) -> int:
-    """Step of the newest checkpoint acknowledged before the generation's state was there, still kept and not
-    proved corrupt.
+    """Step of the newest checkpoint acknowledged before the generation's state was there, still kept, not proved
+    corrupt, and not in doubt because replicas were found to differ since.
     """
     until = generation.ready_ns or generation.started_ns
     known: dict[str, int] = {}
@@ -64,7 +66,25 @@ def _acknowledged(history: History, generation: Generation) -> int:
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0
     known |= held_in_memory(history.log, until_ns=until, before=generation.number)
-    return max(known.values(), default=0)
+    sure = _sure_until(history, generation)
+    return max((step for step in known.values() if step <= sure), default=0)
+
+
+def _sure_until(history: History, generation: Generation) -> float:
+    """The last step whose checkpoints were sure when a generation began: after a divergence, the step at which replicas
+    last agreed before it; infinity: there was none. What a later generation saved is sure again."""
+    broken = [
+        failure
+        for failure in diverged(history)
+        if failure.generation < generation.number and failure.time_ns < generation.started_ns
+    ]
+    if not broken:
+        return math.inf
+    latest = max(broken, key=lambda failure: failure.time_ns)
+    if any(latest.generation < other.number < generation.number for other in history.worked):
+        return math.inf
+    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < latest.time_ns]
+    return max((step for step in agreed if step < (latest.step or 0)), default=0)
 
 
 def single_writer(evidence: Evidence) -> Finding:

@@ -65,12 +65,13 @@ def _ends(evidence: Evidence) -> dict[str, _End]:
     log = evidence.log
     hit = {name for episode in evidence.measures.episodes for name in (*episode.processes, *episode.replica)}
     hit |= {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
+    keepers = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER}
     return {
         event.data["process"]: _End(
             event=event, asked_ns=event.data.get("asked_ns"), hit=event.data["process"] in hit
         )
         for event in log.of(Kind.PROCESS_EXITED)
-        if event.data.get("role") != KEEPER
+        if event.data["process"] not in keepers
     }
 
 

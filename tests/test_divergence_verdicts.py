@@ -1,0 +1,81 @@
+"""A divergence that was found, and answered as the documents say, fails no checker; one that nobody found does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations.tape import Tape
+from simulate import cell_of, evidence, play
+
+from chaos.events import Event, Kind, read_actor
+from harness.checkers import CHECKERS, Evidence, check
+
+DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
+ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}
+ABOUT = ("replica-equality", "no-lost-commit", "checkpoint-integrity")
+
+
+def verdicts(made: Evidence) -> dict[str, str]:
+    return {name: check(CHECKERS[name], made).verdict for name in ABOUT}
+
+
+@pytest.mark.parametrize("memory", [False, {"every": 2}], ids=["disk", "memory"])
+@pytest.mark.parametrize("target", [ONE, TWO], ids=["one", "no-majority"])
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "hot-spare", "drop-replica"])
+def test_a_divergence_that_was_found_fails_nothing(
+    tmp_path: Path, recovery: str, target: dict[str, Any], memory: Any
+) -> None:
+    cell = cell_of(recovery, [{**DESYNC, **target}], verify_every=15, memory=memory)
+    played = play(cell, tmp_path, seed=5)
+    causes = [e.data["cause"] for e in played.log.of(Kind.FAILURE_DETECTED)]
+    assert causes and set(causes) == {"diverged"} and played.outcome == "completed"
+    found = {name: check(CHECKERS[name], evidence(played, None)) for name in ABOUT}
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(ABOUT, "pass"), found
+
+
+@pytest.fixture(scope="module")
+def tape(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, tuple[Event, ...]]]:
+    """An arm that restarts from the checkpoint before a divergence."""
+    cell = cell_of("checkpoint-restart", [{**DESYNC, **ONE}], verify_every=15, memory={"every": 2})
+    played = play(cell, tmp_path_factory.mktemp("arm"), seed=5)
+    return played, {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+
+
+def judged(tape: tuple[Any, dict[str, tuple[Event, ...]]], change: Any) -> dict[str, str]:
+    played, actors = tape
+    made = Tape.of(actors)
+    change(made)
+    return verdicts(
+        Evidence(
+            arm="control", cell=played.cell, log=made.log(), controls=(), exact=evidence(played, None).exact
+        )
+    )
+
+
+def test_without_its_detection_other_digests_and_the_step_back_are_wrong(tape: Any) -> None:
+    assert judged(tape, lambda _: None) == dict.fromkeys(ABOUT, "pass")
+
+    def unnoticed(log: Tape) -> None:
+        for row in log.find(Kind.FAILURE_DETECTED, cause="diverged"):
+            row.data["cause"] = "exception"
+
+    found = judged(tape, unnoticed)
+    assert found["replica-equality"] == "fail" and found["no-lost-commit"] == "fail"
+
+
+def test_digests_from_before_the_last_agreement_are_nobodys_doubt(tape: Any) -> None:
+    def earlier(log: Tape) -> None:
+        log.find(Kind.STATE_DIGEST, step=30, generation=1)[0].data["parameters"] = "another"
+
+    assert judged(tape, earlier)["replica-equality"] == "fail"
+
+
+def test_a_step_back_beyond_the_last_agreement_is_lost_work(tape: Any) -> None:
+    def further(log: Tape) -> None:
+        for row in log.find(Kind.REPLICAS_AGREED):
+            if row.step and row.step < 35:
+                row.step = 44  # the agreement is said to be newer than it was
+
+    assert judged(tape, further)["no-lost-commit"] == "fail"

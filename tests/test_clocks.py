@@ -153,7 +153,7 @@ def test_every_metric_that_reads_a_ranks_clock_has_its_bound() -> None:
     assert [incident.clock_bound_s for incident in far.incidents] == [bound_s]
     assert {name for name, bound in far.bounds.items() if bound} == {
         *("recovery_time", "time_to_full_rate", "regroup_time", "restore_time", "redo_time"),
-        *("step_time", "goodput", "ettr"),
+        *("time_to_redundancy", "step_time", "goodput", "ettr", "mfu"),
     }
     assert far.bounds["recovery_time"] == bound_s
     assert far.bounds["step_time"] == 2 * bound_s

@@ -104,7 +104,9 @@ class Pretended:
     def __init__(self, *_: object, **__: object) -> None:
         self.started = 0
 
-    def start(self, name: str, config: bytes, *, mode: str, log: Path | None = None) -> int:
+    def start(
+        self, name: str, config: bytes, *, mode: str, log: Path | None = None, waiting: object = None
+    ) -> int:
         self.started += 1
         told = json.loads(config)
         for path in (log, told.get("log")):

@@ -236,7 +236,7 @@ def test_simulated_time_is_free(memory: Path) -> None:
     hang = {**KILL, "kind": "gil-deadlock", "at": {"step": 1, "phase": "backward"}, "params": {"hold_s": 300}}
     faulted, problems = found(cell_of(SPARE, [hang]), memory, 3)
     waited = of(faulted, Kind.FAILURE_DETECTED)[0].time_ns - of(faulted, Kind.FAULT_INJECTED)[0].time_ns
-    assert set(problems) == {"fault-landed"}, (
-        "before the first step a hang is seen after a minute, too late for proof"
+    assert not problems, (
+        "its evidence is waited for as long as a hang before the first step may take to be seen"
     )
     assert waited > 59e9

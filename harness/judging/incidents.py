@@ -292,25 +292,12 @@ def diverged(history: History, step: int | None = None) -> list[Event]:
 
 
 def sound_digests(history: History) -> Iterator[Event]:
-    """State digests, without those of a process that was named for holding another state than most, or of all where
-    none could be named, since the last step of that generation at which all were found to agree."""
-    named = [(f, _agreed_before(history, f)) for f in diverged(history)]
+    """State digests, without those by which a process, or the disagreement of all, was noticed."""
+    named = {(f.generation, f.step, f.data["process"]) for f in diverged(history)}
     for event in history.log.of(Kind.STATE_DIGEST):
-        step = event.step or 0
-        if not any(
-            event.generation == failure.generation
-            and since < step <= (failure.step or 0)
-            and failure.data["process"] in (event.actor, None)
-            for failure, since in named
-        ):
+        about = (event.generation, event.step)
+        if not named & {(*about, event.actor), (*about, None)}:
             yield event
-
-
-def _agreed_before(history: History, failure: Event) -> int:
-    """The last step before a divergence at which the replicas of its generation agreed; 0: none."""
-    agreed = history.log.of(Kind.REPLICAS_AGREED)
-    steps = [e.step or 0 for e in agreed if e.generation == failure.generation and e.seq < failure.seq]
-    return max((step for step in steps if step < (failure.step or 0)), default=0)
 
 
 def final_digests(history: History) -> dict[int, dict[int, Event]]:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -98,8 +97,3 @@ def because(name: str, kind: type[Stack]) -> str:
     """Why the settings ``tuned`` are as they are."""
     sweep = recorded(name) if kind.grid else None
     return f"{kind.tuned_because} {sweep.words()}" if sweep else kind.tuned_because
-
-
-def fits(values: Mapping[str, Value], kind: type[Stack]) -> bool:
-    """Whether every option of a recorded combination is one that the stack still has."""
-    return set(values) <= set(kind.grid)

@@ -22,6 +22,12 @@ __all__ = [
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
+_TICK_NS = (
+    10_000_000  # the longest tick of Linux (CONFIG_HZ=100): by so much a file's times may be behind the clock
+)
+_TICK_NS = (
+    10_000_000  # the longest tick of Linux (CONFIG_HZ=100): by so much a file's times may be behind the clock
+)
 _PF_KTHREAD = 0x200000  # include/linux/sched.h: of the kernel, without a program
 BLANK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.002
@@ -145,7 +151,7 @@ def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
             info = path.stat()
         except OSError:
             continue
-        if info.st_uid == os.getuid() and since_ns <= info.st_ctime_ns <= until_ns:
+        if info.st_uid == os.getuid() and since_ns - _TICK_NS <= info.st_ctime_ns <= until_ns:
             found.append(path)
     return unheld(found)
 

@@ -19,8 +19,8 @@ from recovery.wire import Digest, Joined
 if TYPE_CHECKING:
     from recovery.job import Job
 
-SAMPLED = 48  # tensors of which the digest at a generation's start looks at some values
-VALUES = 64  # of each of them
+SAMPLED = 10  # parameters whose values and slots the digest at a generation's start looks at
+VALUES = 16  # of each tensor: each is one wait for memory
 
 
 def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
@@ -41,18 +41,14 @@ def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
 
 def starting_digest(job: Job) -> str:
     """Of what this rank holds as a generation begins, 16 hexadecimal digits; empty where nobody holds the same. All
-    that is no tensor, and of at most SAMPLED tensors some values each: who has another state differs nearly everywhere,
-    and a look at each byte would be waited for."""
+    that is no tensor, and some values of each tensor of at most SAMPLED parameters: who has another state differs
+    nearly everywhere, and a look at each byte would be waited for."""
     if job.layout.replicas == 1:
         return ""
-    state = job.state
-    trained = {f"model.{name}" for name in state.trained}
-    parts = [t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")]
-    chosen = parts[:: -(-len(parts) // SAMPLED) or 1]
-    found = xxhash.xxh3_64(state.rules().encode())
+    found = xxhash.xxh3_64(job.state.rules().encode())
     with torch.no_grad():
         values = []
-        for tensor in chosen:
+        for tensor in job.state.sampled(SAMPLED):
             every = -(-tensor.numel() // VALUES) or 1
             array = array_of(tensor)
             if array is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,13 @@ class OptimizerState:
         if slots is not None:
             return slots.tensors
         return self._named({name: self._slots_of(name) for name in self._trained})
+
+    def tensors_of(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of ``tensors`` that belong to some parameters, without a look at the others."""
+        named: dict[str, Tensor] = {}
+        for name in names:
+            _collect(self._slots_of(name), f"optimizer.{name}", named)
+        return named
 
     def scalars(self) -> dict[str, Any]:
         """All else of the optimizer's state, as JSON: type, names of the slots that it makes at first, parameter groups

@@ -72,6 +72,13 @@ class TrainState:
         named = {f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()}
         return named | self._slots.tensors(slots) | self.registered.tensors()
 
+    def sampled(self, most: int) -> list[Tensor]:
+        """Of at most ``most`` trained parameters, spread evenly, what this rank holds: the value, and the optimizer's
+        tensors. To name every tensor takes longer than to look at these."""
+        every = -(-len(self.trained) // most) or 1
+        chosen = {name: self.trained[name].detach() for name in list(self.trained)[::every]}
+        return [local(tensor) for tensor in (*chosen.values(), *self._slots.tensors_of(chosen).values())]
+
     def scalars(self) -> dict[str, Any]:
         """The rest of the state, as JSON: step, seed, scheduler, all of the optimizer that is no tensor, which
         parameters are frozen, samples left out, and what all ranks knew of the last step."""

@@ -123,6 +123,19 @@ def test_a_memory_checkpoint_shows_progress_within_each_tensor(
     assert save(memory).error == ""
 
 
+def test_a_restore_shows_progress_within_a_tensor_that_others_had_cut_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, signs = trained(2, width=400), Signs()
+    checkpointing.save(state, tmp_path, generation=1)
+    monkeypatch.setattr(strides, "STRIDE_BYTES", STRIDE)
+    reading = checkpointing.prepared(trained(1, width=400), checkpoints.newest_first(tmp_path)[0], signs)
+    into = torch.zeros(4 * STRIDE, dtype=torch.uint8)
+    reading._boxes.append((torch.ones(4 * STRIDE, dtype=torch.uint8), into))
+    reading.load()
+    assert into.all() and signs.count >= 4
+
+
 @pytest.mark.usefixtures("small")
 def test_digests_show_progress_and_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     state, signs = trained(2, width=400), Signs()

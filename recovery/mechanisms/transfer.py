@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,9 @@ from recovery.mechanisms.parts import local
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.typed import name_of
 
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = (
+    32 * 1024 * 1024
+)  # of one message at most, so that every rank shows progress however large a tensor is
 MAX_SCALAR_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
 FORM_DIGITS = 16
@@ -31,8 +33,9 @@ def copy_state(
     of those that hold the same part, takes part. ``device``: where the job trains.
 
     It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
-    receiver's state is undefined until this returns. ``progress`` is called between chunks. Raises
-    GenerationLost when a peer is lost in the middle, RuntimeError when the peer's state is of another form.
+    receiver's state is undefined until this returns. ``progress`` is called after each message, of at most CHUNK_BYTES,
+    by whoever sends, receives or passes it on. Raises GenerationLost when a peer is lost in the middle, RuntimeError
+    when the peer's state is of another form.
     """
     sending = group.rank == source
     wire = torch.device(device) if group.backend == "nccl" else None
@@ -110,7 +113,8 @@ def _form_of(tensors: Sequence[Tensor]) -> str:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors grouped into messages of about CHUNK_BYTES, one device each; the same on every rank.
+    """Tensors, and parts of large ones, grouped into messages of at most CHUNK_BYTES, one device each; the same on
+    every rank.
 
     Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype. Those that lie in
     the host's memory (an optimizer's step counters) share a message, which goes over the device as any other where the
@@ -118,11 +122,32 @@ def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """
     tensors = sorted(tensors, key=lambda t: ("cpu" if t.is_cpu else t.device.type, -t.element_size()))
     chunks: list[list[Tensor]] = []
-    size = CHUNK_BYTES
+    size, device = 0, None
     for tensor in tensors:
-        if size >= CHUNK_BYTES or chunks[-1][0].device != tensor.device:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(tensor)
-        size += tensor.numel() * tensor.element_size()
+        more, on = tensor.nbytes, tensor.device
+        if more > CHUNK_BYTES:
+            chunks += [[part] for part in _cut(tensor, more)]
+            size = CHUNK_BYTES
+        elif size + more > CHUNK_BYTES or on != device:
+            chunks.append([tensor])
+            size = more
+        else:
+            chunks[-1].append(tensor)
+            size += more
+        device = on
     return chunks
+
+
+def _cut(tensor: Tensor, size: int) -> Iterator[Tensor]:
+    """Views of at most CHUNK_BYTES that cover a tensor of ``size`` bytes. They follow from its shape alone: in another
+    process its values may lie in memory in another order."""
+    if size <= CHUNK_BYTES or not tensor.dim():
+        yield tensor
+        return
+    rows = CHUNK_BYTES * len(tensor) // size
+    if not rows:
+        for row in tensor:
+            yield from _cut(row, size // len(tensor))
+        return
+    for start in range(0, len(tensor), rows):
+        yield tensor[start : start + rows]

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from chaos.errors import ChaosError
 from recovery import checkpoints, pieces
 from recovery.checkpoints import Checkpoint
+from recovery.mechanisms import strides
 from recovery.mechanisms.digest import own_memory
 from recovery.mechanisms.optimizer_state import Slots
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, flat
@@ -116,7 +117,7 @@ class Reading:
             ) from error
         with torch.no_grad():
             for copy, live in self._boxes:
-                live.copy_(copy)
+                strides.copy(live, copy, self._progress or strides.quiet)
 
     def _load(self, name: str, stream: _Stream) -> None:
         targets = stream.targets

@@ -42,6 +42,11 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
     return number(value, better)
 
 
+def counted(given: int, of: int | None) -> str:
+    """How many values there are: ``3``, or ``2 of 3`` where fewer gave one than could have. ``of`` None: not known."""
+    return str(given) if of is None or given >= of else f"{given} of {of}"
+
+
 def with_unit(value: float | None, unit: str, better: str = "neither") -> str:
     """A value with its unit; "never" and a missing value carry none."""
     text = quantity(value, unit, better)

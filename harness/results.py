@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
+from chaos.figures import counted
+
 SCHEMA_VERSION = 1
 Verdict = Literal["pass", "fail", "inconclusive"]
 PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
@@ -57,6 +59,17 @@ class Metric(Model):
     arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
     p95: float | None = Field(default=None, description="of arms; None for fewer than 59 of them")
     p99: float | None = Field(default=None, description="of arms; None for fewer than 299 of them")
+    of: int | None = Field(
+        default=None,
+        description="incidents or arms that could have given a value, n of which did; None: not counted, as of "
+        "checkpoints and in older results",
+    )
+    of_arms: int | None = Field(default=None, description="arms that were planned; None in older results")
+
+    @property
+    def counted(self) -> str:
+        """How many values there are: ``3``, or ``2 of 3`` where an incident or an arm gave none."""
+        return counted(self.n, self.of)
 
     @field_validator("values", "ci95", mode="before")
     @classmethod
@@ -200,6 +213,13 @@ class SlaResult(Model):
     detail: str
     line: int | None = Field(default=None, description="line of the clause in the scenario file")
     arms: list[int] = Field(default=[], description="repeat that each value is of; empty in older results")
+    of: int | None = Field(default=None, description="how many values there could have been, see Metric.of")
+    of_arms: int | None = Field(default=None, description="arms that were planned; None in older results")
+
+    @property
+    def counted(self) -> str:
+        """How many values the clause was judged by: ``3``, or ``2 of 3``."""
+        return counted(len(self.values), self.of)
 
     @field_validator("values", mode="before")
     @classmethod
@@ -304,6 +324,7 @@ class CellResult(Model):
     """All repeats of one matrix cell. ``absent``: metric -> why it has no value."""
 
     id: str
+    label: str = Field(default="", description="what reports call it, no two alike; empty in older results")
     params: dict[str, Any]
     strategy: str
     verdict: Verdict

@@ -21,6 +21,7 @@ class Strategy:
     """One line of the comparison of strategies; ``note`` names a price that the numbers alone do not show."""
 
     cell: CellResult
+    label: str
     recovery: Metric | None
     full_rate: Metric | None
     redundancy: Metric | None
@@ -45,16 +46,23 @@ def degraded(results: Results) -> list[str]:
 
 def strategies(results: Results) -> list[Strategy]:
     """One entry per cell, in the order of the results."""
-    return [_strategy(results, cell) for cell in results.cells]
+    names = labels(results)
+    return [_strategy(results, cell, names[cell.id]) for cell in results.cells]
 
 
-def _strategy(results: Results, cell: CellResult) -> Strategy:
+def labels(results: Results) -> dict[str, str]:
+    """Cell id to what the cell is called, no two alike (``harness.judging.labels``)."""
+    return {cell.id: cell.label or cell.id for cell in results.cells}
+
+
+def _strategy(results: Results, cell: CellResult, label: str) -> Strategy:
     faulted = arms_of(results, cell.id, "faulted")
     ranks = max((arm.provisioned_ranks for arm in faulted), default=None)
     waiting = any(arm.badput.get("spare_idle", 0.0) > 0 for arm in faulted)
     badput = [sum(arm.badput.values()) for arm in faulted]
     return Strategy(
         cell=cell,
+        label=label,
         recovery=cell.metrics.get("recovery_time"),
         full_rate=cell.metrics.get("time_to_full_rate"),
         redundancy=cell.metrics.get("time_to_redundancy"),

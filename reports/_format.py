@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
 
-from chaos.figures import MISSING, NEVER, number, quantity, with_unit
+from chaos.figures import MISSING, NEVER, counted, number, quantity, with_unit
 from harness.results import Metric
 
 __all__ = [
-    "MISSING", "NEVER", "Clause", "align", "flatten", "median_of", "number", "pairs", "parse_clause", "percent",
-    "plural", "quantity", "range_of", "scalar", "visible", "with_unit",
+    "MISSING", "NEVER", "Clause", "align", "count_of", "counted", "few", "flatten", "median_of", "number", "pairs",
+    "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "visible", "with_unit",
 ]  # fmt: skip
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
@@ -25,9 +25,24 @@ _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
 
-def median_of(metric: Metric | None) -> str:
-    """The median of a metric, rounded against us."""
-    return MISSING if metric is None else quantity(metric.median, metric.unit, metric.better)
+def median_of(metric: Metric | None, *, unit: bool = False, alone: bool = True) -> str:
+    """The median of a metric, rounded against us, with its unit where that is asked for, and with how many values it is
+    of where not everything gave one. ``alone``: no column beside it says how many."""
+    if metric is None or metric.median is None:
+        return MISSING
+    text = with_unit if unit else quantity
+    shown = text(metric.median, metric.unit, metric.better)
+    return shown + (few(metric) if alone else "")
+
+
+def few(metric: Metric | None) -> str:
+    """`` (2 of 3)`` where an incident or an arm gave no value; else empty."""
+    return "" if metric is None or metric.counted == str(metric.n) else f" ({metric.counted})"
+
+
+def count_of(metric: Metric | None) -> str:
+    """How many values a metric has, for a column of its own."""
+    return MISSING if metric is None else metric.counted
 
 
 def range_of(metric: Metric | None) -> str:

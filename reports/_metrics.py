@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from chaos.sla import samples_needed
 from harness.judging.measure import per_arm
 from harness.results import CellResult, FalseAlarms, Metric, Results, Spares, Survival
-from reports._format import MISSING, number, percent, quantity, with_unit
+from reports._facts import labels
+from reports._format import MISSING, counted, median_of, number, percent, quantity
 
 HEAD = (
     "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
@@ -22,10 +23,11 @@ RATE_SIDES = "lrlrrlrrrrr"
 
 def rows(results: Results) -> Iterator[tuple[str, ...]]:
     """A row for each metric that has values."""
+    names = labels(results)
     for cell in results.cells:
         for name, metric in cell.metrics.items():
             if metric.values:
-                yield (_name(cell), name, *_row(metric))
+                yield (names[cell.id], name, *_row(metric))
 
 
 def absent(results: Results) -> list[str]:
@@ -42,7 +44,8 @@ def _row(metric: Metric) -> tuple[str, ...]:
     return (
         metric.unit,
         *(quantity(value, metric.unit, metric.better) for value in (metric.median, metric.min, metric.max)),
-        between or "needs 6", _quantile(metric, "p95"), _quantile(metric, "p99"), str(metric.n), str(arms),
+        between or "needs 6", _quantile(metric, "p95"), _quantile(metric, "p99"), metric.counted,
+        counted(arms, metric.of_arms),
     )  # fmt: skip
 
 
@@ -55,10 +58,16 @@ def _quantile(metric: Metric, name: str) -> str:
 
 def rates(results: Results) -> Iterator[tuple[str, ...]]:
     """A row for each cell that has rates."""
+    names = labels(results)
     for cell in results.cells:
         if cell.reliability is not None:
             told = cell.reliability
-            yield _name(cell), *_survival(told.survival), *_alarms(told.false_alarms), *_spares(told.spares)
+            yield (
+                names[cell.id],
+                *_survival(told.survival),
+                *_alarms(told.false_alarms),
+                *_spares(told.spares),
+            )
 
 
 def _survival(one: Survival) -> tuple[str, str]:
@@ -96,7 +105,7 @@ def _few(cell: CellResult) -> list[str]:
     for name, words in (("ettr", "ETTR {}"), ("mfu", "MFU {}"), ("failure_cost", "a failure costs {}")):
         metric = cell.metrics.get(name)
         if metric is not None and metric.values:
-            parts.append(words.format(with_unit(metric.median, metric.unit, metric.better)))
+            parts.append(words.format(median_of(metric, unit=True)))
     recovery = cell.metrics.get("recovery_time")
     if recovery is not None and recovery.values:
         told = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
@@ -106,7 +115,8 @@ def _few(cell: CellResult) -> list[str]:
 
 def short(results: Results) -> list[str]:
     """A line for each cell, for a terminal: who survived, how often somebody was suspected for nothing, what waits."""
-    measured = {_name(cell): _few(cell) for cell in results.cells}
+    names = labels(results)
+    measured = {names[cell.id]: _few(cell) for cell in results.cells}
     lines = []
     for name, kept, between, alarms, hours, rate, spares, *rest in rates(results):
         parts = [
@@ -119,7 +129,3 @@ def short(results: Results) -> list[str]:
             parts.append(f"{spares} {many}: {share} of the rank time, {memory} MiB and {cores} cores each")
         lines.append(f"  {name}  " + "; ".join([*parts, *measured.get(name, ())]))
     return [*lines, *(f"  {line}" for line in absent(results))]
-
-
-def _name(cell: CellResult) -> str:
-    return cell.strategy if list(cell.params) in ([], ["recovery"]) else cell.id

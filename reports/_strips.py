@@ -80,7 +80,8 @@ def _point(scale: _Scale, value: float, broken: bool, y: float) -> Markup:
 def _label(sla: SlaResult, limit: float | None) -> str:
     values = ", ".join(quantity(v, sla.unit) for v in sla.values)
     against = f" against the limit {with_unit(limit, sla.unit)}" if limit is not None else ""
-    return f"{plural(len(sla.values), 'value')}{against}: {values}"
+    count = plural(1, "value") if sla.counted == "1" else f"{sla.counted} values"
+    return f"{count}{against}: {values}"
 
 
 def _n(value: float) -> str:

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import pandas as pd
 from markupsafe import Markup, escape
 
-from harness.results import PHASE_NAMES, CellResult, Finding, Incident, Results
+from harness.results import PHASE_NAMES, Finding, Incident, Results
 from reports import _metrics
-from reports._facts import VERDICT_MARKS, Strategy, incidents_of, nodes, phase_medians, strategies, where
+from reports._facts import (
+    VERDICT_MARKS,
+    Strategy,
+    incidents_of,
+    labels,
+    nodes,
+    phase_medians,
+    strategies,
+    where,
+)
 from reports._format import (
     MISSING,
     align,
+    count_of,
+    counted,
     median_of,
     number,
     pairs,
@@ -76,16 +87,6 @@ def mark(verdict: str, label: str | None = None) -> Markup:
     )
 
 
-def label(cell: CellResult) -> str:
-    """What a cell is called in tables and plots: its strategy, or its id when the matrix has more axes."""
-    return cell.strategy if list(cell.params) in ([], ["recovery"]) else cell.id
-
-
-def labels(results: Results) -> dict[str, str]:
-    """Cell id to what it is called."""
-    return {cell.id: label(cell) for cell in results.cells}
-
-
 def comparison(results: Results) -> Table:
     """Strategies side by side: what they give and what they cost."""
     columns = (
@@ -104,8 +105,8 @@ def comparison(results: Results) -> Table:
 def _comparison_row(e: Strategy) -> list[str]:
     star = "*" if e.note else ""
     return [
-        label(e.cell), mark(e.cell.verdict), median_of(e.recovery), range_of(e.recovery),
-        str(e.recovery.n) if e.recovery else MISSING, median_of(e.full_rate), median_of(e.redundancy),
+        e.label, mark(e.cell.verdict), median_of(e.recovery, alone=False), range_of(e.recovery),
+        count_of(e.recovery), median_of(e.full_rate), median_of(e.redundancy),
         median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
         median_of(e.goodput), number(e.badput_s), e.cell.exactness,
         MISSING if e.provisioned is None else f"{e.provisioned}{star}",
@@ -133,7 +134,7 @@ def slas(results: Results) -> Table:
                 mark(sla.verdict) + soft,
                 observed,
                 "" if sla.unit in ("1", "") else sla.unit,
-                str(len(sla.values)),
+                sla.counted,
                 strip(sla),
                 Markup("{}{}").format(sla.detail or _margin(sla.clause, sla.observed, sla.unit), where),
             ]
@@ -215,13 +216,13 @@ def _two(first: str, second: str) -> Markup:
 def phases(results: Results) -> Table:
     """Median seconds of each recovery phase."""
     columns = [Column(name="strategy"), *(_number(p, "s") for p in PHASE_NAMES), _number("n")]
-    rows = []
+    names, rows = labels(results), []
     for cell in results.cells:
         found = incidents_of(results, cell.id)
         medians = phase_medians(found)
         if medians:
             cells = [number(medians.get(name), finest=FINEST_S) for name in PHASE_NAMES]
-            rows.append([label(cell), *cells, str(sum(bool(i.phases) for i in found))])
+            rows.append([names[cell.id], *cells, counted(sum(bool(i.phases) for i in found), len(found))])
     return table(columns, rows)
 
 
@@ -315,9 +316,9 @@ class InvariantRow:
 def invariants(results: Results) -> list[InvariantRow]:
     """One row per invariant, in the order they first appear."""
     names = list(dict.fromkeys(name for cell in results.cells for name in cell.invariants))
-    rows = []
+    called, rows = labels(results), []
     for name in names:
-        found = [(label(c), c.invariants.get(name)) for c in results.cells]
+        found = [(called[c.id], c.invariants.get(name)) for c in results.cells]
         present = tuple((cell, finding) for cell, finding in found if finding is not None)
         rows.append(
             InvariantRow(

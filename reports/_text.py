@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.results import Metric, Results
+from harness.results import Results
 from harness.rundir import RunDirectory
 from reports import _metrics
 from reports._facts import (
@@ -74,7 +74,7 @@ def _failures(results: Results) -> list[str]:
             ci = " [{}, {}]".format(*(number(v, better) for v in metric.ci95))
         lines.append(
             f"  {place(results, sla)}  {sla.cell}  {sla.metric}  {sla.clause}   "
-            f"observed {with_unit(sla.observed, sla.unit, better)}{ci}, n={len(sla.values)}"
+            f"observed {with_unit(sla.observed, sla.unit, better)}{ci}, n={sla.counted}"
         )
         phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
         if phases:
@@ -119,22 +119,16 @@ def _table(results: Results) -> list[str]:
 
 
 def _row(entry: Strategy) -> tuple[str, ...]:
-    # Two cells of one strategy are told apart only by their ids.
     return (
-        entry.cell.strategy if list(entry.cell.params) in ([], ["recovery"]) else entry.cell.id,
-        _seconds(entry.recovery) + (f" ({entry.never} never)" if entry.never else ""),
-        _seconds(entry.full_rate),
-        _seconds(entry.redundancy),
+        entry.label,
+        median_of(entry.recovery, unit=True) + (f" ({entry.never} never)" if entry.never else ""),
+        median_of(entry.full_rate, unit=True),
+        median_of(entry.redundancy, unit=True),
         median_of(entry.steps_lost),
         median_of(entry.samples_lost),
         median_of(entry.goodput) + ("*" if entry.note else ""),
         entry.cell.exactness,
     )
-
-
-def _seconds(metric: Metric | None) -> str:
-    median = median_of(metric)
-    return median + (" s" if median[:1].isdigit() else "")
 
 
 def _lost_nodes(results: Results) -> list[str]:

@@ -12,6 +12,7 @@ from harness.results import Results
 from harness.rundir import RunDirectory
 from reports import _plots, _tables
 from reports._facts import analyze_command, failing_slas, place, tallies
+from reports._facts import labels as cell_labels
 from reports._format import flatten, visible, with_unit
 from reports._series import Pair, read_pairs
 
@@ -35,7 +36,7 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
-    labels = _tables.labels(results)
+    labels = cell_labels(results)
     wall = _tables.wall_seconds(results)
     wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in wall.index}
     plotted = results.cells[:MAX_PLOTTED_CELLS]
@@ -69,12 +70,12 @@ def _context(run: RunDirectory, results: Results) -> dict[str, Any]:
 
 def _failures(results: Results) -> list[tuple[str, str]]:
     """Where and what, for every clause that failed."""
-    labels = _tables.labels(results)
+    labels = cell_labels(results)
     return [
         (
             place(results, sla),
             f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, "
-            f"observed {with_unit(sla.observed, sla.unit)}, n = {len(sla.values)}",
+            f"observed {with_unit(sla.observed, sla.unit)}, n = {sla.counted}",
         )
         for sla in failing_slas(results)
     ]

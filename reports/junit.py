@@ -69,7 +69,7 @@ def _sla(results: Results, sla: SlaResult) -> Case:
     went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""
     return Case(
         group=f"{sla.cell}.sla", name=f"{sla.metric} {sla.clause}", problem=problem, line=sla.line,
-        message=f"{sla.metric} {sla.clause}: observed {observed}, n={len(sla.values)}",
+        message=f"{sla.metric} {sla.clause}: observed {observed}, n={sla.counted}",
         detail=f"{sla.detail}\nvalues ({sla.unit}): {values}{went}".strip(),
         output=f"{note}observed {observed}, values {values or 'none'}. {sla.detail}".strip(),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from reports._facts import (
     strategies,
     tallies,
 )
-from reports._format import MISSING, median_of, number, range_of, with_unit
+from reports._format import MISSING, count_of, median_of, number, range_of, with_unit
 from reports._pipe import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
@@ -104,11 +104,10 @@ def _comparison(results: Results) -> Iterator[str]:
 
 
 def _row(e: Strategy) -> tuple[str, ...]:
-    name = e.cell.strategy if list(e.cell.params) in ([], ["recovery"]) else e.cell.id
     ranks = MISSING if e.provisioned is None else str(e.provisioned)
     return (
-        name, f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}", median_of(e.recovery),
-        range_of(e.recovery), str(e.recovery.n) if e.recovery else MISSING, median_of(e.full_rate),
+        e.label, f"{VERDICT_MARKS[e.cell.verdict]} {e.cell.verdict}", median_of(e.recovery, alone=False),
+        range_of(e.recovery), count_of(e.recovery), median_of(e.full_rate),
         median_of(e.redundancy), median_of(e.cost), median_of(e.steps_lost), median_of(e.samples_lost),
         median_of(e.goodput), number(e.badput_s), e.cell.exactness, ranks + ("*" if e.note else ""),
     )  # fmt: skip
@@ -136,7 +135,7 @@ def _clauses(results: Results) -> Iterator[str]:
                 f"{sla.metric} {sla.clause}",
                 sla.verdict,
                 with_unit(sla.observed, sla.unit),
-                str(len(sla.values)),
+                sla.counted,
                 detail,
             )
         )

@@ -100,10 +100,15 @@ def _metrics(results: Results) -> list[Family]:
     """A family for each metric: smallest, median and largest value of each cell, and how many there are."""
     found: dict[str, Family] = {}
     counts = Family(f"{PREFIX}_metric_values", "how many values a metric has")
+    could = Family(
+        f"{PREFIX}_metric_values_possible", "incidents or arms that could have given a metric a value"
+    )
     for cell in results.cells:
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
         for name, metric in cell.metrics.items():
             counts.add(metric.n, **labels, metric=name)
+            if metric.of is not None:
+                could.add(metric.of, **labels, metric=name)
             unit = UNITS.get(metric.unit, re.sub(r"\W", "_", metric.unit))
             full = f"{PREFIX}_{name}_{unit}"
             doc = METRICS[name].doc if name in METRICS else name
@@ -112,7 +117,7 @@ def _metrics(results: Results) -> list[Family]:
                 value = getattr(metric, statistic)
                 if value is not None:
                     family.add(value, **labels, statistic=statistic)
-    return [*found.values(), counts]
+    return [*found.values(), counts, could]
 
 
 def _clauses(results: Results) -> Family:

@@ -119,6 +119,8 @@ def _trial(label: str, family: str, number: int) -> Trial | None:
         reproduce=f"chaos compare {family}.yaml --stacks {label.replace(' ', ':')} --seed {17 + number}",
         losses=_losses(generator, outcome) if number == 0 else (),
         control_losses=_losses(None, "masked") if number == 0 else (),
+        full_rate=None if recovery is None or number == 2 else recovery * 1.25,
+        redundancy=None if recovery is None else recovery * 2,
     )  # fmt: skip
 
 
@@ -152,13 +154,13 @@ def _losses(generator: random.Random | None, outcome: OutcomeClass) -> tuple[tup
     return tuple(series)
 
 
-def metric(unit: str, values: list[float], better: str = "lower") -> Metric | None:
-    """A metric over ``values``; None without any."""
+def metric(unit: str, values: list[float], better: str = "lower", of: int | None = None) -> Metric | None:
+    """A metric over ``values``, of so many trials; None without any."""
     if not values:
         return None
     return Metric(
         unit=unit, values=values, n=len(values), median=statistics.median(values), min=min(values), max=max(values),
-        ci95=median_interval(values), better=better,
+        ci95=median_interval(values), better=better, of=of,
     )  # fmt: skip
 
 
@@ -172,7 +174,9 @@ def _cell(trials: list[Trial], label: str, family: str) -> CellSummary:
     return CellSummary(
         label=label, family=family, n=len(mine), worst=worst, witness=_WITNESS[worst],
         outcomes={o: found.count(o) for o in dict.fromkeys(found)} if mine else {},
-        recovery=metric("s", [t.recovery for t in mine if t.recovery is not None]),
+        recovery=metric("s", [t.recovery for t in mine if t.recovery is not None], of=len(mine)),
+        full_rate=metric("s", [t.full_rate for t in mine if t.full_rate is not None], of=len(mine)),
+        redundancy=metric("s", [t.redundancy for t in mine if t.redundancy is not None], of=len(mine)),
         detection=metric("s", [t.detection for t in mine if t.detection is not None]),
         goodput=metric("ratio", [t.goodput for t in mine if t.goodput is not None], "higher"),
         steps_lost=metric("steps", [float(t.steps_lost) for t in mine]),

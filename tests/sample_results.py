@@ -178,7 +178,8 @@ def _cell(strategy: str, arms: list[ArmResult], faults: list[Incident]) -> CellR
             verdict="inconclusive", witness="r2 ended at step 76: nothing to compare"
         )
     return CellResult(
-        id=cell, params={"recovery": strategy}, strategy=strategy, verdict="fail" if failed else "pass",
+        id=cell, label=strategy, params={"recovery": strategy}, strategy=strategy,
+        verdict="fail" if failed else "pass",
         reason="recovery_time failed" if failed else "all held",
         metrics={
             "recovery_time": metric("s", times),

@@ -288,3 +288,17 @@ def test_scales_keep_their_order_and_put_never_last() -> None:
         assert len(scale.ticks()) >= 2
     assert Scale([], logarithmic=True).at(math.inf) > 90
     assert Scale([0.0], logarithmic=False).ticks()
+
+
+def test_the_page_has_the_columns_of_a_run_in_the_same_words(written: Written) -> None:
+    comparison, root = written
+    text, _ = read(written)
+    markdown = (root / "compare.md").read_text()
+    for name in ("full rate", "redundant", "rank-hours"):
+        assert name in text and name in markdown, name
+    heads = re.findall(r"<th[^>]*>(?:<button>)?\s*([^<]+)", text)
+    assert heads.count("full rate") == heads.count("redundant") >= 2, "of the cells and of every trial"
+    fewer = {f"({m.counted})" for c in comparison.cells if (m := c.full_rate) is not None and m.n < c.n}
+    assert bool(fewer) == (len(comparison.trials) > len(comparison.cells)), "of seven trials one has none"
+    for said in fewer:
+        assert said in text and said in markdown

@@ -67,3 +67,17 @@ def test_a_pair_in_which_only_one_recovers_has_an_infinite_ratio() -> None:
     trials += [trial("theirs", seed, math.inf, "hung") for seed in range(6)]
     ratio = next(r for r in ratios_of(trials, "ours", seed=1) if r.metric == "recovery")
     assert (ratio.value, ratio.says) == (math.inf, "only the other recovers")
+
+
+def test_what_gave_no_value_is_counted_and_shown() -> None:
+    """Of three trials one never stood still: its recovery is no third value, and the table says so."""
+    whole = trial("x", 1, 0.5).model_copy(update={"full_rate": 0.75, "redundancy": 2.0})
+    trials = [whole, trial("x", 2, 0.6), trial("x", 3, None, "masked"), trial("x", 4, None, "not landed")]
+    (cell,) = cells_of(["x"], ["kill"], trials, bare=None, not_offered={})
+    assert cell.recovery is not None and cell.recovery.counted == "2 of 3"
+    assert cell.full_rate is not None and (cell.full_rate.values, cell.full_rate.counted) == (
+        [0.75],
+        "1 of 3",
+    )
+    assert cell.redundancy is not None and cell.redundancy.median == 2.0
+    assert cell.goodput is not None and cell.goodput.counted == "3"

@@ -19,7 +19,7 @@ from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
 from harness.gating.looks import Look, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from harness.judging.measure import METRICS, median_ci95, summarise
-from harness.judging.samples import per_arm
+from harness.judging.samples import Chances, per_arm
 from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
 from harness.rundir import RunDirectory
 
@@ -455,3 +455,17 @@ def test_the_level_is_shared_over_the_clauses_of_all_cells() -> None:
     found = gate(run_of({name: {} for name in ("a", "b", "c", "d")}, slas))
     assert found.share == pytest.approx(LEVEL / 4) and "1.25 % for each of 4 clauses" in found.notes[-1]
     assert "in 4 cells" in found.notes[-1]
+
+
+def test_a_clause_says_of_how_many_arms_it_knows() -> None:
+    """Two of three arms gave a value: n is not 2 without a word."""
+    partial = sla("median < 1s", [0.4, 0.5, 0.5, 0.6, 0.4]).model_copy(update={"of": 6, "of_arms": 6})
+    assert "n=5 of 6" in decide(partial, 0.05).detail
+    assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "min < 1s"}), 0.05).detail
+    assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "mean < 1s"}), 0.05).detail
+    blurred = decide(partial.model_copy(update={"clause": "max < 1s"}), 0.05, clock_bound=0.5)
+    assert "n=5 of 6" in blurred.detail
+    few = Chances(values=7, arms=6)
+    now = summarise("recovery_time", [0.4] * 5, possible=few)
+    then = summarise("recovery_time", [0.3] * 5, possible=few)
+    assert compare(now, then, tolerance_of("s", None), 0.05).detail.count("(n=5 of 6)") == 2

@@ -18,10 +18,18 @@ from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun, SkippedCell
 from harness.checkers import CHECKERS
 from harness.judging.judge import judge, write_results
-from harness.results import Results
+from harness.judging.samples import chances
+from harness.results import Incident, Results
 from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
 
 SLA = {"recovery_time": ["median < 2s", "max < 5s"], "steps_lost": ["max <= 25"], "goodput": ["min >= 0.1"]}
+
+HARMLESS: dict[str, Any] = {
+    "fault": "kill", "kind": "process-kill", "cell": "default", "repeat": 0, "occurrence": 0, "target": {}, "step": 5,
+    "injected_s": 1.0, "landed": True, "witness": "os", "evidence": {}, "healed": True, "detected_by": None,
+    "blamed_rank": None, "detection_time": None, "recovery_time": None, "outcome": "masked", "phases": [],
+    "steps_lost": 0, "restored_step": None, "first_new_step": None, "decision": "",
+}  # fmt: skip
 
 
 def make_run(
@@ -243,3 +251,37 @@ def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(tmp_path: Path
     meant = {**KILL, "expect": {"outcome": "fail-stop" if outcome == "gave-up" else "hang"}}
     results = judge(simple(tmp_path / "meant", script, invariants=["fault-landed"], sla={}, faults=[meant]))
     assert results.verdict == "pass", results.reason
+
+
+def test_a_metric_says_how_many_values_there_could_have_been(tmp_path: Path) -> None:
+    """Three repeats, of which one left no log: nothing may read as if there had been two."""
+    cell = cell_of("hot-spare", [KILL], sla=SLA, repeat=3)
+    logs_of = {
+        arm_id("default", n, kind): arms.hot_spare()
+        if kind == "faulted"
+        else arms.control("hot-spare", spares=1)
+        for n in (0, 2)
+        for kind in ("faulted", "control")
+    }
+    results = judge(make_run(tmp_path, [cell], logs_of))
+    metrics = results.cells[0].metrics
+    for name in ("recovery_time", "steps_lost", "goodput", "step_time"):
+        found = metrics[name]
+        assert (found.n, found.of, found.of_arms, found.counted) == (2, 3, 3, "2 of 3"), name
+    assert metrics["checkpoint_stall"].of is None, "checkpoints are not counted"
+    assert {sla.counted for sla in results.slas} == {"2 of 3"}
+    assert all("n=2 of 3" in sla.detail for sla in results.slas)
+    assert judge(simple(tmp_path / "whole")).cells[0].metrics["recovery_time"].counted == "1"
+
+
+def test_an_incident_without_a_value_is_counted_and_a_rollback_counts_once() -> None:
+    seen = tuple(Incident.model_validate(HARMLESS | {"occurrence": n}) for n in range(3))
+    assert chances("recovery_time", [seen, seen[:1]], 2, True).values == 4
+    shared = (seen[0], seen[1].model_copy(update={"answered_with": "kill"}))
+    assert chances("steps_lost", [shared], 1, True).values == 1
+    assert chances("recovery_time", [shared], 3, True).values == 6, "what did not run had as many"
+    assert (
+        chances("recovery_time", [], 2, True).values == 2
+        and chances("recovery_time", [], 2, False).values == 0
+    )
+    assert chances("checkpoint_stall", [seen], 1, True).values is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from sample_results import build
 
 import reports
 from harness.judging.measure import summarise
+from harness.judging.samples import Chances
 from harness.results import FalseAlarms, Reliability, Results, Spares, Survival
 from harness.rundir import RunDirectory
+from reports._format import MISSING, median_of
 from reports._tables import lost_steps
 from reports._text import summary
 
@@ -108,3 +111,39 @@ def test_steps_that_another_rollback_answered_are_said_to_be_with_it(shown: Show
 
 def _file(shown: Shown, name: str) -> str:
     return Path(shown[0].root / name).read_text(encoding="utf-8")
+
+
+def test_fewer_values_than_there_could_be_are_said_everywhere(tmp_path: Path) -> None:
+    """A table that says n = 3 has three values, or says of how many."""
+    run, results = build(tmp_path / "run")
+    fewer = Chances(values=5, arms=4)
+    names = ("recovery_time", "goodput", "failure_cost", "time_to_full_rate")
+    told = {name: summarise(name, [1.25, 1.5], possible=fewer) for name in names}
+    cells = [cell.model_copy(update={"metrics": told, "reliability": RATES}) for cell in results.cells]
+    slas = [s.model_copy(update={"values": [1.25, 1.5], "of": 5, "of_arms": 4}) for s in results.slas]
+    results = results.model_copy(update={"cells": cells, "slas": slas})
+    reports.render_all(run, results)
+    terminal = summary(results, run)
+    assert "1.38 s (2 of 5)" in terminal and "rank-hours (2 of 5)" in terminal and "n=2 of 5" in terminal
+    text = (run.root / "summary.md").read_text().replace("\\", "")
+    head, *rows = (
+        line.split("|")
+        for line in text.splitlines()
+        if line.startswith("| strategy | verdict") or "| 2 of 5 |" in line
+    )
+    assert rows[0][[c.strip() for c in head].index("n")].strip() == "2 of 5", "the strategies' table"
+    assert any("2 of 4" in row for row in text.splitlines()), "arms of a metric"
+    assert "n=2 of 5" in (run.root / "junit.xml").read_text()
+    page = (run.root / "report.html").read_text()
+    assert "(2 of 5)" in page and "2 of 4" in page and "n = 2 of 5" in page and "2 of 5 values" in page
+    assert re.search(
+        r'metric_values_possible\{[^}]*metric="goodput"\} 5', (run.root / "metrics.prom").read_text()
+    )
+    read = Results.model_validate_json(results.model_dump_json())
+    assert read.cells[0].metrics["goodput"].counted == "2 of 5" and read.slas[0].counted == "2 of 5"
+
+
+def test_all_values_there_could_be_are_a_plain_number() -> None:
+    whole = summarise("goodput", [0.5, 0.75], possible=Chances(values=2, arms=2))
+    assert (whole.counted, median_of(whole)) == ("2", "0.625")
+    assert median_of(summarise("goodput", [], possible=Chances(values=2, arms=2))) == MISSING

@@ -277,7 +277,7 @@ def _as_text(found: Baseline) -> str:
         for metric, values in cell.metrics.items():
             median = quantity(values.median, values.unit, values.better)
             ends = (quantity(end, "ratio", values.better) for end in (values.min, values.max))
-            lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.n}")
+            lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.counted}")
     return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines)
 
 

@@ -12,7 +12,7 @@ from harness import naming
 from harness.compare import rules, summary
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.model import Comparison, StackInfo, Trial
-from harness.compare.outcome import completed, ended, judged
+from harness.compare.outcome import FOR_EVER, Judged, completed, ended, judged
 from harness.compare.plan import AGAIN, Arm, control_of
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import ArmMeasures, goodput_of, measure
@@ -180,7 +180,23 @@ def trial_of(source: Source) -> Trial:
         step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
         run=source.run, control_run=source.control_run, reproduce=source.reproduce, note="; ".join(filter(None, notes)),
         losses=losses_of(history), control_losses=losses_of(against) if against else (),
+        **_until_whole(source.log, measures, ideal, control, result),
     )  # fmt: skip
+
+
+def _until_whole(
+    log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
+) -> dict[str, float | None]:
+    """Times until the job was at its full rate and as safe as before, of several faults the slowest."""
+    if result.outcome == "not landed":
+        return {}
+    if result.outcome in FOR_EVER:
+        return {"full_rate": math.inf, "redundancy": math.inf}
+    # A stack that costs something while nothing fails never has the bare one's rate again.
+    own = measures if ideal is control else measure(log, control)
+    full = [one.time_to_full_rate for one in own.incidents if one.time_to_full_rate is not None]
+    whole = [one.time_to_redundancy for one in own.incidents if one.time_to_redundancy is not None]
+    return {"full_rate": max(full, default=None), "redundancy": max(whole, default=None)}
 
 
 def _usable(log: Log | None) -> Log | None:

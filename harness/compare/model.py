@@ -68,6 +68,8 @@ class Trial(Model):
     to the first reaction that can be seen from outside. ``goodput``, ``badput`` (class -> seconds): against the
     fault-free step of the stack ``none`` with the same seed where there is one, else the own control's; 0 where what
     was trained is worthless.
+    ``full_rate``, ``redundancy``: as ``chaos run`` has them (``time_to_full_rate``, ``time_to_redundancy``), of several
+    faults the slowest, infinity where ``recovery`` is; the full rate is that of the stack's own control.
     ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``, ``control_run``: directories relative to
     the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what could not be known, and why; ``losses``:
     (step, loss) of the faulted arm and of its control, thinned.
@@ -94,6 +96,8 @@ class Trial(Model):
     reproduce: str
     control_run: str = ""
     note: str = ""
+    full_rate: Number | None = None
+    redundancy: Number | None = None
     losses: tuple[tuple[int, Number], ...] = ()
     control_losses: tuple[tuple[int, Number], ...] = ()
 
@@ -116,7 +120,8 @@ class Ratio(Model):
 
 class CellSummary(Model):
     """A stack under one fault family. ``outcomes``: class -> how often; ``worst``: the least good of them;
-    ``recovery``, ``goodput``, ``overhead``: over trials; ``outliers``: seeds of flagged, never dropped values."""
+    ``recovery``, ``full_rate``, ``redundancy``, ``goodput``, ``overhead``: over trials; ``outliers``: seeds of
+    flagged, never dropped values."""
 
     label: str
     family: str
@@ -136,6 +141,8 @@ class CellSummary(Model):
         description="of one failure, median: provisioned ranks x recovery time"
     )
     note: str = ""
+    full_rate: Metric | None = None
+    redundancy: Metric | None = None
 
 
 class Comparison(Model):

@@ -19,6 +19,7 @@ from harness.compare.directory import Directory, differences
 from harness.compare.gather import Source, gather, read_results, trial_of
 from harness.compare.model import Comparison, StackInfo, Trial
 from harness.compare.play import now
+from harness.judging.labels import Named, labels
 from harness.results import ArmResult, Results
 from harness.rundir import RunDirectory, arm_id, open_run, read_resolved
 
@@ -82,10 +83,11 @@ def _part(path: Path) -> Part:
 
 def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
     cells = {cell.id: cell for cell in read_resolved(run).cells}
+    names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
     trials, stacks, families = [], {}, {}
     for arm in results.arms:
         cell = cells.get(arm.cell)
-        source = _source(path, run, arm, cell) if cell else None
+        source = _source(path, run, arm, cell, names[cell.id]) if cell else None
         if source is None or cell is None:
             continue
         trials.append(trial_of(source))
@@ -97,7 +99,7 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
     )  # fmt: skip
 
 
-def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell) -> Source | None:
+def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str) -> Source | None:
     """None: a control, an arm without faults, or one that was cut short."""
     kinds = sorted({fault.kind for fault in cell.scenario.faults})
     log = _log(run, arm.id)
@@ -106,7 +108,7 @@ def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell) -> Source
     control_id = arm_id(arm.cell, arm.repeat, "control")
     control = _log(run, control_id) if cell.scenario.baseline == "paired" else None
     return Source(
-        label=_label(cell), family=" + ".join(kinds), seed=arm.seed, log=log, control=control, ideal=control,
+        label=label, family=" + ".join(kinds), seed=arm.seed, log=log, control=control, ideal=control,
         run=f"{path}/events/{arm.id}", control_run=f"{path}/events/{control_id}" if control else "",
         verdict=arm.outcome, reproduce=f"chaos analyze {path}",
     )  # fmt: skip
@@ -119,13 +121,10 @@ def _log(run: RunDirectory, arm: str) -> Log | None:
         return None
 
 
-def _label(cell: Cell) -> str:
-    """The strategy, with what the matrix adds to it; of a command its program."""
+def _program(cell: Cell) -> str:
+    """The strategy; of a command its program."""
     scenario = cell.scenario
-    if scenario.workload.command is not None:
-        return scenario.workload.title
-    more = [f"{name}={value}" for name, value in cell.params.items() if name != "recovery"]
-    return " ".join([scenario.recovery.strategy, *more])
+    return scenario.workload.title if scenario.workload.command is not None else scenario.recovery.strategy
 
 
 def _info(label: str, cell: Cell, results: Results) -> StackInfo:

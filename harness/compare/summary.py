@@ -63,8 +63,9 @@ def _cell(
             phases[span.name].append(span.seconds)
     overhead = [
         trial.step_time / bare
-        for trial in trials
         if trial.step_time and (bare := bare_steps.get((trial.seed, trial.family)))
+        else None
+        for trial in trials
     ]
     recovery = {trial.seed: trial.recovery for trial in landed if trial.recovery is not None}
     masked = outcomes["masked"]
@@ -77,11 +78,13 @@ def _cell(
     return CellSummary(
         label=label, family=family, n=len(landed), outcomes=dict(outcomes), worst=worst,
         witness=next(trial.witness for trial in trials if trial.outcome == worst),
-        recovery=_metric("s", recovery.values()),
-        detection=_metric("s", (t.detection for t in landed)),
-        goodput=_metric("ratio", (t.goodput for t in landed), "higher"),
-        steps_lost=_metric("steps", (_steps_lost(t) for t in landed)),
-        samples_lost=_metric("samples", (t.samples_lost for t in landed)),
+        recovery=_metric("s", [t.recovery for t in landed]),
+        detection=_metric("s", [t.detection for t in landed]),
+        full_rate=_metric("s", [t.full_rate for t in landed]),
+        redundancy=_metric("s", [t.redundancy for t in landed]),
+        goodput=_metric("ratio", [t.goodput for t in landed], "higher"),
+        steps_lost=_metric("steps", [_steps_lost(t) for t in landed]),
+        samples_lost=_metric("samples", [t.samples_lost for t in landed]),
         overhead=_metric("ratio", overhead), phases={name: statistics.median(v) for name, v in phases.items()},
         outliers=outliers(recovery), cost_gpu_hours=statistics.median(costs) if costs else None,
         note="; ".join(notes),
@@ -100,13 +103,15 @@ def _empty(label: str, family: str, why: str) -> CellSummary:
     )  # fmt: skip
 
 
-def _metric(unit: str, values: Iterable[float | None], better: str = "lower") -> Metric | None:
+def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:
+    """Over trials, of which some may have no value; None where all have none."""
     told = [float(value) for value in values if value is not None]
     if not told:
         return None
     return Metric(
         unit=unit, values=told, n=len(told), median=statistics.median(told), min=min(told), max=max(told),
         ci95=median_interval(told), better="higher" if better == "higher" else "lower",
+        of=len(values), of_arms=len(values),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from chaos.figures import counted
 from chaos.sla import QUANTILES, Clause, parse_clause
 from harness.gating.bounds import (
     LEVEL,
@@ -103,12 +104,13 @@ def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) ->
     if quantile is not None:
         share = quantile if sign > 0 else 1 - quantile
         mine = per_arm(turned, sla.arms, statistics.median if quantile == 0.5 else _nearest(share))
-        return _by_quantile(clause, side, mine, share, levels, clock)
+        return _by_quantile(clause, side, mine, share, levels, clock, counted(len(mine), sla.of_arms))
     if clause.aggregate == "mean":
-        return _by_mean(turned)
+        return _by_mean(turned, sla.counted)
     if clause.aggregate == ("min" if sign > 0 else "max"):
-        return _by_any(side, turned, clock)
-    return _by_each(clause, side, per_arm(turned, sla.arms, max), levels.green, clock)
+        return _by_any(side, turned, clock, sla.counted)
+    each = per_arm(turned, sla.arms, max)
+    return _by_each(clause, side, each, levels.green, clock, counted(len(each), sla.of_arms))
 
 
 def _nearest(share: float) -> Callable[[Sequence[float]], float]:
@@ -117,8 +119,8 @@ def _nearest(share: float) -> Callable[[Sequence[float]], float]:
 
 
 def _by_quantile(
-    clause: Clause, side: _Side, values: Sequence[float], quantile: float, levels: _Levels, clock: float
-) -> Decision:
+    clause: Clause, side: _Side, values: Sequence[float], quantile: float, levels: _Levels, clock: float, arms: str
+) -> Decision:  # fmt: skip
     low, high = quantile_bounds(values, quantile, levels.red, levels.green)
     unit, n = clause.unit, len(values)
     least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")
@@ -127,7 +129,7 @@ def _by_quantile(
         parts.append(f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence")
     if high is not None:
         parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(levels.green)}")
-    known = f"{clause.aggregate} {', '.join(parts)}, n={n}" if parts else clause.aggregate
+    known = f"{clause.aggregate} {', '.join(parts)}, n={arms}" if parts else clause.aggregate
     if high is None:
         known += f"{':' if not parts else ','} {no_bound(n, _fewest(quantile, levels.green))}"
     if low is not None and side.breaks(low - clock):
@@ -159,7 +161,9 @@ def _fewest(quantile: float, level: float) -> int:
     return next(n for n in range(1, 10**6) if quantile_ranks(n, quantile, level, level)[1] <= n)
 
 
-def _by_each(clause: Clause, side: _Side, values: Sequence[float], level: float, clock: float) -> Decision:
+def _by_each(
+    clause: Clause, side: _Side, values: Sequence[float], level: float, clock: float, arms: str
+) -> Decision:
     broken = sum(side.breaks(value - clock) for value in values)
     doubtful = sum(side.breaks(value + clock) for value in values)
     worst, n = _shown(side, max(values), clause.unit), len(values)
@@ -167,7 +171,7 @@ def _by_each(clause: Clause, side: _Side, values: Sequence[float], level: float,
         return Decision(verdict="fail", detail=f"{broken} of {n} break it, the worst is {worst}")
     if doubtful:
         return Decision(
-            verdict="inconclusive", detail=f"the worst is {worst}, n={n}; {_blurred(clock, clause.unit)}"
+            verdict="inconclusive", detail=f"the worst is {worst}, n={arms}; {_blurred(clock, clause.unit)}"
         )
     chance, fewest = next_beyond(n), values_to_predict(level)
     known = (
@@ -181,16 +185,16 @@ def _by_each(clause: Clause, side: _Side, values: Sequence[float], level: float,
     return Decision(verdict="pass", detail=known)
 
 
-def _by_any(side: _Side, values: Sequence[float], clock: float) -> Decision:
+def _by_any(side: _Side, values: Sequence[float], clock: float, told: str) -> Decision:
     if any(not side.breaks(value + clock) for value in values):
-        return Decision(verdict="pass", detail=f"a value meets it, n={len(values)}")
+        return Decision(verdict="pass", detail=f"a value meets it, n={told}")
     return Decision(
         verdict="inconclusive",
         detail=f"none of {len(values)} values meets it, which does not show that none would; say 'all' or 'median'",
     )
 
 
-def _by_mean(values: Sequence[float]) -> Decision:
+def _by_mean(values: Sequence[float], told: str) -> Decision:
     if any(map(math.isinf, values)):
         lost = sum(map(math.isinf, values))
         return Decision(
@@ -198,7 +202,7 @@ def _by_mean(values: Sequence[float]) -> Decision:
         )
     return Decision(
         verdict="inconclusive",
-        detail=f"a mean has no bound without an assumption about its distribution, n={len(values)}; say 'median'",
+        detail=f"a mean has no bound without an assumption about its distribution, n={told}; say 'median'",
     )
 
 

@@ -194,7 +194,7 @@ def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClau
     facts = {
         "cell": pair.cell, "metric": pair.name, "clause": f"no worse than the baseline{pair.tolerance.words}",
         "severity": "fail", "observed": pair.now.median, "unit": pair.now.unit, "values": pair.now.values,
-        "line": None, "arms": pair.now.arms,
+        "line": None, "arms": pair.now.arms, "of": pair.now.of, "of_arms": pair.now.of_arms,
     }  # fmt: skip
     arms = len(per_arm(pair.now.values, pair.now.arms))
     return _clause({**facts, "against": "baseline"}, decision, arms, repeats)

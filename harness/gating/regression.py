@@ -91,7 +91,7 @@ def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float, green
     worse than any that did, and as good as another one of its kind.
     """
     if not now.values:
-        return Decision(verdict="inconclusive", detail=f"no value now, {then.n} in the baseline")
+        return Decision(verdict="inconclusive", detail=f"no value now, {then.counted} in the baseline")
     now, then = _by_arm(now), _by_arm(then)
     n, m = now.n, then.n
     worse = [_beyond(a, b, then.better, tolerance) for a in now.values for b in then.values]
@@ -120,7 +120,9 @@ def compare(now: Metric, then: Metric, tolerance: Tolerance, level: float, green
 def _by_arm(metric: Metric) -> Metric:
     values = per_arm(metric.values, metric.arms)
     median = statistics.median(values) if values else None
-    return metric.model_copy(update={"values": values, "n": len(values), "median": median, "arms": []})
+    return metric.model_copy(
+        update={"values": values, "n": len(values), "median": median, "arms": [], "of": metric.of_arms}
+    )
 
 
 def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float:
@@ -134,8 +136,8 @@ def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float
 def _known(now: Metric, then: Metric, level: float) -> str:
     """Medians of both, and how they lie to each other: the median of all ratios with its bounds, where there are
     ratios."""
-    text = f"{quantity(then.median, then.unit)} in the baseline (n={then.n}), {quantity(now.median, now.unit)} now"
-    text += f" (n={now.n})"
+    text = f"{quantity(then.median, then.unit)} in the baseline (n={then.counted}), "
+    text += f"{quantity(now.median, now.unit)} now (n={now.counted})"
     finite = all(map(math.isfinite, [*now.values, *then.values]))
     if finite and min(then.values) > 0:
         ratios = sorted(a / b for a in now.values for b in then.values)

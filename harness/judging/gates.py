@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos import errors
-from chaos.figures import with_unit
+from chaos.figures import counted, with_unit
 from chaos.scenario import Cell, SlaCheck
 from chaos.sla import Clause, evaluate, parse_clause, samples_needed
 from harness.judging.catalogue import METRICS, MetricDef
 from harness.judging.pressure import TOO_BUSY
-from harness.judging.samples import median_ci95, per_arm
+from harness.judging.samples import Chances, median_ci95, per_arm
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
@@ -52,9 +52,11 @@ def judge_slas(
     missing: str,
     bounds: Mapping[str, float] = MappingProxyType({}),
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    possible: Mapping[str, Chances] = MappingProxyType({}),
 ) -> list[SlaResult]:
     """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known; ``bounds``:
-    metric -> how far its values may be from the truth; ``owners``: metric -> the repeat of each value.
+    metric -> how far its values may be from the truth; ``owners``: metric -> the repeat of each value;
+    ``possible``: metric -> how many values there could have been.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -72,6 +74,7 @@ def judge_slas(
                     missing,
                     bound=bound,
                     arms=owners.get(metric, ()),
+                    possible=possible.get(metric, Chances()),
                 )
             )
     return results
@@ -87,6 +90,7 @@ def judge_sla(
     *,
     bound: float = 0.0,
     arms: Sequence[int] = (),
+    possible: Chances = Chances(),
 ) -> SlaResult:
     """One clause, of these arms: what the next one would show is for ``harness.gating`` to say.
 
@@ -104,14 +108,16 @@ def judge_sla(
         verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
     else:
         holds, observed = evaluate(clause, values)
-        detail = f"observed {_observed(observed, known, values, arms)}"
+        detail = (
+            f"observed {_observed(observed, known, values, arms)}, n={counted(len(values), possible.values)}"
+        )
         if not math.isfinite(observed):
             verdict = "fail"
             detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
         elif len(values) < need:
             verdict, detail = (
                 "inconclusive",
-                f"{clause.aggregate} needs {need} values, there are {len(values)}",
+                f"{clause.aggregate} needs {need} values, there are {counted(len(values), possible.values)}",
             )
         elif bound and _within(clause, values, bound):
             verdict = "inconclusive"
@@ -121,6 +127,7 @@ def judge_sla(
     return SlaResult(
         cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
         observed=observed, unit=known.unit, values=list(values), detail=detail, line=line, arms=list(arms),
+        of=possible.values, of_arms=possible.arms,
     )  # fmt: skip
 
 
@@ -143,7 +150,7 @@ def _observed(value: float, known: MetricDef, values: Sequence[float], arms: Seq
     between = (
         " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval)) if interval else ""
     )
-    return f"{quantity(value, known.unit, known.better)}{between}, n={len(values)}"
+    return f"{quantity(value, known.unit, known.better)}{between}"
 
 
 def judge_cell(

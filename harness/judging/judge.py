@@ -27,9 +27,11 @@ from harness.judging import gates
 from harness.judging.episodes import NEVER_FIRED
 from harness.judging.expected import expected_of, twins_of
 from harness.judging.flops import mfu, work_of
+from harness.judging.labels import Named, labels
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.judging.reliability import false_alarms, spares_of, survival
+from harness.judging.samples import chances
 from harness.launcher import Launcher
 from harness.ledger import read_open
 from harness.results import ArmResult, CellResult, Finding, Reliability, Results, Skip, SlaResult, merge
@@ -66,7 +68,10 @@ def judge(run: RunDirectory) -> Results:
     logs = _read_logs(run, resolved)
     arms = _judge_arms(resolved, logs)
     system = _read_system(run)
-    judged = [_judge_cell(cell, arms, resolved, system) for cell in resolved.cells]
+    names = labels(
+        Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params) for c in resolved.cells
+    )
+    judged = [_judge_cell(cell, names[cell.id], arms, resolved, system) for cell in resolved.cells]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
@@ -180,7 +185,7 @@ def _exactness(evidence: Evidence) -> str:
 
 
 def _judge_cell(
-    cell: Cell, arms: list[_Arm], resolved: ResolvedRun, system: Mapping[str, Any]
+    cell: Cell, label: str, arms: list[_Arm], resolved: ResolvedRun, system: Mapping[str, Any]
 ) -> _JudgedCell:
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
@@ -189,6 +194,8 @@ def _judge_cell(
     values = {name: [v for _, own in of_arms for v in own[name]] for name in METRICS}
     bounds = {name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS}
     owners = {name: [repeat for repeat, own in of_arms for _ in own[name]] for name in METRICS}
+    struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
+    possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
     planned = len(_planned(cell))
     landed = invariants.get("fault-landed")
@@ -197,15 +204,17 @@ def _judge_cell(
     missing = seen.witness if seen and seen.verdict == "inconclusive" else missing
     if not faulted:
         missing = f"{len(mine)} of {planned} arms ran"
-    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners)
+    slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners, possible)
     verdict, reason = gates.judge_cell(
         cell.id, slas, invariants, len(mine), planned, resolved.source,
         untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
     )  # fmt: skip
     result = CellResult(
-        id=cell.id, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
+        id=cell.id, label=label, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
         reason=reason,
-        metrics={name: summarise(name, found, bounds[name], owners[name]) for name, found in values.items()},
+        metrics={
+            name: summarise(name, found, bounds[name], owners[name], possible[name]) for name, found in values.items()
+        },
         invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]), reliability=_reliability(mine),
         absent={"mfu": work} if isinstance(work, str) else {},

@@ -9,10 +9,37 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from chaos.sla import QUANTILES, samples_needed
 from harness.judging.catalogue import METRICS
-from harness.results import Metric
+from harness.results import Incident, Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chances:
+    """How many values a metric of a cell could have had. ``values``: incidents or arms, None: not counted; ``arms``:
+    planned."""
+
+    values: int | None = None
+    arms: int | None = None
+
+
+def chances(name: str, arms: Sequence[Sequence[Incident]], planned: int, tried: bool) -> Chances:
+    """Of a metric over ``planned`` repeats, of which those in ``arms`` left a log, each with its incidents.
+
+    A repeat that did not run counts with as many incidents as the most there were in one that did (``tried``: whether
+    the scenario has faults at all). Not counted: rollbacks that an earlier incident had already (``steps_lost`` is one
+    value for each), and checkpoints, whose last one pauses nothing. Raises KeyError for an unknown metric.
+    """
+    per = METRICS[name].per
+    if per == "checkpoint":
+        return Chances(arms=planned)
+    if per == "arm":
+        return Chances(values=planned, arms=planned)
+    each = [sum(name != "steps_lost" or i.answered_with is None for i in mine) for mine in arms]
+    unseen = max(each, default=int(tried)) * (planned - len(arms))
+    return Chances(values=sum(each) + unseen, arms=planned)
 
 
 def per_arm(
@@ -30,8 +57,9 @@ def per_arm(
 
 
 def summarise(
-    name: str, values: Sequence[float], bound: float = 0.0, arms: Sequence[int] | None = None
-) -> Metric:
+    name: str, values: Sequence[float], bound: float = 0.0, arms: Sequence[int] | None = None,
+    possible: Chances = Chances(),
+) -> Metric:  # fmt: skip
     """One metric's values with order statistics. ``arms``: the repeat of each value; None: one value each. Raises
     KeyError for an unknown metric."""
     owners = list(range(len(values))) if arms is None else list(arms)
@@ -42,6 +70,7 @@ def summarise(
         median=statistics.median(values) if values else None, min=min(values, default=None),
         max=max(values, default=None), ci95=median_ci95(each), better=known.better,
         clock_bound=bound, arms=owners, p95=quantile(each, "p95"), p99=quantile(each, "p99"),
+        of=possible.values, of_arms=possible.arms,
     )  # fmt: skip
 
 

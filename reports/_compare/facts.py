@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from chaos.figures import counted
 from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+from harness.results import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,13 @@ class Facts:
 
     def overhead(self, label: str) -> float | None:
         """Fault-free step over the bare one: the largest of the medians of the families."""
-        found = [c.overhead.median for f in self.families if (c := self.cell(label, f)) and c.overhead]
-        return max((value for value in found if value is not None), default=None)
+        found = self.slowest_step(label)
+        return None if found is None else found.median
+
+    def slowest_step(self, label: str) -> Metric | None:
+        """The overhead of the family whose median is the largest."""
+        found = [c.overhead for f in self.families if (c := self.cell(label, f)) and c.overhead]
+        return max(found, key=lambda metric: metric.median or 0.0, default=None)
 
     def fastest_other(self, family: str) -> tuple[str, float] | None:
         """The other stack set against the reference that kept the work with the smallest finite median recovery, and
@@ -149,6 +156,11 @@ class Facts:
         lost = {name: statistics.fmean(t.badput.get(name, 0.0) for t in trials) for name in names}
         useful = statistics.fmean(t.wall - sum(t.badput.values()) for t in trials)
         return {"useful": max(useful, 0.0)} | {k: v for k, v in lost.items() if v > 0}
+
+    def phased(self, label: str, family: str) -> str:
+        """How many trials have phases, of those in which the fault landed."""
+        landed = [trial for trial in self.trials(label, family) if OUTCOMES[trial.outcome].tried]
+        return counted(sum(bool(trial.phases) for trial in landed), len(landed))
 
     def typical(self, label: str, family: str) -> Trial | None:
         """The trial of (upper) median recovery time that has phases: a real one, so that they add up."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from harness.compare.model import CellSummary, Comparison
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts
-from reports._compare.words import findings
-from reports._format import MISSING, flatten, median_of, number, pairs, plural, with_unit
+from reports._compare.words import COST_UNIT, findings
+from reports._format import MISSING, few, flatten, median_of, number, pairs, plural, with_unit
 from reports._pipe import code_lines, escape, section, table
 
 _REST = "compare.json"
@@ -36,7 +36,8 @@ def _lines(facts: Facts) -> Iterator[str]:
     yield ""
     yield (
         "Outcome (the least good of the trials), median recovery time with its distribution-free 95 % interval "
-        "(from 6 values on), goodput, samples lost. Times are rounded up, goodput down."
+        "(from 6 values on), until the job was at its full "
+        "rate and as safe as before, goodput, samples lost. Times are rounded up, goodput down."
     )
     if comparison.missing:
         yield from ("", f"Not finished: {plural(comparison.missing, 'arm')} of the plan did not run yet.")
@@ -73,7 +74,7 @@ def _lines(facts: Facts) -> Iterator[str]:
 def _scorecard(facts: Facts, families: Sequence[str]) -> Iterator[str]:
     head = ("stack", *families, "step without a fault, times the bare one")
     body = [
-        (label, *(_score(facts, label, f) for f in families), number(facts.overhead(label), "lower"))
+        (label, *(_score(facts, label, f) for f in families), median_of(facts.slowest_step(label)))
         for label in facts.labels
     ]
     yield from table(head, body, "l" * (len(head) - 1) + "r", rest=_REST)
@@ -88,6 +89,7 @@ def _score(facts: Facts, label: str, family: str) -> str:
     parts = [
         _outcome(cell),
         _time(cell.recovery),
+        *_whole(cell),
         f"goodput {median_of(cell.goodput)}",
         _lost(cell),
         facts.ahead(label, family),
@@ -105,7 +107,12 @@ def _time(metric: Metric | None) -> str:
     if metric is None or metric.median is None:
         return ""
     between = " [{}, {}]".format(*(number(v, "lower") for v in metric.ci95)) if metric.ci95 else ""
-    return with_unit(metric.median, metric.unit, metric.better) + between
+    return with_unit(metric.median, metric.unit, metric.better) + between + few(metric)
+
+
+def _whole(cell: CellSummary) -> list[str]:
+    known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
+    return [f"{name} {median_of(metric, unit=True)}" for name, metric in known if metric is not None]
 
 
 def _lost(cell: CellSummary) -> str:
@@ -161,7 +168,7 @@ def _cost(hours: float | None, money: float | None, currency: str) -> str:
     if hours is not None and math.isinf(hours):
         return "no end"
     spent = f" ({with_unit(money, currency, 'lower')})" if money is not None else ""
-    return with_unit(hours, "GPU h", "lower") + spent
+    return with_unit(hours, COST_UNIT, "lower") + spent
 
 
 def _witnesses(facts: Facts) -> Iterator[str]:

@@ -13,8 +13,8 @@ from harness.compare.statistics import EVERY
 from harness.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
-from reports._compare.words import exact, figure, interval, median
-from reports._format import MISSING, align, pairs, plural
+from reports._compare.words import COST_UNIT, exact, figure, interval, median
+from reports._format import MISSING, align, few, pairs, plural
 
 MAX_ROWS = 2000
 FINEST_S = 1e-4
@@ -94,7 +94,7 @@ def scorecard(facts: Facts, families: Sequence[str]) -> Table:
     rows = []
     for label in facts.labels:
         cells = [_score(facts, label, family) for family in families]
-        rows.append([_stack(facts, label), *cells, count(facts.overhead(label), "ratio", "lower")])
+        rows.append([_stack(facts, label), *cells, _middle(facts.slowest_step(label))])
     return table("Scorecard: stacks by kind of fault", columns, rows)
 
 
@@ -115,7 +115,7 @@ def _score(facts: Facts, label: str, family: str) -> Cell:
     if not OUTCOMES[cell.worst].tried:
         note = Markup('<span class="quiet under">{}</span>').format(cell.note or cell.witness)
         return Cell(content=outcome(cell.worst) + note)
-    lines = [outcome(cell.worst, _counts(cell)), _time(cell), _losses(cell)]
+    lines = [outcome(cell.worst, _counts(cell)), _time(cell), _whole(cell), _losses(cell)]
     said = facts.ahead(label, family)
     if said:
         lines.append(Markup('<span class="ahead">{}</span>').format(said))
@@ -136,9 +136,21 @@ def _time(cell: CellSummary) -> Markup:
         word = "nothing to recover from" if cell.worst == "masked" else "no time measured"
         return Markup('<span class="quiet under">{}</span>').format(word)
     never = " never" if math.isinf(cell.recovery.median) else ""
-    of = "" if cell.recovery.n == cell.n else f" n = {cell.recovery.n}"
-    return Markup('<span class="time{}">{} <small class="quiet">{}{}</small></span>').format(
-        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95, "lower"), of
+    return Markup('<span class="time{}">{} <small class="quiet">{}</small></span>').format(
+        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95, "lower")
+    )
+
+
+def _whole(cell: CellSummary) -> Markup:
+    """In the words of the reports of a run."""
+    known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
+    told = [
+        Markup("{} {}").format(name, median(metric, unit=True))
+        for name, metric in known
+        if metric is not None
+    ]
+    return (
+        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(told)) if told else Markup("")
     )
 
 
@@ -190,8 +202,14 @@ def phases(facts: Facts, family: str) -> Table:
     names = [p for p in PHASE_NAMES if any(p in x for x in found.values())]
     names += sorted({p for x in found.values() for p in x} - set(names))
     columns = [Column(name="stack"), *(Column(name=name, unit="s", kind="number") for name in names)]
+    columns.append(Column(name="n", kind="number"))
     rows = [
-        [text(label), *(count(x.get(n), "", "lower", FINEST_S) for n in names)] for label, x in found.items()
+        [
+            text(label),
+            *(count(x.get(n), "", "lower", FINEST_S) for n in names),
+            text(facts.phased(label, family)),
+        ]
+        for label, x in found.items()
     ]
     return table(f"Median seconds of each phase: {family}", columns, rows)
 
@@ -239,7 +257,7 @@ def _goodput_ratio(facts: Facts, label: str, family: str) -> Markup:
 
 
 def cost(facts: Facts) -> Table:
-    """GPU hours, and money, that one failure costs."""
+    """Rank-hours, and money, that one failure costs."""
     columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in facts.families)]
     rows = [[text(label), *(_cost(facts, label, f) for f in facts.families)] for label in facts.labels]
     return table("Cost of one failure", columns, rows)
@@ -257,12 +275,12 @@ def _cost(facts: Facts, label: str, family: str) -> Cell:
         )
     money = facts.money(hours)
     lines = Markup('<span class="time">{}</span>').format(
-        figure(hours, "GPU h", "lower")
+        figure(hours, COST_UNIT, "lower")
         if money is None
         else figure(money, facts.comparison.currency, "lower")
     )
     if money is not None:
-        lines += Markup('<span class="quiet under">{}</span>').format(figure(hours, "GPU h", "lower"))
+        lines += Markup('<span class="quiet under">{}</span>').format(figure(hours, COST_UNIT, "lower"))
     return Cell(content=lines, key=_key(hours))
 
 
@@ -271,7 +289,9 @@ def witnesses(facts: Facts) -> Table:
     columns = [
         Column(name="fault"), Column(name="stack"), Column(name="outcome"), Column(name="steps lost", kind="number"),
         Column(name="samples lost", kind="number"), Column(name="detected", unit="s, median", kind="number"),
-        Column(name="witness", kind="wide"),
+        Column(name="full rate", unit="s, median", kind="number"),
+        Column(name="redundant", unit="s, median", kind="number"),
+        Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"), Column(name="witness", kind="wide"),
     ]  # fmt: skip
     rows = []
     for family in facts.families:
@@ -292,7 +312,8 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
         said += Markup('<span class="quiet under">far from the others, kept: seed {}</span>').format(seeds)
     return [
         text(family), text(label), Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
-        _middle(cell.steps_lost), _middle(cell.samples_lost), _middle(cell.detection, FINEST_S), Cell(content=said),
+        _middle(cell.steps_lost), _middle(cell.samples_lost), _middle(cell.detection, FINEST_S),
+        _middle(cell.full_rate), _middle(cell.redundancy), count(cell.cost_gpu_hours, "", "lower"), Cell(content=said),
     ]  # fmt: skip
 
 
@@ -300,8 +321,9 @@ def _middle(metric: Metric | None, finest: float = 0.0) -> Cell:
     if metric is None:
         return Cell(content=Markup(MISSING))
     if finest:
-        return count(metric.median, "", metric.better, finest)
-    if metric.median == math.inf:
+        shown = count(metric.median, "", metric.better, finest)
+        return replace(shown, content=shown.content + few(metric))
+    if metric.median == math.inf and metric.unit != "s":
         return Cell(content=exact(metric.median, "all"), key=_key(metric.median))
     return Cell(content=median(metric), key=_key(metric.median))
 
@@ -311,6 +333,7 @@ def trials(facts: Facts) -> Table:
     columns = [
         Column(name="fault"), Column(name="stack"), Column(name="seed", kind="number"), Column(name="outcome"),
         Column(name="recovery", unit="s", kind="number"), Column(name="detection", unit="s", kind="number"),
+        Column(name="full rate", unit="s", kind="number"), Column(name="redundant", unit="s", kind="number"),
         Column(name="lost", unit="steps", kind="number"), Column(name="goodput", kind="number"),
         Column(name="wall clock", unit="s", kind="number"), Column(name="step", unit="s", kind="number"),
         Column(name="verdict"), Column(name="again, and where its record is", kind="wide"),
@@ -327,7 +350,8 @@ def _trial(t: Trial) -> list[Cell]:
     return [
         text(t.family), text(t.label), text(t.seed, _key(t.seed)),
         Cell(content=outcome(t.outcome), key=str(_RANKS[t.outcome])), count(t.recovery, "", "lower", FINEST_S),
-        count(t.detection, "", "lower", FINEST_S), text(t.steps_lost, _key(t.steps_lost)),
+        count(t.detection, "", "lower", FINEST_S), count(t.full_rate, "", "lower", FINEST_S),
+        count(t.redundancy, "", "lower", FINEST_S), text(t.steps_lost, _key(t.steps_lost)),
         count(t.goodput, "", "higher"), count(t.wall, "", "lower"), count(t.step_time, "", "lower", FINEST_S),
         text(t.verdict), Cell(content=again),
     ]  # fmt: skip
@@ -343,15 +367,8 @@ def settings(facts: Facts) -> Table:
     for stack in facts.comparison.stacks:
         chosen = pairs(stack.chosen) or "all as they come"
         versions = pairs(dict(stack.versions)) or MISSING
-        rows.append(
-            [
-                text(stack.label),
-                text(stack.description),
-                text(chosen),
-                text(stack.because or MISSING),
-                text(versions),
-            ]
-        )
+        told = (stack.label, stack.description, chosen, stack.because or MISSING, versions)
+        rows.append([text(words) for words in told])
     return table("Settings and versions", columns, rows)
 
 

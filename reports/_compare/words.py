@@ -8,9 +8,13 @@ from collections import Counter
 from markupsafe import Markup
 
 from harness.compare.statistics import EVERY
+from harness.judging.measure import METRICS
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts, listed
-from reports._format import MISSING, NEVER, number, plural, quantity
+from reports._format import MISSING, NEVER, few, number, plural, quantity
+
+COST_UNIT = METRICS["failure_cost"].unit
+"""Of what a failure costs: a rank has a GPU where there are any, so the price of a GPU hour is that of one."""
 
 
 def exact(value: float | None, text: str) -> Markup:
@@ -29,12 +33,13 @@ def figure(value: float | None, unit: str = "", better: str = "neither", finest:
 
 
 def median(metric: Metric | None, unit: bool = False) -> Markup:
-    """The median of a metric, rounded against whoever has it; with its unit where that is asked for."""
+    """The median of a metric, rounded against whoever has it, with its unit where that is asked for, and with how many
+    values it is of where not every trial gave one."""
     if metric is None:
         return Markup(MISSING)
     if unit:
-        return figure(metric.median, metric.unit, metric.better)
-    return exact(metric.median, quantity(metric.median, metric.unit, metric.better))
+        return figure(metric.median, metric.unit, metric.better) + few(metric)
+    return exact(metric.median, quantity(metric.median, metric.unit, metric.better)) + few(metric)
 
 
 def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Markup:

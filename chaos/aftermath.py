@@ -108,6 +108,8 @@ class Ends(Consequence):
                 yield Breach(text=f"{process} was reaped with {_how(ended)} instead of signal {self.signal}")
             elif self.code and not how[1]:
                 yield Breach(text=f"{process} was reaped with {_how(ended)} instead of an exit code")
+            elif self.signal is None and how[1] == 0 and not ended.data["expected"]:
+                yield Breach(text=f"{process} was hit, and ended well, unasked")
             if _unasked(after, ended):
                 yield Breach(text=f"{process} is said to have been asked to end, and nobody had asked it")
             for event in after.by(process, ended.time_ns):

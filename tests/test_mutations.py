@@ -11,16 +11,18 @@ import pytest
 from mutations.bases import MAKERS, judged
 from mutations.tape import Mutation
 
-from harness.checkers import CHECKERS, EXPECTATION, FINISHED, STEADY_STATE
+from harness.checkers import CHECKERS, EXPECTATION, FINISHED, OF_COMMANDS, STEADY_STATE
+from harness.checkers.observed import PROGRESS
 from harness.results import merge
 
-LEAST = 20
+LEAST = 175
+OF_BASE = {"script": 28, "agents": 11, "compare": 22}
 CORPUS: list[Mutation] = [
     mutation
     for table in sorted(found.name for found in pkgutil.iter_modules(mutations.tables.__path__))
     for mutation in importlib.import_module(f"mutations.tables.{table}").MUTATIONS
 ]
-REGISTERED = [*CHECKERS, EXPECTATION, STEADY_STATE]
+REGISTERED = [*CHECKERS, *OF_COMMANDS, PROGRESS, EXPECTATION, STEADY_STATE]
 
 
 def not_green(name: str, mutation: Mutation | None = None) -> dict[str, str]:
@@ -51,6 +53,8 @@ def test_every_checker_sees_something_that_no_other_sees(checker: str) -> None:
 
 def test_there_are_enough_and_names_are_unique() -> None:
     assert len(CORPUS) >= LEAST
+    counts = Counter(mutation.base for mutation in CORPUS)
+    assert {base: counts[base] for base in OF_BASE if counts[base] < OF_BASE[base]} == {}
     assert [name for name, count in Counter(m.name for m in CORPUS).items() if count > 1] == []
     assert {mutation.base for mutation in CORPUS} <= set(MAKERS)
 

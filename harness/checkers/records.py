@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from chaos.events import Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.results import Finding
@@ -27,7 +29,9 @@ def time_closure(evidence: Evidence) -> Finding:
         problems.append(f"{residual:.3f} s of {wall:.3f} s are in no class")
     for incident in measures.incidents:
         total = sum(span.seconds for span in incident.phases)
-        if incident.phases and abs(total - (incident.recovery_time or 0.0)) > 1e-6:
+        recovery_s = incident.recovery_time or 0.0
+        # infinite is a judgement of what the recovery came to, and no time
+        if incident.phases and math.isfinite(recovery_s) and abs(total - recovery_s) > 1e-6:
             problems.append(
                 f"{incident.fault}: phases sum to {total:.6f} s, recovery took {incident.recovery_time} s"
             )

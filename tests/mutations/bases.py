@@ -18,6 +18,7 @@ from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
 from harness.judging.expected import Expected, expected_of
 from harness.results import Finding
+from mutations import recorded
 from mutations.tape import Mutation, Tape
 
 ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
@@ -28,11 +29,14 @@ POINT = {"step": 21, "phase": "backward"}
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A faulted arm and its control, as files hold them."""
+    """A faulted arm and its control, as files hold them. ``alone``: the control is a run of its own, of another cell,
+    which no checker sets against the faulted arm (a comparison does that later)."""
 
     cell: Cell
     faulted: Mapping[str, tuple[Event, ...]]
     control: Mapping[str, tuple[Event, ...]]
+    seed: int = SEED
+    alone: Cell | None = None
 
 
 def fault(kind: str, rank: int | None = 2, **more: Any) -> dict[str, Any]:
@@ -54,6 +58,19 @@ def _simulated(recovery: Any, *faults: dict[str, Any], **more: Any) -> Callable[
 
 def _files(directory: Path) -> dict[str, tuple[Event, ...]]:
     return {path.stem: read_actor(path).events for path in sorted(directory.glob("*.jsonl"))}
+
+
+def _recorded(name: str) -> Callable[[], Base]:
+    def make() -> Base:
+        resolved, other = (recorded.resolved_of(name, arm) for arm in ARMS)
+        (cell,), (control,) = resolved.cells, other.cells
+        faulted, unfaulted = (recorded.events_of(name, arm) for arm in ARMS)
+        return Base(
+            cell=cell, faulted=faulted, control=unfaulted, seed=resolved.seed,
+            alone=control if cell.scenario.baseline == "none" else None,
+        )  # fmt: skip
+
+    return make
 
 
 SPARE = {"strategy": "hot-spare", "spares": 1}
@@ -81,7 +98,12 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "full disk": _simulated("drop-replica", fault("read-only", None, duration={"steps": 8}, at={"step": 14})),
     "deadlock": _simulated(SPARE, fault("gil-deadlock")),
     "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
+    "script": _recorded("script"),
+    "agents": _recorded("agents"),
+    "compare": _recorded("compare"),
 }
+"""``script``: a command that is started again after a kill, whose ranks report through a beacon; ``agents``: nodes with
+agents, one of which is lost while a third has a spare; ``compare``: two runs of a comparison, of torchrun."""
 
 
 @cache
@@ -97,18 +119,21 @@ def _controls_findings(name: str) -> dict[str, Finding]:
 
 
 def _control(made: Base, log: Log) -> Evidence:
+    if made.alone is not None:
+        expected = _expected(made, made.alone, "faulted")
+        return Evidence(arm="faulted", cell=made.alone, log=log, exact=EXACT, expected=expected)
     return Evidence(
         arm="control",
         cell=made.cell,
         log=log,
         controls=(log,),
         exact=EXACT,
-        expected=_expected(made.cell, "control"),
+        expected=_expected(made, made.cell, "control"),
     )
 
 
-def _expected(cell: Cell, arm: str) -> Expected:
-    resolved = ResolvedRun(run_id="", source="", started="", reproduce="", seed=SEED, cells=[cell])
+def _expected(made: Base, cell: Cell, arm: str) -> Expected:
+    resolved = ResolvedRun(run_id="", source="", started="", reproduce="", seed=made.seed, cells=[cell])
     return expected_of(resolved, cell, 0, arm)
 
 
@@ -126,10 +151,10 @@ def judged(name: str, mutation: Mutation | None = None) -> dict[str, Finding]:
             arm="faulted",
             cell=made.cell,
             log=faulted.log(),
-            control=paired,
-            controls=(paired,),
+            control=None if made.alone else paired,
+            controls=() if made.alone else (paired,),
             exact=EXACT,
-            expected=_expected(made.cell, "faulted"),
+            expected=_expected(made, made.cell, "faulted"),
         )
     )
     others = _controls_findings(name) if control.rows == before else check_all(_control(made, paired))

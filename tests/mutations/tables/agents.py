@@ -1,0 +1,83 @@
+"""A job on nodes with agents of their own: what is written where, by whose clock, and what is lost with a node."""
+
+from __future__ import annotations
+
+from chaos.events import Kind
+from mutations.tables.clocks import early
+from mutations.tape import FAIL, OPEN, Change, Mutation, Tape, all_of, drop, each, edit, goes_on, in_control
+
+EXIT, LANDED = Kind.PROCESS_EXITED, Kind.FAULT_LANDED
+
+
+def _machine(**state: object) -> Change:
+    """What the platform said of the machine that was lost."""
+
+    def do(tape: Tape) -> None:
+        for row in tape.find(LANDED):
+            row.data["evidence"]["nodes"] = {
+                "1": {"exit_code": None, "signal": 9, "state": "exited", **state}
+            }
+
+    return do
+
+
+def _elsewhere(node: int) -> Change:
+    """A node is another machine, with a clock of its own, which its agent measures as it does."""
+    return edit(Kind.NODE_JOINED, {"boot": "of another machine"}, node=node)
+
+
+def _measured(node: int, wrong_ns: int) -> Change:
+    return each(
+        Kind.CLOCK_MEASURED, lambda data: data.update(offset_ns=data["offset_ns"] + wrong_ns), node=node
+    )
+
+
+def _of_another_rank(tape: Tape) -> None:
+    """What a rank trained on in its last step is another's."""
+    (other,) = tape.find(Kind.BATCH_TAKEN, step=25, rank=0)
+    tape.find(Kind.BATCH_TAKEN, step=25, rank=1)[0].data["samples"] = list(other.data["samples"])
+
+
+MUTATIONS = [
+    Mutation(
+        "another node was lost",
+        "agents",
+        edit(Kind.FAULT_INJECTED, {"target": {"nodes": [2], "processes": ["s2"]}}),
+        landing=FAIL,
+    ),
+    Mutation("a rank of a lost machine trains on", "agents", goes_on("w1"), landing=FAIL),
+    Mutation(
+        "a rank of a lost machine ended well",
+        "agents",
+        edit(EXIT, {"signal": None, "exit_code": 0}, process="w1"),
+        landing=FAIL,
+    ),
+    Mutation("the lost machine still runs", "agents", _machine(state="running"), landing=OPEN),
+    Mutation("nobody asked the platform", "agents", drop(Kind.FAULT_EFFECT), landing=OPEN),
+    Mutation("a node's clock is 200 ms early", "agents", early("w0", 200), happens_before=FAIL),
+    Mutation(
+        "a node's clock is measured a second wrong",
+        "agents",
+        all_of(_elsewhere(0), _measured(0, 10**9)),
+        happens_before=FAIL,
+    ),
+    Mutation(
+        "a node's clock was never measured",
+        "agents",
+        all_of(_elsewhere(0), drop(Kind.CLOCK_MEASURED, node=0)),
+        evidence_complete=OPEN,
+    ),
+    Mutation("two ranks train on the same samples", "agents", _of_another_rank, sample_accounting=FAIL),
+    Mutation(
+        "a spare of another node was started",
+        "agents",
+        edit(Kind.RUN_STARTED, {"spares": 2}),
+        membership=FAIL,
+    ),
+    Mutation(
+        "a rank of the control is never seen to end",
+        "agents",
+        in_control(drop(EXIT, process="w1")),
+        no_orphans=FAIL,
+    ),
+]

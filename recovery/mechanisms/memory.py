@@ -282,7 +282,7 @@ class MemoryReading:
         for number in range(shards):
             generation, step = self._candidate.moment
             key = Key(generation=generation, step=step, shard=(first + number) % shards, shards=shards)
-            header, file = self._client.fetch(key, connect_s=CONNECT_S)
+            header, file = self._client.fetch(key, connect_s=CONNECT_S, progress=self._progress)
             self._shards.append((header, file))
             if not number:
                 self.scalars = header.scalars

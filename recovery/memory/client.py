@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -12,9 +13,23 @@ from recovery.memory import talk
 from recovery.memory.files import MemoryFile, view
 from recovery.memory.header import Header, Key
 from recovery.memory.peers import ASK_LIMIT_S, CONNECT_LIMIT_S, transfer_limit_s
-from recovery.memory.talk import Ask, Fetch, Forget, Found, Held, Kept, Offer, Refused, TalkError
+from recovery.memory.talk import (
+    Answer,
+    Ask,
+    Coming,
+    Fetch,
+    Forget,
+    Found,
+    Held,
+    Kept,
+    Offer,
+    Refused,
+    TalkError,
+)
 
 RETRY_S = 0.01
+SILENCE_S = 60.0  # of a keeper that gets a part from another node
+LOOK_MS = 50
 LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + talk.HELLO_LIMIT_S  # other keepers are asked all at once
 
 
@@ -56,15 +71,23 @@ class KeeperClient:
         answer, _ = self._ask(Forget(step=step, before=before), [], LIST_LIMIT_S, connect_s)
         return list(answer.held) if isinstance(answer, Kept) else []
 
-    def fetch(self, key: Key, *, connect_s: float, limit_s: float = 60.0) -> tuple[Header, MemoryFile]:
-        """Get a part, which the caller has to verify and close. Raises KeeperError."""
-        answer, fd = self._ask(Fetch(key=key), [], limit_s, connect_s)
+    def fetch(
+        self,
+        key: Key,
+        *,
+        connect_s: float,
+        progress: Callable[[], None] = lambda: None,
+        limit_s: float = SILENCE_S,
+    ) -> tuple[Header, MemoryFile]:
+        """Get a part, which the caller has to verify and close. ``progress``: called as it comes; ``limit_s``: the
+        longest time in which nothing of it does. Raises KeeperError, what ``check`` raises."""
+        answer, fd = self._ask(Fetch(key=key), [], limit_s, connect_s, progress)
         if not isinstance(answer, Found) or fd is None:
             raise KeeperError("the keeper handed nothing over")
         if answer.header.key != key:
             os.close(fd)
             raise KeeperError(f"the keeper handed over {answer.header.key.label}, not {key.label}")
-        return answer.header, view(fd)
+        return answer.header, view(fd, progress)
 
     def close(self) -> None:
         """End the connection."""
@@ -72,21 +95,33 @@ class KeeperClient:
             self._drop()
 
     def _ask(
-        self, message: talk.Request, fds: list[int], limit_s: float, connect_s: float
-    ) -> tuple[Kept | Held | Found, int | None]:
+        self,
+        message: talk.Request,
+        fds: list[int],
+        limit_s: float,
+        connect_s: float,
+        progress: Callable[[], None] | None = None,
+    ) -> tuple[Answer, int | None]:
         with self._lock:
             try:
-                answer, fd = self._try(message, fds, limit_s, connect_s)
-            except (OSError, TalkError) as error:
-                self._drop()
+                answer, fd = self._try(message, fds, limit_s, connect_s, progress)
+            except BaseException as error:
+                self._drop()  # an answer may still come, which the next request must not take for its own
+                if not isinstance(error, OSError | TalkError):
+                    raise
                 raise KeeperError(f"the keeper of this node: {error or type(error).__name__}") from error
         if isinstance(answer, Refused):
             raise KeeperError(answer.reason)
         return answer, fd
 
     def _try(
-        self, message: talk.Request, fds: list[int], limit_s: float, connect_s: float
-    ) -> tuple[Kept | Refused | Held | Found, int | None]:
+        self,
+        message: talk.Request,
+        fds: list[int],
+        limit_s: float,
+        connect_s: float,
+        progress: Callable[[], None] | None,
+    ) -> tuple[Answer, int | None]:
         """Over the connection there is, or once over a new one: the keeper may be another one since."""
         for again in (True, False):
             fresh = self._sock is None
@@ -94,12 +129,28 @@ class KeeperClient:
             try:
                 sock.settimeout(limit_s)
                 talk.send(sock, message, fds)
-                return talk.receive_answer(sock, limit_s=limit_s)
+                while True:
+                    if progress is not None:
+                        self._await(sock, limit_s)
+                    answer, fd = talk.receive_answer(sock, limit_s=limit_s)
+                    if progress is None or not isinstance(answer, Coming):
+                        return answer, fd
+                    progress()
             except (BrokenPipeError, ConnectionResetError):
                 self._drop()
                 if fresh or not again:
                     raise
         raise ConnectionResetError("the keeper closed the connection")
+
+    def _await(self, sock: socket.socket, limit_s: float) -> None:
+        """Wait for an answer to begin, with calls of ``check``. Raises TimeoutError."""
+        deadline_s = time.monotonic() + limit_s
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(LOOK_MS):
+            self._check()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"nothing came within {limit_s:g} s")
 
     def _connect(self, connect_s: float) -> socket.socket:
         """Connect, waiting up to ``connect_s`` for a keeper that is only starting."""

@@ -49,10 +49,11 @@ def create(size: int, *, name: str) -> MemoryFile:
         raise
 
 
-def view(fd: int) -> MemoryFile:
-    """A file that came from elsewhere, to be read; its descriptor is then ours. Raises OSError."""
+def view(fd: int, progress: Callable[[], None] | None = None) -> MemoryFile:
+    """A file that came from elsewhere, to be read; its descriptor is then ours. ``progress``: called every 32 MB.
+    Raises OSError."""
     file = MemoryFile(fd=fd, data=_mapped(fd, max(1, os.fstat(fd).st_size), write=False))
-    _advise(file, _MADV_POPULATE_READ)
+    _advise(file, _MADV_POPULATE_READ, progress)
     return file
 
 

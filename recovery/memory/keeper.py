@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -27,6 +28,7 @@ from recovery.memory.holdings import Holdings, Refusal
 from recovery.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
 from recovery.memory.talk import (
     Ask,
+    Coming,
     Fetch,
     Forget,
     Found,
@@ -334,7 +336,7 @@ class Keeper:
         reasons = []
         for node in self._peers.nodes():
             try:
-                header, memory = self._peers.fetch(node, key)
+                header, memory = self._peers.fetch(node, key, progress=partial(talk.send, sock, Coming()))
             except (OSError, TalkError) as error:
                 reasons.append(f"node {node}: {error}")
                 continue

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from recovery.memory import talk
 from recovery.memory.files import MemoryFile, create, populate
-from recovery.memory.header import Header, Key, mismatch
+from recovery.memory.header import PIECE_BYTES, Header, Key, mismatch
 from recovery.memory.holdings import Entry
 from recovery.memory.talk import Ask, Fetch, Forget, Found, Held, Kept, Note, Put, TalkError
 
@@ -114,8 +114,10 @@ class Peers:
             return answer.held
         raise TalkError("not an answer")
 
-    def fetch(self, node: int, key: Key) -> tuple[Header, MemoryFile]:
-        """Get a part into a memory file of our own; whoever restores it checks it. Raises TalkError, OSError."""
+    def fetch(self, node: int, key: Key, *, progress: Callable[[], None]) -> tuple[Header, MemoryFile]:
+        """Get a part into a memory file of our own, however long that takes as long as it gets on; whoever restores it
+        checks it. ``progress``: called as it gets on. Raises TalkError, OSError, what ``progress`` raises."""
+        progress()
         with self._connect(node, restoring=True) as sock:
             talk.send(sock, Fetch(key=key))
             answer, _ = talk.receive_answer(sock, limit_s=ASK_LIMIT_S)
@@ -123,7 +125,7 @@ class Peers:
                 raise TalkError(
                     answer.reason if isinstance(answer, talk.Refused) else "not an answer to a fetch"
                 )
-            return answer.header, receive_part(sock, answer.header, check=False)
+            return answer.header, receive_part(sock, answer.header, progress=progress)
 
     def _ask_all(self, ask: Callable[[int], tuple[Key, ...]]) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
         """Each other node with what it answers, or why it does not."""
@@ -183,13 +185,21 @@ class Peers:
             self._shunned[node] = time.monotonic() + SHUN_S
 
 
-def receive_part(sock: socket.socket, header: Header, *, check: bool = True) -> MemoryFile:
-    """Read a part's data into a memory file and check them. Raises TalkError, OSError."""
+def receive_part(
+    sock: socket.socket, header: Header, *, progress: Callable[[], None] | None = None
+) -> MemoryFile:
+    """Read a part's data into a memory file. ``progress``: it is wanted however long it takes, called after each
+    PIECE_BYTES; None: the data are worth a limited wait for all of them, and are checked. Raises TalkError, OSError."""
     memory = create(header.bytes, name="copy")
+    some = header.bytes if progress is None else PIECE_BYTES
     try:
-        populate(memory)
-        talk.receive_into(sock, memory.data[: header.bytes], limit_s=transfer_limit_s(header.bytes))
-        wrong = mismatch(header, memory.data) if check else None
+        populate(memory, progress)
+        for start in range(0, header.bytes, some or 1):
+            data = memory.data[start : min(start + some, header.bytes)]
+            talk.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
+            if progress is not None:
+                progress()
+        wrong = mismatch(header, memory.data) if progress is None else None
         if wrong is not None:
             raise TalkError(f"{header.key.label} came damaged: {wrong}")
     except BaseException:

@@ -115,6 +115,12 @@ class Held(_Message):
     lost: dict[int, str] = {}
 
 
+class Coming(_Message):
+    """To a rank that waits for ``Found``: it gets on; another answer follows."""
+
+    answer: Literal["coming"] = "coming"
+
+
 class Found(_Message):
     """Here it is."""
 
@@ -123,10 +129,9 @@ class Found(_Message):
 
 
 Request = Offer | Put | Notes | Ask | Fetch | Forget
+Answer = Kept | Refused | Held | Coming | Found
 _ASKS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
-_ANSWERS: TypeAdapter[Kept | Refused | Held | Found] = TypeAdapter(
-    Annotated[Kept | Refused | Held | Found, Field(discriminator="answer")]
-)
+_ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])
 
 
 def send(sock: socket.socket, message: BaseModel, fds: Sequence[int] = ()) -> None:
@@ -147,9 +152,7 @@ def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | 
     return None if got is None else (_parse(_ASKS, got[0], got[1]), got[1])
 
 
-def receive_answer(
-    sock: socket.socket, *, limit_s: float
-) -> tuple[Kept | Refused | Held | Found, int | None]:
+def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
     """An answer and the descriptor that came with it, the caller's to close. Raises TalkError, OSError."""
     got = _receive(sock, limit_s, MAX_MESSAGE)
     if got is None:

@@ -365,3 +365,43 @@ def test_a_part_that_grows_is_waited_for_however_long(
             tmp_path, 2, timeout_s=120, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
         )
     assert 420 <= clock.now <= 424
+
+
+def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is hashed and found to be the same, or synced to a slow disk."""
+    part = tmp_path / "rank-0001.bin"
+    part.write_bytes(b"x")
+    signs, setting = Signs(), os.utime
+
+    def get_on(now: int) -> None:
+        if now <= 300:
+            shown()
+
+    clock = Clock(get_on)
+    monkeypatch.setattr(sharded, "time", clock)
+    monkeypatch.setattr(os, "utime", lambda path: setting(path, ns=(clock.now, clock.now)))
+    shown = sharded.Shown(part, signs)
+    with pytest.raises(TimeoutError):
+        sharded.gather(
+            tmp_path, 2, timeout_s=120, check=lambda: None, note_of=lambda writer: tmp_path / f"no-{writer}"
+        )
+    assert 420 <= clock.now <= 424 and signs.count == 300
+
+
+def test_a_part_shows_outside_that_it_gets_on_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[object] = []
+    monkeypatch.setattr(os, "utime", touched.append)
+    monkeypatch.setattr(sharded, "SHOW_S", 0.0)
+    state = trained(1, width=400)
+    order, _ = checkpointing.order_of(state, tmp_path, generation=3, writer=1, writers=2)
+    written = checkpointing.write(order, chunks_of(state.tensors()))
+    assert written is None and touched and set(touched) == {next(tmp_path.glob(".*/rank-0001.bin"))}
+    shown, count = sharded.Shown(tmp_path, Signs()), len(touched)
+    monkeypatch.setattr(sharded, "SHOW_S", 3600.0)
+    shown()
+    shown()
+    assert len(touched) == count + 1

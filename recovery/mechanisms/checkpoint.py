@@ -17,7 +17,7 @@ from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk, Guard
 from recovery.mechanisms.saving import delta, sharded
 from recovery.mechanisms.saving.chunks import Chunk, chunks_of, described, share
-from recovery.mechanisms.saving.part import write_part
+from recovery.mechanisms.saving.part import file_of, write_part
 from recovery.mechanisms.saving.reading import Reading, planned, table_of
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.strides import quiet
@@ -97,9 +97,11 @@ def _written(order: Order, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int] | 
         order.disk("mkdir", staging)
     staging.mkdir(parents=True, exist_ok=order.writers > 1)
     try:
+        shown = progress or quiet
+        if order.writer:
+            shown = sharded.Shown(staging / file_of(order.writer), shown)
         part = write_part(
-            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number,
-            progress=progress or quiet,
+            staging, order.writer, chunks, order.tensors, disk=order.disk, known=known, delta=number, progress=shown
         )  # fmt: skip
         if order.writer:
             sharded.announce(staging, order.writer, part, disk=order.disk)

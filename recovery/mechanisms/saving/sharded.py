@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from recovery.pieces import Piece
 
 LOOK_S = 0.005
 STILL_S = 0.25
+SHOW_S = 1.0
 
 
 def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
@@ -39,6 +41,23 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
     hidden.rename(staging / _record(writer))
 
 
+class Shown:
+    """Progress with a part, also where the waiting writer 0 can see it: the file's time is set, at most once in SHOW_S.
+    A part does not grow while it is hashed, synced, or the same as before. By any thread."""
+
+    def __init__(self, part: Path, progress: Callable[[], None]) -> None:
+        self._part = part
+        self._progress = progress
+        self._due_s = time.monotonic() + SHOW_S
+
+    def __call__(self) -> None:
+        self._progress()
+        if (now_s := time.monotonic()) >= self._due_s:
+            self._due_s = now_s + SHOW_S
+            with suppress(OSError):  # it may not be there yet
+                os.utime(self._part)
+
+
 def give_up(note: Path, why: str) -> None:
     """Tell the rank that waits not to; a disk that takes not even that makes it wait its time. ``note``: see
     ``recovery.checkpoints.refusal_of``."""
@@ -54,24 +73,24 @@ def gather(
     staging: Path, writers: int, *, timeout_s: float, check: Callable[[], None],
     note_of: Callable[[int], Path], still: Callable[[], None] = lambda: None,
 ) -> list[Part]:  # fmt: skip
-    """Wait for the parts of the other writers (1 and up), and read them; the records are removed. ``timeout_s``: with
-    no growth of a part; ``note_of``: where a writer says that it gave up; ``still``: asked now and then whether waiting
-    makes sense, and may raise.
+    """Wait for the parts of the other writers (1 and up), and read them; the records are removed. ``timeout_s``: in
+    which a part does not change (see ``Shown``); ``note_of``: where a writer says that it gave up; ``still``: asked now
+    and then whether waiting makes sense, and may raise.
 
     Raises TimeoutError, RuntimeError when one gave up, OSError, and what ``check`` and ``still`` raise.
     """
     parts = []
     for writer in range(1, writers):
-        record, note, size, seen = staging / _record(writer), note_of(writer), -1, -1
+        record, note, last = staging / _record(writer), note_of(writer), (-1, -1)
         deadline_s, due_s = time.monotonic() + timeout_s, time.monotonic() + STILL_S
         while not record.exists():
             check()
             if note.exists():
                 raise RuntimeError(f"writer {writer} gave up: {note.read_text()}")
             now_s = time.monotonic()
-            seen = _size_of(staging / file_of(writer))
-            if seen != size:
-                size, deadline_s = seen, now_s + timeout_s
+            seen = _look_of(staging / file_of(writer))
+            if seen != last:
+                last, deadline_s = seen, now_s + timeout_s
             if now_s > deadline_s:
                 raise TimeoutError(f"the part of writer {writer} did not come within {timeout_s:g} s")
             if now_s > due_s:
@@ -114,8 +133,10 @@ def _record(writer: int) -> str:
     return f"part-{writer:04d}.json"
 
 
-def _size_of(path: Path) -> int:
+def _look_of(path: Path) -> tuple[int, int]:
+    """Size and time, by which a change shows."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return -1
+        return -1, -1
+    return found.st_size, found.st_mtime_ns

@@ -21,6 +21,7 @@ from recovery.strategy import (
     ProcessView,
     Spawn,
     StateFrom,
+    in_words,
 )
 
 MAX_NONFINITE_ROLLBACKS = 2
@@ -182,7 +183,7 @@ def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
     form = Form(
         members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step, refill=refill
     )
-    ids = f"sample{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
+    ids = f"sample{'s' if len(named) > 1 else ''} {in_words(named, ', ')}"
     if refills:
         whose = ", ".join(suspects(view)) or "the rank to blame"
         why = f"non-finite values: the share of {whose} ({ids}) is left out from step {step} on, unexamined"

@@ -6,7 +6,7 @@ Nothing here performs anything: ``recovery.controller`` carries decisions out th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
 """What to do about a loss or gradient that is not finite. It is never applied.
 
@@ -214,6 +215,12 @@ class GiveUp:
 Action = Kill | Spawn | Form | Pause | GiveUp
 
 
+def in_words(samples: Sequence[int], separator: str) -> str:
+    """Samples for people: the first MOST_SHOWN, and how many more there are. The log has all (``samples_skipped``)."""
+    more = [f"and {len(samples) - MOST_SHOWN} more"] if len(samples) > MOST_SHOWN else []
+    return separator.join([*map(str, samples[:MOST_SHOWN]), *more])
+
+
 def describe(action: Action) -> str:
     """An action in words, for the log."""
     match action:
@@ -224,7 +231,7 @@ def describe(action: Action) -> str:
         case Form():
             refill = f", refilling {' '.join(action.refill)}" if action.refill else ""
             bench = f", {' '.join(action.bench)} waiting" if action.bench else ""
-            skip = f", without samples {' '.join(map(str, action.skip))}" if action.skip else ""
+            skip = f", without samples {in_words(action.skip, ' ')}" if action.skip else ""
             return (
                 f"form {' '.join(action.members)} with state from {action.state.value}{refill}{bench}{skip}"
             )

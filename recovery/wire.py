@@ -15,6 +15,7 @@ from recovery.doubts import Doubt
 
 MAX_LINE = 1 << 20
 MOST_LEFT_OUT = 4096  # samples in a message
+MOST_BLAMED = 32_768  # samples that a rank may name: whatever their numbers, they fit into one message
 
 
 class Message(BaseModel):
@@ -128,8 +129,9 @@ class Ready(Message):
 
 
 class Parked(Message):
-    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values; ``pending``:
-    the step whose reduced gradients it holds and has not applied (0: none)."""
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values; ``samples``:
+    its own that are to blame, MOST_BLAMED at most; ``pending``: the step whose reduced gradients it holds and has not
+    applied (0: none)."""
 
     type: Literal["parked"] = "parked"
     generation: int

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import random
 import sys
-from types import FrameType
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 from test_controller import FakeHands, Rig
+from test_skipping import view
 
+from chaos.events import Kind
 from recovery import order
 from recovery.adoption import Past
 from recovery.controller import Controller
 from recovery.leftout import LeftOut
+from recovery.mechanisms.examine import samples_to_blame
 from recovery.permutation import Permutation
 from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import Form, StateFrom
+from recovery.strategy import MOST_SHOWN, Form, StateFrom, describe
 from recovery.told import Told
-from recovery.wire import MAX_LINE, MOST_LEFT_OUT, Join, LeaveOut
+from recovery.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 
 # ---- supervisor
 
@@ -104,6 +108,36 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     control._skips.tell(control._crew["w0"])
     heard(hands.sent, "w0", told)
     assert dict(told._since) == {7: 2, 9: 4}
+
+
+def test_shares_of_many_ranks_make_no_line_of_any_length_and_no_text() -> None:
+    rig = Rig(HotSpare(spares=1))
+    rig.train(steps=20)
+    count = 2 * MOST_LEFT_OUT + 5
+    leave_out(rig, range(count), since=20)
+    said = rig.events(Kind.SAMPLES_SKIPPED)
+    assert [len(data["samples"]) for data in said] == [MOST_LEFT_OUT, MOST_LEFT_OUT, 5]
+    assert [sample for data in said for sample in data["samples"]] == list(range(count))
+    assert {data["since"] for data in said} == {20}
+    form = Form(members=("w0",), state=StateFrom.PEER, cause="skip", skip=tuple(range(count)), skip_from=20)
+    assert len(describe(form)) < 500 and f"and {count - MOST_SHOWN} more" in describe(form)
+    failure = replace(view((1,)).failures[0], samples=tuple(range(count)))
+    reason = (
+        HotSpare(nonfinite="skip").on_failure(replace(view((1,)), failures=(failure,), history=())).reason
+    )
+    assert len(reason) < 500 and f"and {count - MOST_SHOWN} more" in reason
+
+
+def test_a_share_that_no_message_takes_is_not_named() -> None:
+    largest = [2**63 - 1 - number for number in range(MOST_BLAMED)]
+    message = Parked(generation=1, step=6, valid=True, why="nonfinite", samples=largest, error="x" * 1000)
+    assert len(message.model_dump_json()) < MAX_LINE
+    for samples, named in ((largest, largest), ([*largest, 1], [])):
+        job: Any = SimpleNamespace(
+            config=SimpleNamespace(nonfinite="skip"), examine=0, rank=1, world=2, loss_of=None
+        )
+        step: Any = SimpleNamespace(number=7, samples=samples, count=len(samples))
+        assert samples_to_blame(job, step, (1,)) == named
 
 
 # ---- process

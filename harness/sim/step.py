@@ -16,7 +16,7 @@ from harness.sim.tensors import ELEMENTS, SimLoss, finite
 from recovery import marks, order
 from recovery.interval import parse, steps_of
 from recovery.order import MicroBatch
-from recovery.wire import Digest
+from recovery.wire import MOST_BLAMED, Digest
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -94,7 +94,8 @@ class Attempt:
         """Which samples are non-finite by themselves; see recovery.mechanisms.examine."""
         job = self._job
         if job.config.nonfinite == "skip" and self.number != job.examine:
-            return self.samples if job.rank in blamed and len(blamed) < job.world else []
+            names = job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
+            return self.samples if names else []
         if job.rank not in blamed or self.number != job.examine:
             return []
         yield job.about(job.config.timings.step_ms * MS)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recovery.mechanisms.group import GenerationLost
 from recovery.mechanisms.reduce import Reducer
+from recovery.wire import MOST_BLAMED
 
 if TYPE_CHECKING:
     from recovery.job import Job
@@ -52,9 +53,11 @@ def spoilt_samples(
 
 def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]:
     """Which of this rank's samples are non-finite by themselves, when redoing the step did not help; else none. All of
-    them, at once, where the job is to leave out the share of the rank to blame."""
+    them, at once, where the job is to leave out the share of the rank to blame, and its share is not larger than one
+    message takes. Of single samples so many are named at most: the job ends of far fewer."""
     if job.config.nonfinite == "skip" and step.number != job.examine:
-        return step.samples[: step.count] if job.rank in blamed and len(blamed) < job.world else []
+        names = job.rank in blamed and len(blamed) < job.world and step.count <= MOST_BLAMED
+        return step.samples[: step.count] if names else []
     loss_of = job.loss_of
     if step.number != job.examine or loss_of is None:
         return []
@@ -81,7 +84,8 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
         found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
     except GenerationLost:
         return []  # somebody is gone, and the rank parks anyway
-    return [sample for sample in found if sample in mine] if job.rank in blamed else []
+    own = set(mine) if job.rank in blamed else set[int]()
+    return [sample for sample in found if sample in own][:MOST_BLAMED]
 
 
 def _share(job: Job, number: int, rank: int) -> list[int]:

@@ -13,6 +13,7 @@ from recovery.memory import ROLE as KEEPER
 from recovery.nodes.clock import boot_id
 
 LOCK = "supervisor.lock"
+UNWRITTEN = 100  # tries to start one process, on node after node, of which none is in the log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,20 @@ class Left:
 @dataclass(frozen=True, kw_only=True)
 class Estate:
     """Of a job that is not over. ``steps``: of the whole job, 0: it has not begun; ``epoch``: of the next coordinator;
-    ``processes``: all there ever were; ``since_ns``: when the last event was written."""
+    ``processes``: all there ever were, each by its kind and number; ``since_ns``: when the last event was written."""
 
     log: ActorLog
     steps: int
     epoch: int
     since_ns: int
     processes: dict[str, Left] = field(default_factory=dict)
+
+    @property
+    def names(self) -> int:
+        """A number that no process has had, nor any higher. Each try to start one uses a number up, so that there may
+        be fewer processes than numbers; what the lost coordinator had tried last may be there, and not be in the log.
+        """
+        return 1 + max((_number(name) for name in self.processes), default=-1) + UNWRITTEN
 
     @property
     def living(self) -> dict[str, tuple[int, int]]:
@@ -79,6 +87,11 @@ def read_estate(events: Path) -> Estate | str:
                 processes[data["process"]] = Left(node=left.node, pid=left.pid, device=left.device, gone=True)
     since_ns = log.events[-1].time_ns if log.events else 0
     return Estate(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
+
+
+def _number(name: str) -> int:
+    """Of ``w12``: 12; -1: it has none."""
+    return int(digits) if (digits := name[1:]).isdecimal() else -1
 
 
 def lock(events: Path) -> int:

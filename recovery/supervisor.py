@@ -107,8 +107,7 @@ class Supervisor:
         self._pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self._pids}
         self._reputation = Reputation()
-        # Names used up; of the supervisor that was lost one may have been started and not written down.
-        self._started = 0 if estate is None else len(left) + 1
+        self._started = estate.names if estate is not None else 0
         self._errors: dict[str, str] = {}
         self._described = False
         self._failed_s: float | None = None

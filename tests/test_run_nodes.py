@@ -241,6 +241,22 @@ def test_what_a_supervisor_left_is_in_its_log(tmp_path: Path) -> None:
     assert (found.steps, found.epoch, found.since_ns) == (0, 2, 5)
 
 
+def test_whoever_takes_over_gives_no_name_a_second_time(tmp_path: Path) -> None:
+    """Each try to start a process uses a number up, also one that is not in the log as nobody knows what became of
+    it: w2 and w3 could not be started, and may be there."""
+    writer = begun(tmp_path / "events")
+    for name in ("w0", "w1", "s4"):
+        writer.write(
+            Kind.PROCESS_SPAWNED, process=name, pid=40, role="worker", mode="warm", node=0, device="cpu"
+        )
+    writer.abandon()
+    found = read_estate(tmp_path / "events")
+    assert not isinstance(found, str)
+    first = found.names
+    assert first > 4, "w4 would be the next after four processes, and s4 lives"
+    assert first > 5 + 2 * 8, "what was tried last, on node after node, is not in the log at all"
+
+
 def test_a_job_that_is_over_has_an_outcome(tmp_path: Path) -> None:
     writer = begun(tmp_path / "events")
     writer.write(Kind.RUN_FINISHED, outcome="gave-up", reason="enough", committed_step=3)

@@ -11,8 +11,8 @@ from chaos.errors import InfrastructureError
 from chaos.events import ORCHESTRATOR, ActorLog, Kind, read_actor
 from recovery.memory import ROLE as KEEPER
 from recovery.nodes.clock import boot_id
+from recovery.nodes.files import LOCK
 
-LOCK = "supervisor.lock"
 UNWRITTEN = 100  # tries to start one process, on node after node, of which none is in the log
 
 

@@ -21,6 +21,7 @@ from nodes import LIMIT_S, ROOT, AgentProcess, Yard
 
 from chaos.errors import InfrastructureError
 from recovery import processes
+from recovery.estate import lock
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake, serve
 from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
@@ -539,6 +540,34 @@ def test_a_bad_token_file_is_an_error(tmp_path: Path, write: str | None, mode: i
         cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert found.returncode == 2 and why in found.stderr and "Traceback" not in found.stderr
+
+
+def test_an_agent_takes_no_directory_for_its_own_that_a_job_s_logs_come_to(tmp_path: Path) -> None:
+    """It would delete them as soon as they have come."""
+    token, events = tmp_path / "token", tmp_path / "events"
+    token.write_text("ab" * 32)
+    token.chmod(0o600)
+    events.mkdir()
+    os.close(lock(events))
+    (tmp_path / "same").symlink_to(events)
+    found = subprocess.run(
+        [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", "127.0.0.1:1", "--node", "0",
+            "--token-file", str(token), "--scratch", str(tmp_path / "same"),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2 and "Traceback" not in found.stderr
+    assert "keeps the event logs of a job" in found.stderr and "name another --scratch" in found.stderr
+
+
+def test_an_agent_that_was_there_before_its_supervisor_does_not_take_its_directory_either(yard: Yard) -> None:
+    yard.start(0)
+    yard.fleet.away()
+    os.close(lock(yard.scratch(0)))
+    yard.fleet.back()
+    eventually(lambda: bool(yard.fleet.wait(0.01)) and yard.gone(0) is not None, "it goes on")
+    assert yard.agents[0].wait() == 2 and "keeps the event logs of a job" in yard.agents[0].said()
 
 
 @pytest.mark.parametrize("text", ["x", ":1", "host:", "host:0", "host:99999", "host:1x"])

@@ -22,6 +22,7 @@ from recovery import processes
 from recovery.nodes import protocol
 from recovery.nodes.clock import boot_id
 from recovery.nodes.dialling import Dialler
+from recovery.nodes.files import refuse_shared
 from recovery.nodes.handshake import Refused
 from recovery.nodes.link import FULL, Link, Post
 from recovery.nodes.node import Recipe
@@ -62,7 +63,8 @@ class AgentConfig:
 
 
 class Agent:
-    """``run`` is all there is to do, on the main thread of a process of its own. Raises InfrastructureError."""
+    """``run`` is all there is to do, on the main thread of a process of its own. Raises InfrastructureError, and
+    ScenarioError where its scratch directory is its coordinator's."""
 
     def __init__(self, config: AgentConfig) -> None:
         processes.become_subreaper()
@@ -267,6 +269,7 @@ class Agent:
             why = f"its epoch is {welcome.epoch}, and one of {self._epoch} was obeyed before"
             self._lose(why, OLD_COORDINATOR_S)
             return
+        refuse_shared(self._config.scratch)  # the supervisor may have begun later than this agent
         self._epoch = welcome.epoch
         if welcome.coordinator != self._coordinator:
             self._coordinator = welcome.coordinator

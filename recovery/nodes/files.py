@@ -7,12 +7,25 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from chaos.errors import ScenarioError
 from recovery.nodes.handshake import Refused
 from recovery.nodes.link import Lazy
 from recovery.nodes.protocol import Lines
 
 CHUNK = 1 << 16
+LOCK = "supervisor.lock"
+"""What a supervisor holds in the directory that its job's files come to (``recovery.estate``)."""
 _ENCODING = "latin-1"  # a character a byte: whatever a process prints arrives as it is
+
+
+def refuse_shared(scratch: Path) -> None:
+    """Raise ScenarioError where a job's files come to this directory too: an agent deletes its own once they have come,
+    and these would be the same."""
+    if (scratch / LOCK).exists():
+        raise ScenarioError(
+            f"{scratch} is where a supervisor keeps the event logs of a job (--events): the agent would delete them",
+            hint="name another --scratch, or none",
+        )
 
 
 class Tail:

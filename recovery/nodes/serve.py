@@ -16,6 +16,7 @@ from pathlib import Path
 
 from chaos.errors import ChaosError, InfrastructureError, ScenarioError
 from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
+from recovery.nodes.files import refuse_shared
 from recovery.nodes.node import Recipe, script_recipe
 from recovery.nodes.software import versions
 from recovery.output import shield
@@ -87,6 +88,7 @@ def serve(
         raise InfrastructureError(
             f"cannot make {config.scratch}: {error.strerror}", hint="name another --scratch"
         ) from error
+    refuse_shared(config.scratch)
     agent = Agent(config)
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))

@@ -57,6 +57,8 @@ class Kind(StrEnum):
     STEP_COMMITTED = "step_committed"
     NONFINITE_CAUGHT = "nonfinite_caught"
     PARKED = "parked"
+    BUSY = "busy"
+    BUSY_ENDED = "busy_ended"
     STATE_DIGEST = "state_digest"
     SAMPLES_SKIPPED = "samples_skipped"
     CHECKPOINT_SAVING = "checkpoint_saving"
@@ -175,6 +177,11 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.NONFINITE_CAUGHT: frozenset({"rank", "blamed", "what"}),
         # valid: False when the rank was in the middle of receiving state; why: aborted|pause|nonfinite
         Kind.PARKED: frozenset({"valid", "why"}),
+        # a rank, or a process of a command, does something else than training, as it says itself; what: in its words;
+        # limit_s: for so long at most; rank: None of a process that has none now, or did not say
+        Kind.BUSY: frozenset({"rank", "what", "limit_s"}),
+        # seconds: it took; a process that ends in the midst of it may leave no such line
+        Kind.BUSY_ENDED: frozenset({"rank", "what", "seconds"}),
         # by the supervisor: ids that the job leaves out from step `since` on, as nobody can compute them
         Kind.SAMPLES_SKIPPED: frozenset({"samples", "since"}),
         # hex digests of the state after `step`

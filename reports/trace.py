@@ -24,7 +24,7 @@ from reports._series import start_ns
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
 # Importers become slow beyond some hundred megabytes; an arm past this keeps only the lanes without steps.
 MAX_STEP_EVENTS = 500_000
-_LANES = ("recovery", "generations", "steps", "phases", "state")
+_LANES = ("recovery", "generations", "steps", "phases", "state", "busy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,8 @@ def _lanes(log: Log | None, arm: ArmResult, results: Results, left: int) -> dict
         lanes[ORCHESTRATOR, "generations"] = list(_generations(log, zero))
         for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.CHECKPOINT_COMMITTED):
             lanes[event.actor, "state"].append(_state(event, zero))
+        for actor, span in _busy(log, zero):
+            lanes[actor, "busy"].append(span)
         lanes[ORCHESTRATOR, "steps"] = list(_observed(log, zero, left))
         commits = list(log.of(Kind.STEP_COMMITTED))
         if len(commits) * (len(PHASES) + 1) <= left:
@@ -146,6 +148,37 @@ def _state(event: Event, zero: int) -> Span:
     args = {key: _json(value) for key, value in event.data.items() if key != "seconds"}
     return Span(
         name=name, start=end - float(event.data["seconds"]) * 1e6, end=end, args={**args, "step": event.step}
+    )
+
+
+def _busy(log: Log, zero: int) -> Iterator[tuple[str, Span]]:
+    """What ranks said that they do besides training, by whom; to the end of the log, or of the process, where it
+    did not say that it is over."""
+    begun: dict[str, list[Event]] = defaultdict(list)
+    for event in log.of(Kind.BUSY, Kind.BUSY_ENDED, Kind.PROCESS_EXITED):
+        if event.kind is Kind.PROCESS_EXITED:
+            over = begun.pop(event.data["process"], [])
+        elif event.kind is Kind.BUSY:
+            begun[_who(event)].append(event)
+            continue
+        else:
+            doing = begun[_who(event)]
+            over = [next((one for one in reversed(doing) if one.data["what"] == event.data["what"]), event)]
+            begun[_who(event)] = [one for one in doing if one is not over[0]]
+        yield from ((_who(one), _doing(one, event, zero)) for one in over)
+    for left in begun.values():
+        yield from ((_who(one), _doing(one, log.events[-1], zero)) for one in left)
+
+
+def _who(event: Event) -> str:
+    """Whose it is; of a command the observer says it."""
+    return event.actor if event.actor != ORCHESTRATOR else f"rank {event.data['rank']}"
+
+
+def _doing(begun: Event, end: Event, zero: int) -> Span:
+    args = {key: _json(value) for key, value in begun.data.items()}
+    return Span(
+        name=str(begun.data["what"]), start=_us(begun.time_ns, zero), end=_us(end.time_ns, zero), args=args
     )
 
 

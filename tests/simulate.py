@@ -43,7 +43,8 @@ def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
         "checkpoint": {
             "every": more.pop("every", EVERY), "keep": more.pop("keep", 3), "memory": more.pop("memory", False),
         },
-        "determinism": more.pop("determinism", "default"), "verify_every": more.pop("verify_every", None),
+        "determinism": more.pop("determinism", "default"), "evaluate": more.pop("evaluate", None),
+        "verify_every": more.pop("verify_every", None),
     }  # fmt: skip
     body = {
         "version": 1,

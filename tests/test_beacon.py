@@ -61,6 +61,12 @@ def test_a_busy_process_says_so(heard: Path) -> None:
     first, second, third = BeaconReader(Lines(heard)).read()
     assert (first.busy_s, first.rank, first.pid) == (90, 3, os.getpid())
     assert (second.busy_s, third.busy_s) == (0, 3600)
+    assert (first.what, second.what, third.what) == (
+        "evaluation-on-the-test-set-1-1-1-1-1-1-1"[:40],
+        "-",
+        "x",
+    )
+    assert len(parse_beacon(f"1 5 7 3 busy 90.0 {'y' * 4000}").what) == 40  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("limit", ["-1", "nan", "inf", "1e99", "x"])

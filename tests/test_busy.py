@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_job import WAIT_S, Rank
 
+from chaos.events import Kind, read_actor
 from recovery import marks
 from recovery import run as command
 from recovery.marks import Mark, MarkPage
@@ -128,6 +130,51 @@ def test_whoever_evaluates_while_another_fails_is_told_and_leaves_before_its_nex
         assert evaluating.seen.get(timeout=WAIT_S) == "wanted"
     evaluating.stop()
     assert evaluating.page.read().step == 2, "no step was begun for a generation that is over"
+
+
+def busy_lines(rank: Evaluating) -> list[dict[str, Any]]:
+    """What its log says of it, as (kind, data)."""
+    events = read_actor(rank.directory / "events" / "w0.jsonl").events
+    return [
+        {"kind": event.kind, "step": event.step, **event.data}
+        for event in events
+        if event.kind in (Kind.BUSY, Kind.BUSY_ENDED)
+    ]
+
+
+@pytest.mark.parametrize("evaluating", ["context", "call", "inside", "undeclared"], indirect=True)
+def test_the_log_says_what_it_was_and_when_it_was_over(evaluating: Evaluating) -> None:
+    evaluating.saw()
+    begun = {"kind": Kind.BUSY, "step": None, "rank": 0, "what": "evaluation", "limit_s": 90}
+    declared = [] if evaluating.how == "undeclared" else [begun]
+    assert busy_lines(evaluating) == declared, "as soon as it begins: it may never end"
+    evaluating.go.put(None)
+    evaluating.hear(Finished)
+    evaluating.stop()
+    lines = busy_lines(evaluating)
+    assert lines[:1] == declared and len(lines) == 2 * len(declared)
+    for ended in lines[1:]:
+        assert 0 <= ended.pop("seconds") < WAIT_S
+        assert ended == {"kind": Kind.BUSY_ENDED, "step": None, "rank": 0, "what": "evaluation"}
+
+
+def test_blocks_within_blocks_and_calls_after_calls_each_end_once(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    job, said = rank.job, list[tuple[str, Any]]()
+    job._write = lambda kind, /, **data: said.append((kind, data["what"]))  # type: ignore[method-assign]
+    with job.busy("outer"):
+        with job.busy("inner"):
+            pass
+        job.busy("call")
+        job.busy("x" * 1000)
+    job.not_busy()
+    job.not_busy()
+    begun, ended = Kind.BUSY, Kind.BUSY_ENDED
+    assert said == [
+        (begun, "outer"), (begun, "inner"), (ended, "inner"), (begun, "call"), (ended, "call"), (begun, "x" * 200),
+        (ended, "outer"), (ended, "x" * 200),
+    ]  # fmt: skip
+    rank.channel.close()
 
 
 def test_busy_for_ever_is_refused(tmp_path: Path) -> None:

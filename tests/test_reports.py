@@ -19,6 +19,7 @@ import pytest
 from sample_results import HOSTILE, build, empty, metric
 
 import reports
+from chaos.events import ORCHESTRATOR, Event, Kind, Log
 from harness.results import Finding, Results
 from harness.rundir import RunDirectory
 from reports import markdown, trace
@@ -248,6 +249,28 @@ def test_trace_follows_the_rules_of_perfetto(finished: Finished) -> None:
     assert all(closed[key] >= start for key, start in opened.items())
     names = {e["name"] for e in events["traceEvents"] if e["ph"] == "X"}
     assert {"detect", "regroup", "backward", "step 77", "generation 1"} <= names
+
+
+def test_trace_shows_what_ranks_did_besides_training() -> None:
+    def event(number: int, kind: Kind, actor: str, **data: Any) -> Event:
+        return Event(
+            kind=kind, actor=actor, seq=number, time_ns=number * 1000, generation=1, step=None, data=data
+        )
+
+    said = [
+        (Kind.BUSY, "w0", {"what": "evaluation", "limit_s": 60}), (Kind.BUSY, "w0", {"what": "upload", "limit_s": 60}),
+        (Kind.BUSY_ENDED, "w0", {"what": "upload", "seconds": 1e-6}),
+        (Kind.BUSY_ENDED, "w0", {"what": "evaluation", "seconds": 3e-6}),
+        (Kind.BUSY, "w1", {"what": "lost in it", "limit_s": 60}),
+        (Kind.PROCESS_EXITED, ORCHESTRATOR, {"process": "w1"}),
+        (Kind.BUSY, ORCHESTRATOR, {"rank": 3, "what": "to the end", "limit_s": math.inf}),
+        (Kind.RUN_FINISHED, ORCHESTRATOR, {}),
+    ]  # fmt: skip
+    log = Log(actors={}, events=tuple(event(n, *one[:2], **one[2]) for n, one in enumerate(said)))
+    found = [(actor, span.name, span.start, span.end) for actor, span in trace._busy(log, 0)]
+    assert found == [
+        ("w0", "upload", 1, 2), ("w0", "evaluation", 0, 3), ("w1", "lost in it", 4, 5), ("rank 3", "to the end", 6, 7)
+    ]  # fmt: skip
 
 
 def test_trace_clips_what_overlaps() -> None:

@@ -160,6 +160,35 @@ def test_a_call_of_busy_holds_until_the_next_step(job: Job) -> None:
     assert len(job.failures()) == 1
 
 
+def test_the_log_says_what_a_process_does_besides_training_and_for_how_long(job: Job) -> None:
+    def busy(rank: int | None, what: str, limit_s: float) -> None:
+        job.observer.on_progress(Progress(step=0, rank=rank, busy_s=limit_s, what=what), job.now)
+
+    job.train(*range(1, 30), rank=0)
+    busy(0, "evaluation", 300)
+    busy(1, "upload", 60)
+    job.wait(20)
+    busy(0, "-", 0)
+    busy(0, "-", 0)
+    busy(None, "compilation", 60)
+    job.wait(5)
+    job.observer.on_exit("w1", 1, None, job.now)
+    busy(None, "export", 60)
+    job.wait(2)
+    job.train(30, seconds=1)
+    said = [
+        (event.kind, *event.data.values())
+        for event in job.events
+        if event.kind in (Kind.BUSY, Kind.BUSY_ENDED)
+    ]
+    assert said == [
+        (Kind.BUSY, 0, "evaluation", 300), (Kind.BUSY, 1, "upload", 60), (Kind.BUSY_ENDED, 0, "evaluation", 20),
+        (Kind.BUSY, None, "compilation", 60), (Kind.BUSY_ENDED, 1, "upload", 25),
+        (Kind.BUSY_ENDED, None, "compilation", 5), (Kind.BUSY, None, "export", 60),
+        (Kind.BUSY_ENDED, None, "export", 3),
+    ]  # fmt: skip
+
+
 def test_the_one_whose_reports_are_behind_hangs(job: Job) -> None:
     for step in range(1, 31):
         job.train(step, rank=0)

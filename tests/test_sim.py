@@ -75,6 +75,21 @@ def test_the_simulator_does_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_what_a_rank_does_besides_training_is_in_the_log_and_no_checker_minds(
+    recovery: str, memory: Path
+) -> None:
+
+    for number, step in enumerate((21, 33)):
+        fault = {**KILL, "target": {"rank": 0}, "at": {"step": step, "phase": "backward"}}
+        cell = cell_of(recovery, [fault], evaluate={"every": 20, "takes": 2.0})
+        faulted, problems = found(cell, memory / str(number), 3)
+        assert (faulted.outcome, problems) == ("completed", {})
+        begun, ended = of(faulted, Kind.BUSY), of(faulted, Kind.BUSY_ENDED)
+        assert len(begun) >= 2 and {event.data["what"] for event in begun} == {"evaluation"}
+        assert {(event.data["rank"], event.data["seconds"]) for event in ended} == {(0, 2.0)}
+
+
 # ---- random scenarios
 
 

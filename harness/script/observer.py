@@ -76,6 +76,7 @@ class Observer:
         self._late: list[tuple[str, int | None, int | None, int]] = []  # who ended badly after the last step
         self._zero_based = False
         self._busy: dict[int | None, int] = {}  # rank -> until when it says that it does something else
+        self._doing: dict[int | None, tuple[str, int]] = {}  # what that is, and since when
         self._paused = False  # somebody was busy since the last step: the time to the next is no step's
 
     @property
@@ -129,6 +130,8 @@ class Observer:
         if process not in self.members.values():
             return
         self._lost.add(process)
+        if (rank := self.rank_of(process)) is not None:
+            self._end_busy(rank, now_ns)
         if exit_code == 0 or not self.reports:
             return  # before the first step there is nothing that could recover
         if self.finished:  # whether it was needed for the rest is known when the command ends
@@ -166,9 +169,10 @@ class Observer:
     def on_progress(self, progress: Progress, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
         if progress.busy_s is not None:
-            self._on_busy(progress.rank, progress.busy_s, now_ns)
+            self._on_busy(progress, progress.busy_s, now_ns)
             return
         self._busy.pop(progress.rank, None)
+        self._end_busy(progress.rank, now_ns)
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
@@ -215,9 +219,20 @@ class Observer:
         """Until when a process says that it does something else than training; 0: none says so."""
         return max(self._busy.values(), default=0)
 
-    def _on_busy(self, rank: int | None, limit_s: float, now_ns: int) -> None:
+    def _on_busy(self, progress: Progress, limit_s: float, now_ns: int) -> None:
+        rank = progress.rank
         self._paused = True
         self._busy[rank] = now_ns + int(limit_s * NS)  # from its end on a step is waited for
+        self._end_busy(rank, now_ns)
+        if limit_s:
+            self._doing[rank] = progress.what, now_ns
+            self._record(Kind.BUSY, rank=rank, what=progress.what, limit_s=limit_s)
+
+    def _end_busy(self, rank: int | None, now_ns: int) -> None:
+        """What it was at, if anything, is over."""
+        if (doing := self._doing.pop(rank, None)) is not None:
+            seconds = round((now_ns - doing[1]) / NS, 6)
+            self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
 
     def stall_bound_s(self) -> float:
         """How long without a step is a hang: learned from the gaps so far, at most the progress deadline."""

@@ -24,13 +24,15 @@ STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
 PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
+WHAT_LIMIT = 40  # characters, as the beacon writes
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
-    ``busy_s``: no step, but for how long at most the process does something else (0: not any more); ``unread``: name ->
+    ``busy_s``: no step, but for how long at most the process does something else (0: not any more), ``what``: as it
+    calls that; ``unread``: name ->
     what was said of it and is no number; ``group``: the replica group that ``rank`` counts in."""
 
     step: int
@@ -40,6 +42,7 @@ class Progress:
     samples: int | None = None
     time_ns: int | None = None
     busy_s: float | None = None
+    what: str = ""
     unread: Mapping[str, str] = field(default_factory=dict)
     group: int | None = None
 
@@ -161,7 +164,9 @@ def parse_beacon(line: str) -> Progress | None:
         limit_s = value.value
         if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
             return None
-        return Progress(step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s)
+        return Progress(
+            step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s, what=words[6][:WHAT_LIMIT]
+        )
     if step is None:
         return None
     return Progress(

@@ -210,12 +210,9 @@ class SimRank:
             self._park_lost(error)
         except NonFinite as error:
             blamed = self.behaviour.blamed(self, list(error.blamed))
+            step = self.state.step + 1
             self.write(
-                Kind.NONFINITE_CAUGHT,
-                step=self.state.step + 1,
-                rank=self.rank,
-                blamed=blamed,
-                what="loss or gradient",
+                Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what="loss or gradient"
             )
             samples = yield from self.attempt.examined(error.blamed)
             self._park("nonfinite", blamed=blamed, samples=samples)
@@ -226,9 +223,12 @@ class SimRank:
         if spec is None or self.rank or self.state.step % spec.every:
             return
         if spec.declared:
-            self.mark.busy(ceil(2 * spec.takes) + 1)
+            self.mark.busy(limit_s := ceil(2 * spec.takes) + 1)
+            self.write(Kind.BUSY, rank=self.rank, what="evaluation", limit_s=limit_s)
         yield spec.takes * NS_PER_S
         self.mark.busy(0)
+        if spec.declared:
+            self.write(Kind.BUSY_ENDED, rank=self.rank, what="evaluation", seconds=spec.takes)
 
     def _join(self, order: Join) -> Sleeping:
         self.leave()

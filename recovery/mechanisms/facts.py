@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from chaos.events import Kind
 from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms.busy import LIMIT_S, Busy
@@ -34,10 +35,25 @@ class JobFacts(ABC):
         for hung within ``limit_s`` seconds (an hour).
 
         ``with job.busy("evaluation"):`` around it; or a call before it, which holds until the next phase of a step. Its
-        ``wanted`` says whether another rank has failed meanwhile and the job waits. Raises ValueError.
+        ``wanted`` says whether another rank has failed meanwhile and the job waits. The event log says what it was and
+        how long it took (``busy``, ``busy_ended``). Raises ValueError.
         """
-        self._busy = Busy(what, limit_s, note=self.marks.busy, wanted=self._lost, outer=self._inside())
-        return self._busy
+        outer = self._inside()
+        busy = Busy(
+            what, limit_s, note=self.marks.busy, wanted=self._lost, outer=outer, ended=self._busy_ended
+        )
+        if self._busy is not None and self._busy is not outer:
+            self._busy.end()  # a call without a block holds until the next
+        self._busy = busy
+        self._write(Kind.BUSY, rank=self._own_rank, what=busy.what, limit_s=busy.limit_s)
+        return busy
+
+    def _busy_ended(self, busy: Busy, seconds: float) -> None:
+        self._write(Kind.BUSY_ENDED, rank=self._own_rank, what=busy.what, seconds=round(seconds, 6))
+
+    @property
+    def _own_rank(self) -> int | None:
+        return self.rank if self.rank >= 0 else None
 
     def _inside(self) -> Busy | None:
         """In which block of ``busy`` the script is, if in any."""
@@ -49,6 +65,7 @@ class JobFacts(ABC):
     def not_busy(self) -> None:
         """Training goes on: what ``busy`` said without a ``with`` does not hold any more."""
         if self._busy is not None and self._inside() is None:
+            self._busy.end()
             self._busy = None
             self.marks.busy(0)
 
@@ -95,6 +112,10 @@ class JobFacts(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raise GenerationLost if the supervisor aborted this generation."""
+
+    @abstractmethod
+    def _write(self, kind: Kind, /, **data: Any) -> None:
+        """Log an event."""
 
     def register(self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None) -> None:
         """Make an object's state part of the job's: it is saved, restored and copied with the model. Between ``attach``

@@ -11,12 +11,16 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from recovery.doubts import Doubt, in_doubt, together
 from recovery.memory.header import Header, Key, Moment, complete
+
+MOST_SEATS = (
+    1024  # processes that may yet ask for their buffers: twice as many as a node's keeper serves at once
+)
 
 
 class Refusal(Exception):
@@ -45,8 +49,8 @@ class Holdings:
         self._keep = keep
         self._entries: dict[Key, Entry] = {}
         self._others: dict[int, tuple[Key, ...]] = {}
-        self._doubts: list[tuple[int, int]] = []
-        self._released: dict[str, list[int]] = defaultdict(list)
+        self._doubts: tuple[Doubt, ...] = ()
+        self._released: dict[str, list[int]] = {}
         self._lock = threading.Lock()
 
     def add(self, header: Header, fd: int, *, copy: bool) -> None:
@@ -76,8 +80,7 @@ class Holdings:
     def forget(self, step: int, before: int) -> tuple[Key, ...]:
         """Let go of what generations ``before`` this one saved after ``step``, and take no more of it; what is gone."""
         with self._lock:
-            if (step, before) not in self._doubts:
-                self._doubts.append((step, before))
+            self._doubts = together([*self._doubts, (before, step)])
             gone = tuple(key for key in self._entries if self._doubtful(key))
             for key in gone:
                 self._drop(self._entries.pop(key))
@@ -152,7 +155,7 @@ class Holdings:
             raise Refusal(f"generation {header.key.generation} is over: {newest} has saved")
 
     def _doubtful(self, key: Key) -> bool:
-        return any(key.step > step and key.generation < before for step, before in self._doubts)
+        return in_doubt(self._doubts, generation=key.generation, step=key.step)
 
     def _trusted(self, keys: tuple[Key, ...]) -> tuple[Key, ...]:
         return tuple(key for key in keys if not self._doubtful(key))
@@ -209,7 +212,10 @@ class Holdings:
     def _let_go(self, entry: Entry) -> None:
         os.close(entry.fd)
         if not entry.copy:
-            self._released[entry.header.seat].append(entry.header.buffer)
+            released = self._released
+            released[entry.header.seat] = [*released.pop(entry.header.seat, ()), entry.header.buffer]
+            while len(released) > MOST_SEATS:  # the oldest; whoever is told nothing gives them up itself
+                del released[next(iter(released))]
 
 
 def _mb(size: int) -> str:

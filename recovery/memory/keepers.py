@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Literal
 
@@ -20,6 +21,7 @@ from recovery.wire import Extra
 START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
 MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
+KEPT_GONE = 64  # keepers that have ended; a node has only one after the other
 
 
 class Started(BaseModel):
@@ -49,6 +51,7 @@ class Keepers:
         self._pids: dict[str, int] = {}
         self._node_of: dict[str, int] = {}
         self._keeper: dict[int, str] = {}
+        self._gone: deque[str] = deque()
         self._lacking: set[int] = set()  # nodes without one, as soon as they take one
         self._ports: dict[str, int] = {}
         self._news: list[Started | Exited] = []
@@ -69,11 +72,11 @@ class Keepers:
         return self._keeper[node]
 
     def owns(self, process: str) -> bool:
-        """Whether it is, or was, a keeper."""
+        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are known."""
         return process in self._node_of
 
     def pid_of(self, process: str) -> int:
-        """Its process id."""
+        """Its process id; see ``owns``."""
         return self._pids[process]
 
     def signal(self, process: str, signum: int) -> None:
@@ -91,6 +94,7 @@ class Keepers:
             if isinstance(report, Exited):
                 self._news.append(report)
                 node = self._node_of[report.process]
+                self._gone.append(report.process)
                 changed |= {node} if self._ports.pop(report.process, None) is not None else set()
                 wanted = not self._ending and self._keeper[node] == report.process
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
@@ -100,6 +104,8 @@ class Keepers:
                 and isinstance(report.message, Extra)
                 and report.message.topic == TOPIC
             ):
+                if report.process not in self._node_of:
+                    continue
                 self._ports[report.process] = int(report.message.payload["port"])
                 changed.add(self._node_of[report.process])
         if changed and not self._ending:
@@ -107,6 +113,9 @@ class Keepers:
         for node in sorted(self._lacking) if not self._ending else ():
             if self._housing.takes(node):
                 self._start(node)
+        while len(self._gone) > KEPT_GONE + len(self._news):  # whoever hears the news asks for their pids
+            oldest = self._gone.popleft()
+            del self._pids[oldest], self._node_of[oldest]
         news, self._news = self._news, []
         return news
 

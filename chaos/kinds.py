@@ -62,6 +62,7 @@ class Kind(StrEnum):
     STATE_DIGEST = "state_digest"
     SAMPLES_SKIPPED = "samples_skipped"
     CHECKPOINT_SAVING = "checkpoint_saving"
+    CHECKPOINT_PART = "checkpoint_part"
     CHECKPOINT_COMMITTED = "checkpoint_committed"
     CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_REFUSED = "checkpoint_refused"
@@ -187,6 +188,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # hex digests of the state after `step`
         Kind.STATE_DIGEST: frozenset({"rank", "parameters", "optimizer", "scheduler", "rng"}),
         Kind.CHECKPOINT_SAVING: frozenset({"checkpoint"}),
+        # by a rank that writes a part of it and does not commit it. state: begun|written|failed; seconds: since it
+        # began; error: of failed
+        Kind.CHECKPOINT_PART: frozenset({"checkpoint", "state", "seconds", "error"}),
         Kind.CHECKPOINT_COMMITTED: frozenset({"checkpoint", "bytes", "seconds"}),
         Kind.CHECKPOINT_FAILED: frozenset({"checkpoint", "error"}),
         Kind.CHECKPOINT_REFUSED: frozenset({"checkpoint", "reason"}),

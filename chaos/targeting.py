@@ -87,7 +87,8 @@ def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Target
     if traits.role is not None:
         target = target.model_copy(update={"role": traits.role})
     if target.checkpoint is not None or where in PLACELESS:
-        return Targets()
+        _check_place(target, scope.topology)
+        return Targets(ranks=() if target.rank is None else (target.rank,))
     _check_place(target, scope.topology)
     if where is Where.NODE or (where is Where.HEALTH and _names_place(target)):
         return Targets(nodes=_nodes(fault, traits, scope, seed))

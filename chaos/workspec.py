@@ -293,6 +293,11 @@ class WorkloadSpec(Strict):
         return self
 
     @property
+    def savers(self) -> int:
+        """How many ranks, from 0 on, write a part of each checkpoint; 1: rank 0 alone saves."""
+        return self.ranks if self.shards == 1 and self.checkpoint.sharded else self.shards
+
+    @property
     def shards(self) -> int:
         """Ranks that hold one copy of the model together."""
         if isinstance(self.parallelism, Hybrid):

@@ -57,9 +57,12 @@ class Saving:
         self._send = send
         self._clock_s = clock_s
 
-    def begin(self, step: int) -> float:
-        """Say that a save begins; returns the time."""
+    def begin(self, step: int, *, whole: bool = True) -> float:
+        """Say that a save begins; returns the time. ``whole``: not only a part of one, that another rank commits."""
         name = name_of(step)
+        if not whole:
+            self._part(step, "begun", 0.0)
+            return self._clock_s()
         self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name)
         self._send(CheckpointNote(state="saving", checkpoint=name, step=step))
         return self._clock_s()
@@ -92,9 +95,12 @@ class Saving:
         blocked_s = seconds if blocked_s is None else blocked_s
         return Outcome(step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error)
 
-    def report(self, outcome: Outcome) -> None:
-        """Say how a save ended, and what retention did after it."""
+    def report(self, outcome: Outcome, *, whole: bool = True) -> None:
+        """Say how a save ended, and what retention did after it. ``whole``: see ``begin``."""
         step, name = outcome.step, name_of(outcome.step)
+        if not whole:
+            self._part(step, "failed" if outcome.error else "written", outcome.seconds, outcome.error)
+            return
         if outcome.saved is None:
             self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=outcome.error)
             self._send(CheckpointNote(state="failed", checkpoint=name, step=step, error=outcome.error[:500]))
@@ -106,6 +112,12 @@ class Saving:
             self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
         if outcome.pruned is not None:
             self._report_pruned(outcome.pruned)
+
+    def _part(self, step: int, state: str, seconds: float, error: str = "") -> None:
+        self._write(
+            Kind.CHECKPOINT_PART, step=step, checkpoint=name_of(step), state=state, seconds=round(seconds, 6),
+            error=error,
+        )  # fmt: skip
 
     def prune(self, directory: Path, keep: int, **more: Any) -> None:
         """Delete what retention says; what the disk does not give up stays, and is reported. ``more``: of

@@ -42,6 +42,7 @@ def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
         "global_batch": BATCH, "parallelism": more.pop("parallelism", "ddp"),
         "checkpoint": {
             "every": more.pop("every", EVERY), "keep": more.pop("keep", 3), "memory": more.pop("memory", False),
+            "sharded": more.pop("sharded", False),
         },
         "determinism": more.pop("determinism", "default"), "evaluate": more.pop("evaluate", None),
         "verify_every": more.pop("verify_every", None),

@@ -125,6 +125,27 @@ def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exa
         )
 
 
+def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) -> None:
+    """With a sharded checkpoint: its writes fail, and later it is killed in the middle of its part."""
+    broken = "{id: eio, kind: io-error, target: {rank: 1}, at: {step: 15}, duration: {steps: 10}}"
+    torn = (
+        "{id: t, kind: checkpoint-corrupt, params: {mode: torn, stage: manifest}, "
+        "target: {checkpoint: latest, rank: 2}, at: {step: 45}, expect: {detected_by: exit}}"
+    )
+    workload = MLP.replace("every: 10", "every: 10, sharded: true")
+    code, results = run(
+        tmp_path, workload=workload, recovery="checkpoint-restart", faults=f"[{broken}, {torn}]"
+    )
+    passes(code, results)
+    (failed,) = [e for e in events(tmp_path, Kind.CHECKPOINT_FAILED) if "gave up" in e.data["error"]]
+    assert failed.step == 20 and "writer 1 gave up" in failed.data["error"]
+    incident = next(i for i in results.faults if i.fault == "t")
+    assert (incident.restored_step, incident.blamed_rank) == (40, 2)
+    assert incident.evidence["saving"] == "step-00000050"
+    said = {e.data["state"] for e in events(tmp_path, Kind.CHECKPOINT_PART)}
+    assert said == {"begun", "written", "failed"}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 def test_a_save_in_the_background_that_was_cut_off_is_never_restored(tmp_path: Path, mode: str) -> None:

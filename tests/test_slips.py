@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_catalogue import CATALOGUE
 
+from chaos import plugins
 from chaos.errors import ScenarioError
-from chaos.fault import Where
+from chaos.fault import Fault, Where
 from chaos.faultspec import FaultSpec
 from chaos.loading.load import load
 from chaos.planview import when_text
@@ -26,12 +28,14 @@ faults:
 """
 
 
-def said(tmp_path: Path, fault: str = KILL, more: str = "", **env: str) -> list[str]:
-    """``line:column: message`` of every error, else of every warning."""
-    path = tmp_path / "s.yaml"
-    path.write_text(SCENARIO.replace("FAULT", fault) + more)
+def said(tmp_path: Path, fault: str = KILL, more: str = "", saves: str = "", **env: str) -> list[str]:
+    """``line:column: message`` of every error, else of every warning. ``saves``: in place of how the example does."""
+    path, usual = tmp_path / "s.yaml", "checkpoint: {every: 20}"
+    path.write_text(SCENARIO.replace("FAULT", fault).replace(usual, saves or usual) + more)
     try:
-        text = "\n".join(load(path, CATALOGUE, env=env).warnings)
+        # of how plugins behave, the fakes know little
+        known = replace(CATALOGUE, faults=plugins.load("chaos.faults", Fault)) if saves else CATALOGUE
+        text = "\n".join(load(path, known, env=env).warnings)
     except ScenarioError as error:
         text = str(error)
     prefix = f"{path}:"
@@ -123,6 +127,36 @@ def test_a_fault_of_the_saves_is_for_the_rank_that_saves(tmp_path: Path) -> None
     assert said(tmp_path, fault.replace("TARGET", "{rank: 2}")) == [f"6:46: {why}"]
     assert said(tmp_path, fault.replace("TARGET", "{select: one}")) == [f"6:31: {why}"]
     assert said(tmp_path, fault.replace("TARGET", "{select: all, exclude: {ranks: [0]}}")) == [f"6:31: {why}"]
+
+
+def test_with_a_sharded_checkpoint_every_rank_that_writes_a_part_is_a_target(tmp_path: Path) -> None:
+    fault = "{id: eio, kind: io-error, target: TARGET, at: {step: 40}, duration: {steps: 30}}"
+    sharded = {"saves": "checkpoint: {every: 20, sharded: true}"}
+    for right in (
+        "{rank: 2}",
+        "{select: one}",
+        "{select: {count: 2}}",
+        "{select: all, exclude: {ranks: [0]}}",
+    ):
+        assert said(tmp_path, fault.replace("TARGET", right), **sharded) == [], right
+    torn = "{id: t, kind: checkpoint-corrupt, params: PARAMS, target: {checkpoint: latest, rank: 2}, at: {step: 25}}"
+    rename, renamed = "{mode: torn}", "{mode: torn, stage: renamed}"
+    assert said(tmp_path, torn.replace("PARAMS", rename), **sharded) == []
+    assert said(tmp_path, torn.replace("PARAMS", renamed), **sharded) == [
+        "6:67: rank 2 writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
+    ]
+    (alone,) = said(tmp_path, torn.replace("PARAMS", rename), saves="checkpoint: {every: 20, keep: 4}")
+    assert alone.endswith("checkpoint-corrupt acts on saves, and rank 0 alone saves: target {rank: 0}")
+    (no_rank,) = said(tmp_path, torn.replace("PARAMS", "{mode: bitflip}"), **sharded)
+    assert no_rank.endswith("checkpoint-corrupt acts on checkpoints, so its target has no rank")
+
+
+def test_of_a_sharded_model_the_first_replica_saves(tmp_path: Path) -> None:
+    fault = "{id: eio, kind: io-error, target: TARGET, at: {step: 40}, duration: {steps: 30}}"
+    shape = {"saves": "checkpoint: {every: 20}, parallelism: {hsdp: {replicas: 2, shards: 2}}"}
+    assert said(tmp_path, fault.replace("TARGET", "{rank: 1}"), **shape) == []
+    (line,) = said(tmp_path, fault.replace("TARGET", "{rank: 2}"), **shape)
+    assert line.endswith("io-error acts on saves, and ranks 0 to 1 alone save: target one of them")
 
 
 def test_trouble_with_saving_while_nobody_saves_is_a_warning(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ class CheckpointCorrupt(Fault):
     data files exchanged, or the one exchanged with an older checkpoint's). Landed: an independent verification
     complains. Two modes hit the next save instead: torn (the process that saves is killed in the middle of it) and
     lose-unsynced (so is its machine: what was not synced by then is empty afterwards), at ``stage``: data (in the
-    middle of it), manifest (before it), rename (before it), renamed (just after it). Landed: the kernel reports
-    the process killed, and its log a save that began and did not end.
+    middle of it), manifest (before it), rename (before it), renamed (just after it). That process is rank 0's, or with
+    a sharded checkpoint that of the target's ``rank``, whose part has a record in place of the manifest and is not
+    renamed any further. Landed: the kernel reports the process killed, and its log a save that began and did not end.
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
@@ -105,9 +106,10 @@ def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed |
     """The reaped exit status, and the victim's own word that it was saving."""
     saving: str | None = None
     for event in (e for e in events if e.actor == occurrence.process):
-        if event.kind is Kind.CHECKPOINT_SAVING:
+        part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
+        if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":
             saving = event.data["checkpoint"]
-        elif event.kind in (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED):
+        elif event.kind in (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED) or part:
             saving = None
     for event in events:
         if event.kind is Kind.PROCESS_EXITED and event.data["process"] == occurrence.process:

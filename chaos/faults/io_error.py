@@ -17,8 +17,9 @@ _WORDS = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "ENOSPC": 
 class IoError(Fault):
     """Operations of the rank's saves fail as a broken disk or a lost file server would make them. Emulated.
 
-    Target rank 0, which saves. ``error``: EIO, ESTALE or ENOSPC; ``probability``: of each operation to fail;
-    ``operations``: which. Landed: the job's own report of a save that failed with that error.
+    Target a rank that saves: rank 0, or with a sharded checkpoint any of those that write a part. ``error``: EIO,
+    ESTALE or ENOSPC; ``probability``: of each operation to fail; ``operations``: which. Landed: the job's own report of
+    a save that failed with that error.
     """
 
     where: ClassVar[Where] = Where.RANK
@@ -42,10 +43,14 @@ class IoError(Fault):
         target.set_disk(None)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """A failed save of the target, after the injection."""
+        """A failed save of the target, or of its part of one, after the injection."""
         for event in events:
             mine = event.actor == occurrence.process and event.time_ns > occurrence.time_ns
-            failed = mine and event.kind in (Kind.CHECKPOINT_FAILED, Kind.CHECKPOINT_KEPT)
+            failed = mine and event.kind in (
+                Kind.CHECKPOINT_FAILED,
+                Kind.CHECKPOINT_KEPT,
+                Kind.CHECKPOINT_PART,
+            )
             if failed and _WORDS[self.error] in event.data["error"]:
                 evidence = {"checkpoint": event.data["checkpoint"], "error": event.data["error"]}
                 return Landed(witness="job: failed save", evidence=evidence)

@@ -17,7 +17,8 @@ OPERATIONS = ("write", "fsync", "rename")
 class IoSlow(Fault):
     """Every write, sync and rename of the rank's saves takes longer: a crowded file server. Emulated by sleeping.
 
-    Target rank 0, which saves; all others wait for it. ``delay_s``: added to each operation, of which a small
+    Target a rank that saves: rank 0, for which all others wait, or with a sharded checkpoint any of those that write
+    a part, for which rank 0 waits. ``delay_s``: added to each operation, of which a small
     save has about nine. Landed: the job's own timing of a save grew by at least the delay of three operations.
     """
 
@@ -40,7 +41,7 @@ class IoSlow(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The first save under it, and those before."""
-        saves = [e for e in events if e.kind is Kind.CHECKPOINT_COMMITTED and e.actor == occurrence.process]
+        saves = [e for e in events if _is_saved(e) and e.actor == occurrence.process]
         before = [float(e.data["seconds"]) for e in saves if e.time_ns < occurrence.time_ns]
         # One that had begun before it tells less than half.
         for event in (e for e in saves if e.time_ns > occurrence.time_ns):
@@ -49,3 +50,9 @@ class IoSlow(Fault):
                 evidence = {"save_s": seconds, "before_s": min(before, default=None), "delay_s": self.delay_s}
                 return Landed(witness="job: timing of saves", evidence=evidence)
         return None
+
+
+def _is_saved(event: Event) -> bool:
+    """A checkpoint that was saved, or a part of one."""
+    part = event.kind is Kind.CHECKPOINT_PART and event.data["state"] == "written"
+    return part or event.kind is Kind.CHECKPOINT_COMMITTED

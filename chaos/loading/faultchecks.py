@@ -22,8 +22,6 @@ from chaos.topology import Topology
 from chaos.verify import complaint
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
-SAVER = 0
-"""The rank that saves."""
 _ACTS_ON: Mapping[Where, str] = {
     Where.CHECKPOINT: "checkpoints", Where.STORAGE: "the storage of the checkpoints", Where.STORE: "the job's store",
     Where.COORDINATOR: "the coordinator",
@@ -89,7 +87,7 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         return
     kind = setting.kinds[name]
     params = raw.get("params", {})
-    needs = frozenset(getattr(kind, "needs", ()))
+    needs, made = frozenset(getattr(kind, "needs", ())), None
     if isinstance(params, dict):
         made, problems = validate(kind, params, (*loc, "params"))
         yield from problems
@@ -100,7 +98,10 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         yield from _duration(spec, kind, loc)
         yield from _phase(spec, kind, loc, setting.workload)
         yield from _verify(spec, loc)
-        problems = [*_target_keys(spec, kind, loc, setting)]
+        next_save = bool(getattr(made, "hits_next_save", False))
+        problems = [*_target_keys(spec, kind, loc, setting, next_save=next_save)]
+        if next_save and spec.target.rank is not None:
+            problems += _writer(spec, loc, setting)
         if setting.topology is not None:
             yield from check_excluded(spec.target.exclude, setting.topology, (*loc, "target", "exclude"))
         yield from problems or _target(spec, traits_of(kind), loc, setting)
@@ -159,8 +160,10 @@ def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
             yield Problem(loc=(*loc, "verify", name), message=said)
 
 
-def _target_keys(spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Setting) -> Iterator[Problem]:
-    """Keys of the target that the kind, or another key, rules out."""
+def _target_keys(
+    spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Setting, *, next_save: bool
+) -> Iterator[Problem]:
+    """Keys of the target that the kind, or another key, rules out. ``next_save``: it acts on whoever saves next."""
     target, at = spec.target, (*loc, "target")
     given = target.model_fields_set
     where = getattr(kind, "where", None)
@@ -168,7 +171,8 @@ def _target_keys(spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Sett
         if where == Where.CHECKPOINT and target.checkpoint is None:
             yield Problem(loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}")
         for name in _CHOOSING:
-            if name in given and not (name == "role" and target.role == where.value):
+            named = (name == "role" and target.role == where.value) or (name == "rank" and next_save)
+            if name in given and not named:
                 message = f"{spec.kind} acts on {_ACTS_ON[where]}, so its target has no {name}"
                 yield Problem(loc=(*at, name), message=message, on_key=True)
     if where != Where.CHECKPOINT and target.checkpoint is not None:
@@ -223,7 +227,7 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
         yield Problem(loc=(*at, *error.part), message=_in_words(spec.target, error, scope))
         return
     if getattr(setting.kinds[spec.kind], "on_saves", False):
-        yield from _saver(spec, traits, at, scope, setting.seed)
+        yield from _saver(spec, traits, at, scope, setting)
     limits = setting.limits
     if limits is None or scope is None:
         return
@@ -241,14 +245,33 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
         yield Problem(loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}")
 
 
-def _saver(spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, seed: int) -> Iterator[Problem]:
-    """A fault of the saves is for whoever saves; where chance decides on somebody, it is mostly on another."""
+def _saver(spec: FaultSpec, traits: Traits, at: Loc, scope: Scope, setting: Setting) -> Iterator[Problem]:
+    """A fault of the saves is for whoever saves; where chance may decide on another, it mostly does."""
+    savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
-    hit, all_of_them = (resolve(each, traits, scope, seed).ranks for each in (spec, everybody))
-    if SAVER not in hit or hit != all_of_them:
-        named = next((key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None)
-        message = f"{spec.kind} acts on saves, and rank {SAVER} alone saves: target {{rank: {SAVER}}}"
-        yield Problem(loc=(*at, *([named] if named else [])), message=message)
+    hit, all_of_them = (set(resolve(each, traits, scope, setting.seed).ranks) for each in (spec, everybody))
+    if all_of_them <= savers or (hit == all_of_them and hit & savers):
+        return
+    named = next((key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None)
+    yield Problem(
+        loc=(*at, *([named] if named else [])), message=f"{spec.kind} acts on saves, and {_who(savers)}"
+    )
+
+
+def _writer(spec: FaultSpec, loc: Loc, setting: Setting) -> Iterator[Problem]:
+    """The rank whose next save is broken writes a part, and if it is not the first, names no checkpoint."""
+    rank, savers = spec.target.rank, set(range(setting.workload.savers if setting.workload else 1))
+    if rank not in savers:
+        yield Problem(loc=(*loc, "target", "rank"), message=f"{spec.kind} acts on saves, and {_who(savers)}")
+    elif rank and spec.params.get("stage") == "renamed":
+        message = f"rank {rank} writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
+        yield Problem(loc=(*loc, "params", "stage"), message=message)
+
+
+def _who(savers: set[int]) -> str:
+    if len(savers) == 1:
+        return "rank 0 alone saves: target {rank: 0}"
+    return f"ranks 0 to {max(savers)} alone save: target one of them"
 
 
 def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:

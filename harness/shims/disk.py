@@ -15,6 +15,9 @@ from typing import Any
 from chaos.targets import DiskTrouble
 from recovery.checkpoints import MANIFEST
 
+RECORD_SUFFIX = ".json"
+"""Of a part of a checkpoint, whose record is to it what the manifest is to the whole."""
+
 
 class DiskShim:
     """Implements ``recovery.checkpoints.Disk``.
@@ -81,7 +84,7 @@ class DiskShim:
             self._written[path.name] = path
 
     def _is_due(self, stage: str, what: str, path: Path) -> bool:
-        manifest = path.name == MANIFEST
+        manifest = path.name == MANIFEST or path.suffix == RECORD_SUFFIX
         return {
             # at its second write, when the first part is there
             "data": what == "write" and not manifest and path.is_file() and path.stat().st_size > 0,

@@ -227,6 +227,7 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         determinism=spec.determinism, verify_every=spec.verify_every, nonfinite=strategy.nonfinite_policy,
         checkpoint_dir=setup.checkpoints, checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep, checkpoint_mode=spec.checkpoint.mode,
+        checkpoint_sharded=spec.checkpoint.sharded,
         checkpoint_mtbf_s=spec.checkpoint.mtbf, wall_ns=WALL_NS, timings=timings,
         evaluate=spec.evaluate,
     )  # fmt: skip

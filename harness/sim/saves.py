@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.events import Kind
+from harness.shims.disk import RECORD_SUFFIX
 from harness.sim.state import State
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint
 from recovery.choosing import Choosing
 from recovery.fence import Fence
+from recovery.renaming import remove
 from recovery.retention import Agreement, aside_in
 from recovery.saving import Saving
 from recovery.wire import Agreed, Join, SetAside, Unrecoverable
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 
 DATA_FILE = "state.bin"
 JOB = "simulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank has written, or why it could not."""
+
+    state: State
+    error: str = ""
 
 
 class SimSaves:
@@ -34,6 +45,12 @@ class SimSaves:
         self._refused: list[str] = []
         self._fence = Fence(job.config.checkpoint_dir, JOB)
         self.choosing = Choosing(job="", fresh=False, fence=self._fence)
+
+    @property
+    def ranks(self) -> range:
+        """Who writes a part of each, as ``recovery.mechanisms.checkpointer`` has it; rank 0 commits."""
+        job, shards = self._job, self._job.layout.shards
+        return range(job.world if shards == 1 and job.config.checkpoint_sharded else shards)
 
     def told(self, message: Agreed) -> None:
         """The replicas were the same at a step."""
@@ -78,10 +95,45 @@ class SimSaves:
         saving = self._saving()
         return saving, saving.begin(step)
 
-    def commit(self, saving: Saving, step: int, states: Sequence[State], since_s: float) -> bool:
-        """Write it, and delete what retention says; False: it failed."""
+    def begin_part(self, step: int) -> float:
+        """This rank's part of a save begins, at this time in seconds."""
+        return self._saving().begin(step, whole=False)
+
+    def part(self) -> Part:
+        """What this rank holds, as if it were written."""
+        return Part(state=self._job.state)
+
+    def write_part(self, step: int, since_s: float) -> Part:
+        """Write what another rank commits, and say how it went."""
+        saving = self._saving()
+        outcome = saving.tried(step, self._try_part, since_s=since_s)
+        saving.report(outcome, whole=False)
+        return Part(state=self._job.state, error=outcome.error)
+
+    def _try_part(self) -> None:
+        job = self._job
+        staging = job.config.checkpoint_dir / f".staging-{job.process.name}"
+        staging.mkdir(parents=True, exist_ok=True)
+        path, record = staging / f"rank-{job.rank:04d}.bin", staging / f".part-{job.rank:04d}{RECORD_SUFFIX}"
+        try:
+            self._fill(path, job.state.data())
+            self._fill(record, b"{}")
+            self._disk("rename", record)
+        finally:
+            remove(staging)
+
+    def _fill(self, path: Path, data: bytes) -> None:
+        with open(path, "wb") as stream:
+            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+                self._disk("write", path)
+                stream.write(part)
+                stream.flush()
+
+    def commit(self, saving: Saving, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
+        """Write it, and delete what retention says; False: it failed. ``parts``: of all that save, by rank; where the
+        ranks hold the same, that of rank 0 is the whole state."""
         config = self._job.config
-        if not saving.attempt(step, partial(self._write, step, states), since_s=since_s):
+        if not saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
             return False
         compared = config.verify_every != 0 and config.world > config.shards
         agreed = Agreement(step=self._agreed, every=config.verify_every) if compared else None
@@ -97,8 +149,12 @@ class SimSaves:
         clock = job.process.clock
         return Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
 
-    def _write(self, step: int, states: Sequence[State]) -> tuple[Checkpoint, int]:
+    def _write(self, step: int, parts: Mapping[int, Part]) -> tuple[Checkpoint, int]:
         job = self._job
+        for rank, part in parts.items():
+            if part.error:
+                raise RuntimeError(f"writer {rank} gave up: {part.error}")
+        states = [part.state for _, part in sorted(parts.items())][: job.layout.shards]
         if any(state.bad for state in states):
             raise RuntimeError("the state is not finite, so it is not saved")
         directory = job.config.checkpoint_dir

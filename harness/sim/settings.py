@@ -55,6 +55,7 @@ class RankConfig:
     checkpoint_every: int | str
     checkpoint_keep: int
     checkpoint_mode: str
+    checkpoint_sharded: bool
     checkpoint_mtbf_s: float | None
     wall_ns: int
     timings: Timings

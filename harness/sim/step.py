@@ -248,7 +248,7 @@ class Attempt:
         self._tell_digest(saving=saves)
         if saves:
             job.saves = replace(job.saves, saved_s=job.process.clock.now_ns / 1e9)
-        if saves and job.layout.replica_of(job.rank) == 0:
+        if saves and job.rank in job.checkpoints.ranks:
             yield from self._save()
         elif saves and job.faults.active:
             yield from job.faults.at(number, "checkpoint")
@@ -271,29 +271,43 @@ class Attempt:
         )
 
     def _save(self) -> Sleeping:
-        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards."""
+        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other rank that saves
+        writes its part, of which only that it came whole goes into the checkpoint."""
         job, number = self._job, self.number
         job.mark.enter(marks.CHECKPOINT)
         if job.rank:
-            if job.faults.active:
-                yield from job.faults.at(number, "checkpoint")
-            yield from self._meet(job.state, job.replica)
+            yield from self._save_part()
             return
         clock = job.process.clock
         saving, since_s = job.checkpoints.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
-        states = [job.state]
-        if job.layout.shards > 1:
-            states = list((yield from self._meet(job.state, job.replica)).values())
+        parts = {0: job.checkpoints.part()}
+        if len(job.checkpoints.ranks) > 1:
+            parts = yield from self._meet(parts[0], job.checkpoints.ranks)
         held_up = (
             COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
         )  # there the rest costs nothing here
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
+        yield from self._disk_takes()
+        job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
+        done = job.checkpoints.commit(saving, number, parts, since_s)
+        if not done and not job.behaviour.survives_failed_save(job):
+            raise TrainingError(RuntimeError("a checkpoint could not be saved"))
+
+    def _save_part(self) -> Sleeping:
+        """What a rank does that does not commit: its own part, of which it tells the one that does."""
+        job, number = self._job, self.number
+        since_s = job.checkpoints.begin_part(number)
+        if job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
+        yield from self._disk_takes()
+        part = job.checkpoints.write_part(number, since_s)
+        yield from self._meet(part, job.checkpoints.ranks)
+
+    def _disk_takes(self) -> Sleeping:
+        """The time that a fault adds to what a save asks of the disk."""
+        job = self._job
         for operation in OPERATIONS if job.faults.disk.active else ():
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
             job.mark.touch()  # a slow disk is no hang
-        job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
-        done = job.checkpoints.commit(saving, number, states, since_s)
-        if not done and not job.behaviour.survives_failed_save(job):
-            raise TrainingError(RuntimeError("a checkpoint could not be saved"))

@@ -16,7 +16,7 @@ from harness.sites import Aim, Miss
 from recovery import checkpoints
 from recovery.wire import Extra
 
-SAVER = 0  # the rank that saves
+SAVER = 0  # the rank that commits each save, and without a sharded checkpoint writes all of it
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,13 @@ class CheckpointSite:
         )
 
     def _next_save(self, planned: PlannedFault, number: int) -> Aim | Miss:
-        process = self._scene.process_of(SAVER)
-        who = {"process": process, "rank": SAVER}
+        rank = planned.ranks[0] if planned.ranks else SAVER
+        process = self._scene.process_of(rank)
+        who = {"process": process, "rank": rank}
         if process is None:
-            return Miss(who=who, reason=f"nobody holds rank {SAVER}, which saves")
+            return Miss(who=who, reason=f"nobody holds rank {rank}, which saves")
         about = {"fault": planned.id, "occurrence": number}
-        return Aim(target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=SAVER)
+        return Aim(target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank)
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Files are always there."""

@@ -132,7 +132,7 @@ class Checkpointer:
             self._settle()
         if rank == 0:
             self._put_aside()  # the disk may take it now
-            began_s = self._saving.begin(step)
+        began_s = self._saving.begin(step, whole=rank == 0)
         self._entered(step, True)
         self._given_up, self._together, self._commits = threading.Event(), writers > 1, rank == 0
         self._placed = threading.Event()
@@ -322,8 +322,7 @@ class Checkpointer:
 
         outcome = self._write_out(replace(order, check=check), chunks, began_s, None, (GenerationLost,))
         self._history = self._history.saved(began_s, self._clock_s() - began_s)
-        if self._commits:
-            self._saving.report(outcome)
+        self._saving.report(outcome, whole=self._commits)
 
     def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
         try:
@@ -343,9 +342,9 @@ class Checkpointer:
         """Said by who commits; the others tell that one."""
         if order.writer:
             give_up(checkpointing.note_of(order, order.writer), why)
-            return
         seconds = self._clock_s() - began_s
-        self._saving.report(Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why))
+        outcome = Outcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
+        self._saving.report(outcome, whole=self._commits)
 
     def _write_out(
         self, order: Order, chunks: Sequence[Chunk], began_s: float, blocked_s: float | None,
@@ -378,8 +377,8 @@ class Checkpointer:
 
     def _report(self) -> None:
         outcome = self._background.take()
-        if outcome is not None and self._commits:
-            self._saving.report(outcome)
+        if outcome is not None:
+            self._saving.report(outcome, whole=self._commits)
 
     def _on_disk(self, what: str, path: Path) -> None:
         self._progress()  # a slow disk is no hang

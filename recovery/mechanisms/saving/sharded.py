@@ -38,6 +38,7 @@ def announce(staging: Path, writer: int, part: Part, *, disk: Disk) -> None:
     hidden = staging / f".{_record(writer)}"
     sealed = json.dumps({"record": record, "self": pieces.checksum(data)}).encode()
     write_durably(hidden, sealed, disk)
+    disk("rename", staging / _record(writer))
     hidden.rename(staging / _record(writer))
 
 

@@ -10,8 +10,11 @@ from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.checkers.memory import lost_keepers
 from harness.judging.episodes import Episode
-from harness.judging.incidents import diverged, recovery_of
+from harness.judging.incidents import by_shard, diverged, final_digests, recovery_of
 from harness.results import Finding
+
+STATE = ("parameters", "optimizer")
+"""What of a state a planted value can be in, and be found again."""
 
 
 def fault_landed(evidence: Evidence) -> Finding:
@@ -165,9 +168,11 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
 
 def nan_containment(evidence: Evidence) -> Finding:
     """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
-    caught, by itself or by the state it had spoilt, unless another failure ended the attempt that it was planted in.
+    caught, by itself or by the state it had spoilt, unless another failure ended the attempt that it was planted in,
+    or it changed nothing: all ranks then hold, bit for bit, what those of the control arm do.
     """
     problems = []
+    idle: list[str] = []
     count = 0
     for run in evidence.history.runs:
         for event in run.commits:
@@ -179,20 +184,60 @@ def nan_containment(evidence: Evidence) -> Finding:
                     problems.append(
                         f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
                     )
-    caught = [event.time_ns for event in evidence.log.of(Kind.NONFINITE_CAUGHT)]
-    caught += [event.time_ns for event in diverged(evidence.history)]
+    caught = [*evidence.log.of(Kind.NONFINITE_CAUGHT), *diverged(evidence.history)]
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
         # NaN is what tensor-corrupt plants unless told otherwise
         default = "nan" if episode.kind == "tensor-corrupt" else None
         planted = fault is not None and fault.params.get("op", default) in ("nan", "inf")
         if planted and episode.landed and episode.injected and not problems:
-            after = episode.injected.time_ns
-            if not any(time >= after for time in caught) and not _cut_off(evidence, episode.injected):
+            mine = [event for event in caught if _can_be_of(evidence, episode, event)]
+            same = _changed_nothing(evidence, episode)
+            if same is not None and not any(event.time_ns < same.time_ns for event in mine):
+                idle.append(
+                    f"; {episode.fault} changed nothing: after step {same.step} all is as in the control arm"
+                )
+            elif not mine and not _cut_off(evidence, episode.injected):
                 problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
     if not count:
         return unknown("no step was committed")
-    return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals")
+    return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals{''.join(idle)}")
+
+
+def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
+    """Of the first digests that were taken in the generation it was planted in, the last, if those of all members are
+    the control arm's: what was planted is gone. None: they are not, or there are none to compare."""
+    injected, control, history = episode.injected, evidence.control_history, evidence.history
+    if injected is None or control is None or control.info.seed != history.info.seed:
+        return None
+    taken: dict[int, dict[str, Event]] = {}
+    for event in evidence.log.of(Kind.STATE_DIGEST):
+        if event.generation == injected.generation and event.time_ns > injected.time_ns and event.step:
+            taken.setdefault(event.step, {})[event.actor] = event
+    generation, step = history.generation(injected.generation), min(taken, default=0)
+    if generation is None or not step or taken[step].keys() != set(generation.members):
+        return None
+    theirs = by_shard(final_digests(control).get(step, {}), history.shards)
+    for event in taken[step].values():
+        others = theirs.get(int(event.data["rank"]) % history.shards, [])
+        if not others or any(event.data[name] != other.data[name] for name in STATE for other in others):
+            return None
+    return max(taken[step].values(), key=lambda event: event.time_ns)
+
+
+def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
+    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom it hit, if they
+    were still there. Nobody is named where all were spoilt."""
+    if episode.injected is None or event.time_ns < episode.injected.time_ns:
+        return False
+    generation = evidence.history.generation(event.generation)
+    members = generation.members if generation is not None else ()
+    there = set(episode.processes) & set(members)
+    if event.kind is Kind.NONFINITE_CAUGHT:
+        blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
+    else:
+        blamed = {event.data["process"]} - {None}
+    return not blamed or not there or bool(there & blamed)
 
 
 def _cut_off(evidence: Evidence, injected: Event) -> bool:

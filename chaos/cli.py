@@ -335,11 +335,13 @@ def _warn(loaded: LoadedScenario, quiet: bool) -> None:
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
+    from harness.gating.looks import note
     from harness.judging.judge import judge, write_results
     from harness.rundir import open_run
 
     directory = open_run(path)
     results = judge(directory)
+    note(directory, results)
     write_results(directory, results)
     return directory, results
 

@@ -258,3 +258,41 @@ def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path)
     assert "not a bound: 5 arms of at least 6" in out
     (extended / "looks.json").write_text("{}")
     assert chaos("gate", extended)[0] == 2
+
+
+def test_judging_an_extended_run_again_forgets_no_look(chaos: Say, played: Path, tmp_path: Path) -> None:
+    """The stored results are all that tells of who has seen them: they are not written anew without a note."""
+    extended = looked_at(played, tmp_path / "extended", [0, 1, 2], None)
+    (extended / "gate.json").unlink(missing_ok=True)
+    assert chaos("analyze", extended, "-q")[0] in (0, 1, 3)
+    assert len(json.loads((extended / "results.json").read_text())["arms"]) == 10, "five pairs"
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "extended from 3 to 5 arms: look 2 of 1 planned" in out
+
+
+def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Path) -> None:
+    """Looked at after two repeats by the gate, after three by the end of a run, now after five: three looks."""
+    extended = looked_at(played, tmp_path / "between", [0, 1, 2], None)
+    record = {"planned": 2, "looks": [{"arms": {"default": [0, 1]}}]}
+    (extended / "looks.json").write_text(json.dumps(record))
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "extended from 2 to 5 arms: look 3 of 2 planned" in out
+
+
+def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
+    extended = looked_at(played, tmp_path / "gone", [0, 1, 2], None)
+    (extended / "gate.json").write_text(json.dumps({"looks": 2, "planned": 3}))
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "look 3 of 3 planned" in out
+    (extended / "looks.json").unlink()
+    assert "look 3 of 3 planned" in chaos("gate", extended)[1], "the same arms are no new look"
+
+
+def test_judging_a_run_again_is_no_look_of_its_own(chaos: Say, played: Path, tmp_path: Path) -> None:
+    whole = looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], None)
+    (whole / "gate.json").unlink(missing_ok=True)
+    chaos("analyze", whole, "-q")
+    assert not (whole / "looks.json").exists()
+    assert chaos("gate", whole, "--looks", 2)[0] in (0, 3), "the plan is still to be made"

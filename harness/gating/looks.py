@@ -82,10 +82,7 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
     Raises LookError when another number was planned at the first look, or the record cannot be read, and
     InfrastructureError when the disk refuses.
     """
-    before = _read(run)
-    if before is None and (stored := _results_before(run)) and _grew(stored, arms_of(results)):
-        # whoever played it has seen the results of the arms there were
-        before = Looks(planned=1, looks=[Look(arms=stored)])
+    before = _seen(run, arms_of(results))
     if before is not None and planned not in (None, before.planned):
         raise LookError(
             f"{run.root} was looked at with {before.planned} looks planned: the plan cannot be changed afterwards",
@@ -97,6 +94,42 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
         looks = looks.model_copy(update={"looks": [*looks.looks, Look(arms=arms)]})
         _write(run, looks)
     return looks
+
+
+def note(run: RunDirectory, results: Results) -> None:
+    """To be called before the stored results of a run are written anew: they were seen, and if arms were added since,
+    nothing else would say so afterwards. A record that cannot be read is for the gate to refuse. Raises
+    InfrastructureError when the disk refuses."""
+    try:
+        seen, before = _seen(run, arms_of(results)), _read(run)
+    except LookError:
+        return
+    if seen is not None and seen != before:
+        _write(run, seen)
+
+
+def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
+    """The looks there were before one at these arms, as far as anything tells of them: the record, else the gate's own
+    result; and the stored results of fewer arms, which whoever played the run has seen."""
+    before, stored = _read(run) or _of_gate(run), _results_before(run)
+    if not stored or not _grew(stored, now):
+        return before
+    if before is None:
+        return Looks(planned=1, looks=[Look(arms=stored)])
+    if before.looks and not _grew(before.looks[-1].arms, stored):
+        return before
+    return before.model_copy(update={"looks": [*before.looks, Look(arms=stored)]})
+
+
+def _of_gate(run: RunDirectory) -> Looks | None:
+    """What ``gate.json`` says of looks, where their record is gone. It was written with the stored results."""
+    try:
+        found = json.loads((run.root / "gate.json").read_text(encoding="utf-8"))
+        many, planned = int(found["looks"]), int(found["planned"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    last = Look(arms=_results_before(run) or {})
+    return Looks(planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1))
 
 
 def arms_of(results: Results) -> dict[str, list[int]]:

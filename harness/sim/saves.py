@@ -124,9 +124,9 @@ class SimSaves:
 
     def _fill(self, path: Path, data: bytes) -> None:
         with open(path, "wb") as stream:
-            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            for half in (data[: len(data) // 2], data[len(data) // 2 :]):
                 self._disk("write", path)
-                stream.write(part)
+                stream.write(half)
                 stream.flush()
 
     def commit(self, saving: Saving, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
@@ -164,11 +164,7 @@ class SimSaves:
         self._disk("mkdir", staging)
         staging.mkdir(parents=True)
         data, path = b"".join(state.data() for state in states), staging / DATA_FILE
-        with open(path, "wb") as stream:
-            for part in (data[: len(data) // 2], data[len(data) // 2 :]):
-                self._disk("write", path)
-                stream.write(part)
-                stream.flush()
+        self._fill(path, data)
         origin = {"epoch": epoch, "generation": job.generation, "since": self.since}
         facts = {**origin, "scalars": job.state.scalars()}
         return checkpoints.commit(staging, directory, step, facts, disk=self._disk, guard=self._fence.held)

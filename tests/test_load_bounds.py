@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import tracemalloc
 from pathlib import Path
@@ -21,7 +22,9 @@ recovery: {strategy: hot-spare}
 FAULT = "  - {id: a, kind: process-kill, at: {step: 5}}\n"
 FAULTS = "faults:\n" + FAULT
 WHOLE = BASE + FAULTS
-MOST_S = 6.0  # of a processor; 2 s on a quiet machine, and most of these took 15 s to minutes
+MOST_S = (
+    2.0  # of a processor: the slowest of these takes 0.9 s on a busy machine, and most took 15 s to minutes
+)
 MOST_BYTES, MOST_SAID = 128 << 20, 60_000
 
 
@@ -62,6 +65,18 @@ HUGE = {
 }
 
 
+def taken_s(path: Path, code: int) -> float:
+    """Processor time that judging a file takes, which ends with this code. Garbage of other tests is none of it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        before_s = time.process_time()
+        assert invoke(["validate", str(path)]) == code
+        return time.process_time() - before_s
+    finally:
+        gc.unfreeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is imported first counts for nobody."""
@@ -76,11 +91,8 @@ def test_it_is_refused_soon_in_little_memory_and_in_few_words(
 ) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(HUGE[what])
-    before_s = time.process_time()
-    assert invoke(["validate", str(path)]) == EXIT_USAGE
-    taken_s = time.process_time() - before_s
+    assert taken_s(path, EXIT_USAGE) < MOST_S
     said = capsys.readouterr().err
-    assert taken_s < MOST_S
     assert str(path) in said and "nothing was started" in said and len(said) < MOST_SAID
 
 
@@ -110,9 +122,7 @@ def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
 def test_what_is_large_and_within_the_limits_is_valid(text: str, tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text)
-    before_s = time.process_time()
-    assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
-    assert time.process_time() - before_s < 2 * MOST_S
+    assert taken_s(path, EXIT_PASS) < MOST_S
 
 
 def test_a_line_is_shown_around_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,6 +244,15 @@ def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: 
         refuse_other(changed, new)
 
 
+def test_seeds_added_after_a_look_stand_in_the_report(tmp_path: Path) -> None:
+    """Each interval is of one look: who looks, adds seeds and looks again has more chances to be wrong."""
+    old, more = planned(tmp_path), planned(tmp_path, repeat=4)
+    (said,) = resumed(old, more, accepted=False).changes
+    assert said.startswith(f"extended {more.started} by {len(more.seeds) - len(old.seeds)} seeds: ")
+    again = resumed(resumed(old, more, accepted=False), planned(tmp_path, repeat=4), accepted=False)
+    assert again.changes == [said], "going on with it forgets no extension, and is none"
+
+
 def test_another_version_of_the_code_is_not_mixed_in_unnoticed(tmp_path: Path) -> None:
     old, new = planned(tmp_path), planned(tmp_path)
     assert resumed(old, new, accepted=False).changes == []

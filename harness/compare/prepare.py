@@ -232,7 +232,8 @@ def as_planned(plan: Plan, *, skip_missing: bool) -> Asked:
 
 def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
     """The plan of a comparison that goes on. What the stored arms were played with and what is here now must be the
-    same, or the difference ``accepted``, and then it stands in the report. Raises ScenarioError."""
+    same, or the difference ``accepted``, and then it stands in the report, as does that seeds were added. Raises
+    ScenarioError."""
     refuse_other(old, new)
     changes = differences(old.provenance, new.provenance)
     versions = {stack.label: stack.versions for stack in old.stacks}
@@ -249,6 +250,12 @@ def resumed(old: Plan, new: Plan, *, accepted: bool) -> Plan:
     noted = [f"resumed {new.started} with a difference: {change}" for change in changes]
     if old.provenance.get("boot") != new.provenance.get("boot"):
         noted.append(f"resumed {new.started} after the machine was started again")
+    if more := len(set(new.seeds) - set(old.seeds)):
+        # nothing says what was seen before: an interval that holds at one look holds less often at several
+        noted.append(
+            f"extended {new.started} by {more} seed{'' if more == 1 else 's'}: who extends a comparison after a look "
+            f"at it may take chance for a difference more often than the intervals say, each of which is of one look"
+        )
     return new.model_copy(
         update={"started": old.started, "changes": [*old.changes, *noted], "skipped": new.skipped}
     )

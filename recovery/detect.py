@@ -8,7 +8,7 @@ wanted a processor and got none does not count (``recovery.starvation``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
@@ -153,12 +153,12 @@ class HangDetector:
     def __post_init__(self) -> None:
         self.pace = Pace(limits=self.limits)
 
-    def resumed(self) -> None:
-        """A generation starts training: silence is counted from now."""
+    def resumed(self, members: Collection[str] = ()) -> None:
+        """A generation starts training: silence is counted from now. ``members``: see ``Pace.resumed``."""
         self._last_step = -1
         self._last_look_s = None
         self._silences = {}
-        self.pace.resumed()
+        self.pace.resumed(members)
 
     def deadline_s(self, phase: str) -> float:
         """How long a rank may be silent in a phase."""

@@ -6,6 +6,7 @@ Pure. ``docs/recovery.md`` has the rule as a table.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -56,9 +57,12 @@ class Pace:
     _began_at: dict[str, int] = field(default_factory=dict)
     _seasoned: set[str] = field(default_factory=set)
 
-    def resumed(self) -> None:
-        """A generation starts training."""
+    def resumed(self, members: Collection[str] = ()) -> None:
+        """A generation starts training. ``members``: its processes, if known; who was seasoned and is none of them is
+        forgotten, or a job would remember every process it ever had."""
         self._began_at = {}
+        if members:
+            self._seasoned &= set(members)
 
     def step_took(self, seconds: float) -> None:
         """A step of the whole job."""

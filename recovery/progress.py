@@ -28,7 +28,7 @@ class ProgressWatch:
         """A generation starts training."""
         self._generation, self._members = generation, members
         self._committed = 0  # it may have gone back; the marks tell how far
-        self.detector.resumed()
+        self.detector.resumed(members)
 
     def reached(self, step: int) -> None:
         """All members say that they have committed a step."""

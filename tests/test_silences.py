@@ -3,6 +3,7 @@ and processes that are kept from running; and that nobody else gains time by tha
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -143,9 +144,19 @@ def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
     compiling = {"w0": mark("collective", moves=99, step=29), "s9": mark("forward", moves=99, step=29)}
     assert job.watch(compiling, for_s=75) is None
     assert job.watch(compiling, for_s=8) is not None
-    job.detector.resumed()
+    job.detector.resumed(["w0", "s9"])
     compiling["w0"], compiling["s9"] = compiling["s9"], compiling["w0"]
     assert job.watch(compiling, for_s=2) is not None, "one that has trained does not compile again"
+
+
+def test_of_a_thousand_replacements_no_name_is_kept() -> None:
+    job = Watched()
+    for number in range(1000):
+        members = ["w0", f"s{number}"]
+        job.detector.resumed(members)
+        for step in range(3):
+            job.look({name: mark("optimizer", step=10 + step, moves=step) for name in members})
+    assert len(pickle.dumps(job.detector)) < 2 * len(pickle.dumps(Watched().detector))
 
 
 def test_data_that_often_come_late_are_waited_for() -> None:

@@ -13,6 +13,11 @@ losses:
   sigma sqrt(2/w) in standard deviation; 3 of these are allowed at the end and 4 at any step (about 200 looks
   at 95 %, Bonferroni).
 
+Whatever the band: up to the first step with fewer ranks nothing was summed in another way than in the control arm, so
+that losses and states of these steps have to be the control's bit for bit, for any strategy. What is wrong and the same
+on all ranks shows there; from that step on it shows in the band only, unless the workload has ``determinism: elastic``,
+with which the number of ranks makes no difference to any bit.
+
 Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one that is
 too bad.
 """
@@ -48,7 +53,8 @@ class Band:
 
 def loss_equality(evidence: Evidence) -> Finding:
     """Losses and final state equal the control arm's, bit for bit where the strategy promises it and the
-    world stayed full (or does not matter, with ``determinism: elastic``), else within the band of this module.
+    world stayed full (or does not matter, with ``determinism: elastic``), else within the band of this module from the
+    first step with fewer ranks on.
     """
     comparison, witness = compare(evidence)
     if comparison == "not compared":
@@ -97,6 +103,10 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
         )
     if evidence.promises_exact and not shrunk:
         return "differs", different
+    if shrunk and skipped is None and not corrupt:
+        early = _first_difference(history, control, before=min(shrunk))
+        if early is not None:
+            return "differs", f"{early}, before the world shrank at step {min(shrunk)}"
     why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""
     return _by_band(evidence, mine, theirs, steps, why)
 
@@ -105,14 +115,14 @@ def _losses(history: History) -> dict[int, float]:
     return {step: run.loss for step, run in history.lineage.items()}
 
 
-def _first_difference(history: History, control: History) -> str | None:
-    """The first thing that is not bit-identical."""
+def _first_difference(history: History, control: History, before: float = math.inf) -> str | None:
+    """The first thing that is not bit-identical, of the steps before that one."""
     mine, theirs = _losses(history), _losses(control)
-    for step in sorted(mine.keys() & theirs.keys()):
+    for step in sorted(step for step in mine.keys() & theirs.keys() if step < before):
         if repr(mine[step]) != repr(theirs[step]):
             return f"loss {mine[step]!r} at step {step}, the control arm had {theirs[step]!r}"
     ours, others = final_digests(history), final_digests(control)
-    for step in sorted(ours.keys() & others.keys()):
+    for step in sorted(step for step in ours.keys() & others.keys() if step < before):
         mine_by, theirs_by = (by_shard(found[step], history.shards) for found in (ours, others))
         for part, shard in itertools.product(DIGESTS, range(history.shards)):
             if len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))}) > 1:

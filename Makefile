@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
+.PHONY: run test test-long test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,8 +20,11 @@ run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
 test: $(STAMP) ## all tests but those of clusters, real processes included (nine minutes on 2 cores)
-	$(PYTEST_2) -m "not real and not soak"
-	$(PYTEST_2) -m "real and not soak and not docker and not slurm and not stacks"
+	$(PYTEST_2) -m "not real and not soak and not long"
+	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks"
+
+test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (ten minutes)
+	$(PYTEST_2) -m "long and not soak and not docker and not slurm and not stacks"
 
 lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -29,15 +32,15 @@ lint: $(STAMP) ## format, lint, types
 	$(BIN)/mypy
 
 check: lint ## lint, and unit and simulated tests (three minutes on 2 cores)
-	$(PYTEST_2) -m "not real and not slow"
+	$(PYTEST_2) -m "not real and not slow and not soak and not long"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
-	$(PYTEST_2) -m "soak and not real"
-	$(BIN)/python -m pytest -m "soak and real and not docker and not slurm"
+	$(PYTEST_2) -m "(soak or long) and not real"
+	$(BIN)/python -m pytest -m "(soak or long) and real and not docker and not slurm"
 
 test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)
 	$(BIN)/python -m pytest -m docker

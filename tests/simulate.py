@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from harness.sim.behaviour import Behaviour
 from harness.workload import DataInfo
 from recovery.strategy import Strategy
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where simulated ranks flush real checkpoints to in no time; None: only to the disk."""
 RANKS, STEPS, BATCH, EVERY, SAMPLES = 4, 60, 24, 10, 700
 KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import simulate
 from arms import judged
+from portions import first_in_test, long_but
 from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.events import Event, Kind
@@ -43,7 +44,7 @@ def cell(seed: int, *, time_s: float, down_s: float) -> Cell:
     return cell_of(STRATEGIES[seed % 3], [KILL, lost])
 
 
-@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1, SEEDS // BLOCK - 1))
 def test_lost_at_any_time_of_a_run_with_a_killed_rank(block: int, memory: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         rng = random.Random(f"adoption {seed}")
@@ -125,7 +126,7 @@ def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path
     assert not names & {*known.roles, *known.dead, *known.unnoticed}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", long_but(STRATEGIES, "hot-spare"))
 def test_lost_in_the_middle_of_any_act(strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the members told to join, one of two spares started, a decision written down and not begun ..."""
     control = play(cell_of(strategy, []), memory / "control", seed=4, arm="control")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ PROMISED = {
 SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
 
 
+@cache
 def kinds_in(path: Path) -> set[str]:
     """Fault kinds that a scenario file names."""
     tree = YAML(typ="safe", pure=True).load(path.read_text())

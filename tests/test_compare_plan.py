@@ -27,6 +27,7 @@ from harness.compare.plan import (
 from harness.compare.prepare import Asked, as_planned, resumed
 from harness.stack import CommonJob, Drive, Stack
 
+pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
 name: {name}
 description: one rank is killed

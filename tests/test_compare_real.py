@@ -184,6 +184,7 @@ def _living(place: Path) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("names_at_once")
 def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ from reports._compare.facts import Facts
 from reports._compare.words import findings
 from tests.sample_comparison import build
 
+pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
 name: {name}
 description: something is done

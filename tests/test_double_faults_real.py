@@ -183,10 +183,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("unfaulted")
 
 
+def marks_of(name: str, shards: int) -> pytest.MarkDecorator | tuple[()]:
+    """One of the quick ones is for ``make test``, the others for ``make test-long``, and the rest for ``make soak``."""
+    if (name, shards) not in QUICK:
+        return pytest.mark.soak
+    return () if name == "two at once" else pytest.mark.long
+
+
 @pytest.mark.parametrize(
     ("name", "shards"),
     [
-        pytest.param(name, shards, marks=() if (name, shards) in QUICK else pytest.mark.soak)
+        pytest.param(name, shards, marks=marks_of(name, shards))
         for name, cases in CASES.items()
         for shards in cases
     ],

@@ -305,6 +305,7 @@ def test_every_stack_says_what_it_is(name: str, find: Callable[..., type[Stack]]
     environments.look(name)
 
 
+@pytest.mark.usefixtures("names_at_once")
 def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.invoke(["doctor", "--format", "json", "--runs", str(tmp_path)]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

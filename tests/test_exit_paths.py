@@ -119,6 +119,7 @@ def test_two_signals_end_it_at_once_and_nothing_is_left(training: Training) -> N
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_a_dead_zygote_ends_the_run_with_reports(training: Training) -> None:
     os.kill(training.zygote(), signal.SIGKILL)
     os.kill(training.pid_of("w1"), signal.SIGKILL)

@@ -202,6 +202,7 @@ def test_a_valid_scenario_with_several_changes(check: Any, changes: list[Any]) -
     check(json.dumps(tree))
 
 
+@pytest.mark.long
 def test_every_value_of_a_valid_scenario_may_be_missing_or_of_any_kind(check: Any) -> None:
     for loc in PLACES:
         for value in (None, [None], {"a": 1}, -1):

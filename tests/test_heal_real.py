@@ -62,7 +62,7 @@ class Doomed:
             [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(self.runs), "--seed", "5", "-q"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        self.ports: list[int] = []
+        self.listeners: dict[str, int] = {}  # of it, when it was killed: inode -> port
 
     def lines(self) -> int:
         """How far it is: lines written by anybody."""
@@ -83,7 +83,7 @@ class Doomed:
     def kill_after(self, lines: int) -> bool:
         """Kill it once so many lines are written; False: it was over before."""
         self.wait_for(lines)
-        self.ports = listening(self.process.pid, *(pid for pid, _ in self.marked()))
+        self.listeners = listening(self.process.pid, *(pid for pid, _ in self.marked()))
         self.process.kill()
         return self.process.wait(timeout=DEADLINE_S) < 0
 
@@ -118,7 +118,8 @@ class Doomed:
                 ]
             if record["do"] in ("remove-tree", "remove-cgroup") and Path(record["path"]).exists():
                 found.append(record["path"])
-        found += [f"port {port}" for port in self.ports if processes.listens(port)]
+        there = listeners()  # by inode: a port that is free again may be another run's by now
+        found += [f"port {port}" for inode, port in self.listeners.items() if inode in there]
         found += [str(path) for path in processes.abandoned_shared_memory(self.since_ns, time.time_ns())]
         found += [place for place, _ in mounts() if place.startswith(str(self.runs.resolve()))]
         if self.run is not None:
@@ -127,21 +128,23 @@ class Doomed:
         return found
 
 
-def listening(*pids: int) -> list[int]:
-    """TCP ports on which one of these processes listens."""
-    ports = {}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A":
-            ports[words[9]] = int(words[1].split(":")[1], 16)
-    found = set()
+def listeners() -> dict[str, int]:
+    """TCP ports on which somebody of this machine listens, by the inodes of their sockets."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {row[9]: int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"}
+
+
+def listening(*pids: int) -> dict[str, int]:
+    """Those of them on which one of these processes does."""
+    ports, found = listeners(), {}
     for pid in pids:
         try:
             links = [os.readlink(link.path) for link in os.scandir(f"/proc/{pid}/fd")]
         except OSError:
             continue
-        found |= {ports[link[8:-1]] for link in links if link.startswith("socket:") and link[8:-1] in ports}
-    return sorted(found)
+        inodes = {link[8:-1] for link in links if link.startswith("socket:")}
+        found |= {inode: port for inode, port in ports.items() if inode in inodes}
+    return found
 
 
 @pytest.fixture

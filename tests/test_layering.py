@@ -176,7 +176,7 @@ def executions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls that run, or unpickle, what they read."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
             if called in ("eval", "exec", "compile", "__import__"):
                 yield node.lineno, f"calls {called}"
             if called in ("torch.load", "torch.save", "numpy.load", "pandas.read_pickle", "yaml.unsafe_load"):

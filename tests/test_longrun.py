@@ -43,6 +43,7 @@ def grew(samples: list[Sample], role: str, what: str) -> float:
 
 @pytest.mark.real
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_thirty_failures_leave_nothing(memory_run: LongRun) -> None:
     run = memory_run
     run.play(KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,23 @@ from test_run import EPOCHS, RECOVERABLE, STEPS, Running, kill, start, unharmed
 from chaos.events import Event, Kind, read_log
 from harness.results import Results
 from recovery.memory.header import is_memory
+from recovery.memory.keepers import Keepers
 
 __all__ = ["start", "unharmed"]  # fixtures
 
 ONLY_MEMORY = ("--strategy", "checkpoint-restart", "--every", "100000", "--memory-checkpoints")
 
 
-def sockets() -> list[str]:
-    """Names of keepers' sockets that somebody listens on."""
-    return [line for line in Path("/proc/net/unix").read_text().splitlines() if "@trainchaos-" in line]
+def sockets() -> dict[str, str]:
+    """Keepers' sockets that somebody listens on, those of other runs of this machine too: inode -> name."""
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
+    return {row[6]: row[7] for row in rows if row[-1].startswith("@trainchaos-")}
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Names of those that a process has open."""
+    links = [os.readlink(link.path) for link in os.scandir(f"/proc/{pid}/fd")]
+    return {name for inode, name in sockets().items() if f"socket:[{inode}]" in links}
 
 
 def gone(pid: int) -> bool:
@@ -31,11 +40,14 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_killed_ranks_are_restored_from_memory_and_a_killed_keeper_is_followed(
     start: Callable[..., Running], unharmed: dict[str, object]
 ) -> None:
     job = start("--ranks", "4", *ONLY_MEMORY, "2", RECOVERABLE, EPOCHS)
     job.wait_for(lambda: job.trained(30))
+    names = sockets_of(job.pid_of("k0"))
+    assert names
     kill(job.pid_of("k0"))
     job.wait_for(lambda: any(e.data["process"] == "k1" for e in job.of("orchestrator", Kind.PROCESS_SPAWNED)))
     job.wait_for(lambda: any(e.step and e.step > 40 for e in kept(job)))
@@ -48,7 +60,7 @@ def test_killed_ranks_are_restored_from_memory_and_a_killed_keeper_is_followed(
     assert not list((job.events.parent / "checkpoints").glob("step-*")), "the disk had nothing"
     spawned = [e.data["pid"] for e in job.of("orchestrator", Kind.PROCESS_SPAWNED)]
     assert all(gone(pid) for pid in spawned)
-    assert not sockets()
+    assert not names & set(sockets().values())
 
 
 def kept(job: Running) -> list[Event]:
@@ -89,13 +101,22 @@ def restored(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.real
-def test_a_lost_node_costs_nothing_its_peer_has_a_copy(tmp_path: Path) -> None:
+def test_a_lost_node_costs_nothing_its_peer_has_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, socket_of = set[str](), Keepers.socket_of
+
+    def noted(keepers: Keepers, node: int) -> str:
+        names.add(f"@{socket_of(keepers, node)}")
+        return socket_of(keepers, node)
+
+    monkeypatch.setattr(Keepers, "socket_of", noted)
     _, events = played(tmp_path, "kind: node-kill, target: {node: 0}", "checkpoint-restart")
     ends = [e for e in events if e.kind is Kind.PROCESS_EXITED and e.data["process"] == "k0"]
     assert ends[0].data["signal"] == signal.SIGKILL and not ends[0].data["expected"]
     assert [is_memory(name) for name in restored(events)] == [True]
     left = next(e for e in events if e.kind is Kind.LEFTOVERS)
-    assert not left.data["processes"] and not sockets()
+    assert not left.data["processes"] and names and not names & set(sockets().values())
 
 
 @pytest.mark.real

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from arms import judged
+from portions import first_in_test, long_but
 from simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 from test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 
@@ -24,7 +25,7 @@ def poison(step: int = 33, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_in_test(3, 1, 2))
 def test_it_is_found_at_the_second_failure_and_left_out(recovery: str, seed: int, memory: Path) -> None:
     faulted, problems = found(cell_of(recovery, [poison()], steps=100), memory, seed)
     assert (faulted.outcome, problems) == ("completed", {})
@@ -115,7 +116,7 @@ def test_a_poison_that_is_none_is_noticed(memory: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)
-@pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
+@pytest.mark.parametrize("kind", long_but(["process-kill", "process-stop"], "process-kill"))
 @pytest.mark.parametrize(("event", "nth"), [("recovery_started", 1), ("recovery_started", 2), ("regroup", 2)])
 def test_somebody_is_lost_while_it_is_looked_for(
     recovery: str, kind: str, event: str, nth: int, memory: Path

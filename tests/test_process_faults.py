@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from arms import judged
+from portions import long_but
 from simulate import Played, cell_of, evidence, play
 
 from chaos import plugins
@@ -36,7 +37,7 @@ def arm(
     return faulted, list(found.measures.incidents)
 
 
-@pytest.mark.parametrize("recovery", ALL)
+@pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
 @pytest.mark.parametrize("kind", DEATHS)
 def test_a_death_of_any_kind_is_recovered_from(kind: str, recovery: str, memory: Path) -> None:
     faulted, (incident,) = arm(recovery, memory, kind, DEATHS[kind])
@@ -44,7 +45,7 @@ def test_a_death_of_any_kind_is_recovered_from(kind: str, recovery: str, memory:
     assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "exit", 2)
 
 
-@pytest.mark.parametrize("recovery", ALL)
+@pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
 @pytest.mark.parametrize("kind", HANGS)
 def test_a_hang_of_any_kind_is_blamed_on_its_rank_and_recovered_from(
     kind: str, recovery: str, memory: Path

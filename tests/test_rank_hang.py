@@ -179,6 +179,7 @@ def test_whether_it_uses_a_processor_makes_no_difference(step_s: float) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_every_family_of_hangs_is_found_and_blamed(tmp_path: Path) -> None:
     """How fast is measured, not asserted: this machine may be busy."""
     code = invoke(["run", str(SCENARIO), "--runs", str(tmp_path / "runs"), "-q"])

@@ -266,7 +266,9 @@ def test_a_killed_harness_leaves_no_process_and_a_readable_run(harness: Harness)
     assert results["arms"][0]["committed_step"] > 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_an_interrupted_harness_ends_its_processes_and_writes_what_it_has(
     harness: Harness, number: int, code: int
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_held_interpreter_is_found_as_a_hang_and_killed(tmp_path: Path) -> Non
     assert incident.recovery_time is not None and incident.recovery_time < 30
 
 
+@pytest.mark.long
 def test_a_left_out_collective_is_blamed_on_the_rank_that_left_it_out(tmp_path: Path) -> None:
     code, results = play(tmp_path, "collective-skip", "drop-replica")
     assert code == 0, results.reason

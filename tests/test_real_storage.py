@@ -85,6 +85,7 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
         ("lose-unsynced", "renamed"),
     ],
 )
+@pytest.mark.long
 def test_a_save_that_was_cut_off_is_never_restored_as_it_is(tmp_path: Path, mode: str, stage: str) -> None:
     fault = (
         f"[{{id: t, kind: checkpoint-corrupt, params: {{mode: {mode}, stage: {stage}}}, "

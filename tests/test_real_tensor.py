@@ -70,6 +70,7 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
         ),
     ],
 )
+@pytest.mark.long
 def test_a_replica_that_differs_is_named_and_gets_the_others_state(
     tmp_path: Path, recovery: str, fault: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path
         *(pytest.param(name, marks=pytest.mark.soak) for name in ("checkpoint-restart", "drop-replica")),
     ],
 )
+@pytest.mark.long
 def test_a_sample_that_nobody_can_compute_is_left_out(tmp_path: Path, recovery: str) -> None:
     # Two epochs and a half, so that it would come up again.
     workload = MLP.replace("ranks: 4", "ranks: 4, params: {samples: 400}")

@@ -124,9 +124,10 @@ def test_a_line_longer_than_the_ring_comes_in_its_place(fd: int, tmp_path: Path)
 
 
 @pytest.mark.real
-def test_no_line_is_lost_or_doubled_by_sigkill(tmp_path: Path) -> None:
-    draw = random.Random(7)
-    for round_ in range(25):
+@pytest.mark.parametrize("rounds", [range(6), pytest.param(range(6, 25), marks=pytest.mark.long)], ids=str)
+def test_no_line_is_lost_or_doubled_by_sigkill(rounds: range, tmp_path: Path) -> None:
+    for round_ in rounds:
+        draw = random.Random(f"kill of a writer {round_}")
         directory = tmp_path / str(round_)
         directory.mkdir()
         longest = draw.choice([40, 400, 20_000])

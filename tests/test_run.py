@@ -174,6 +174,7 @@ def test_a_script_that_raises_ends_the_job_and_is_quoted(
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_a_script_that_leaves_its_loop_early_is_told_so(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_script_that_leaves_its_loop_early_is_told_so(
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_an_interrupt_while_it_starts_ends_it_too(start: Callable[..., Running], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKERS)
     job = start("--ranks", "2", tmp_path / "train.py")
@@ -198,6 +200,7 @@ def test_an_interrupt_while_it_starts_ends_it_too(start: Callable[..., Running],
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Running], tmp_path: Path) -> None:
     text = WORKERS.replace("1_000_000", "3") + "\nimport signal\nwhile True:\n    signal.pause()\n"
     (tmp_path / "train.py").write_text(text)
@@ -209,6 +212,7 @@ def test_what_follows_the_loop_can_be_interrupted_too(start: Callable[..., Runni
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_an_error_after_the_last_step_is_no_success(start: Callable[..., Running], tmp_path: Path) -> None:
     text = WORKERS.replace("1_000_000", "3") + "\nif job.rank == 1:\n    raise OSError('the disk is full')\n"
     (tmp_path / "train.py").write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import simulate
 from arms import judged
-from portions import first_in_test
+from portions import first_in_test, long_but
 from simchaos import random_cell
 from simulate import Played, cell_of, evidence, play
 from test_adoption import Fragile, adoptions, problems
@@ -58,7 +58,7 @@ def both(cell: Cell, root: Path, seed: int = 3) -> tuple[Played, dict[str, str]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 2))
+@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1, 1))
 def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, memory: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         cell = sharded_cell(seed)
@@ -68,7 +68,7 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, 
         assert found == {}, f"seed {seed}"
 
 
-@pytest.mark.parametrize("strategy", [DROP, SPARE])
+@pytest.mark.parametrize("strategy", long_but([DROP, SPARE], DROP))
 def test_a_supervisor_lost_in_the_middle_of_any_act(
     strategy: str, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from arms import judged
-from portions import first_in_test
+from portions import first_in_test, long_but
 from simchaos import random_cell
 from simulate import KILL, Played, cell_of, evidence, play
 
@@ -93,7 +93,7 @@ def test_what_a_rank_does_besides_training_is_in_the_log_and_no_checker_minds(
 # ---- random scenarios
 
 
-@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 8))
+@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 2, 6))
 def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, memory: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         faulted, problems = found(random_cell(seed), memory / str(seed), seed)
@@ -101,8 +101,8 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(block: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recovery", STRATEGIES)
-@pytest.mark.parametrize("kind", ["process-kill", "process-stop"])
+@pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE))
+@pytest.mark.parametrize("kind", long_but(["process-kill", "process-stop"], "process-kill"))
 def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, memory: Path) -> None:
     """Source, joiner and bystanders are hit in every stage of it: abort, rendezvous, transfer, first step."""
     first = play(cell_of(recovery, [KILL]), memory / "first", seed=3)
@@ -118,9 +118,10 @@ def test_a_second_fault_at_any_moment_of_a_recovery(recovery: str, kind: str, me
             assert (faulted.outcome, problems) == ("completed", {}), f"rank {rank} at {time}"
 
 
-def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(memory: Path) -> None:
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 20), marks=pytest.mark.long)], ids=str)
+def test_members_may_be_a_step_apart_when_one_dies_in_a_collective(seeds: range, memory: Path) -> None:
     apart = 0
-    for seed in range(20):
+    for seed in seeds:
         fault = {**KILL, "at": {"time": 1.5 + seed * 0.0021}}
         faulted, problems = found(cell_of(DROP, [fault], ranks=6), memory / str(seed), seed)
         assert problems == {}, f"seed {seed}"
@@ -207,7 +208,7 @@ def test_frequent_slow_checkpoints_are_no_lack_of_liveness(memory: Path) -> None
 # ---- jobs that cannot go on
 
 
-@pytest.mark.parametrize("recovery", ["none", *STRATEGIES])
+@pytest.mark.parametrize("recovery", long_but(["none", *STRATEGIES], "none", RESTART_ALL))
 @pytest.mark.parametrize("kind", ["process-kill", "process-stop", "exception", "tensor-corrupt"])
 def test_a_fault_that_always_comes_back_ends_in_good_order(recovery: str, kind: str, memory: Path) -> None:
     fault = {

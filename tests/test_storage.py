@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from portions import long_but
 from simulate import KILL, cell_of
 from test_sim import RESTART_ALL, SPARE, found, of
 
@@ -77,7 +78,7 @@ def test_a_save_that_stands_still_is_a_hang_of_the_rank_that_saves(memory: Path)
 
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 @pytest.mark.parametrize("stage", ["data", "manifest", "rename", "renamed"])
-@pytest.mark.parametrize("recovery", [RESTART_ALL, SPARE])
+@pytest.mark.parametrize("recovery", long_but([RESTART_ALL, SPARE], RESTART_ALL))
 def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
     mode: str, stage: str, recovery: str, memory: Path
 ) -> None:

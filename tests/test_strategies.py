@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from portions import long_but
 
 from chaos import plugins
 from recovery.strategies.checkpoint_restart import CheckpointRestart
@@ -43,6 +44,9 @@ VARIANTS: list[Strategy] = [
     HotSpare(replenish=False),
     CheckpointRestart(restart="cold"),
 ]
+
+PLAYED = long_but(VARIANTS, *VARIANTS[: len(FOUND)])
+"""Each strategy as it is in ``make test``, with its options in ``make test-long``."""
 
 
 def name(strategy: Strategy) -> str:
@@ -137,7 +141,7 @@ def check_form(view: ClusterView, decision: Decision) -> Form:
     return form
 
 
-@pytest.mark.parametrize("strategy", VARIANTS, ids=name)
+@pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_every_failure_is_answered_with_a_generation_that_can_form(
     strategy: Strategy, data: st.DataObject
@@ -157,7 +161,7 @@ def test_every_failure_is_answered_with_a_generation_that_can_form(
     assert provisioned <= max(view.world + view.spares, before), "more processes than were asked for"
 
 
-@pytest.mark.parametrize("strategy", VARIANTS, ids=name)
+@pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_a_loss_is_replaced_where_that_is_promised(strategy: Strategy, data: st.DataObject) -> None:
     view = data.draw(failed_views(strategy))
@@ -209,7 +213,7 @@ def training_views(draw: st.DrawFn, strategy: Strategy, health: Health) -> Clust
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", VARIANTS, ids=name)
+@pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_somebody_ready_never_stops_training_by_force(strategy: Strategy, data: st.DataObject) -> None:
     view = data.draw(training_views(strategy, Health.TRAINING))
@@ -219,7 +223,7 @@ def test_somebody_ready_never_stops_training_by_force(strategy: Strategy, data: 
         assert view.ready and len(view.members) < view.world, "a pause for nothing"
 
 
-@pytest.mark.parametrize("strategy", VARIANTS, ids=name)
+@pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_losses_outside_the_generation_are_made_good_but_not_for_ever(
     strategy: Strategy, data: st.DataObject
@@ -237,7 +241,7 @@ def test_losses_outside_the_generation_are_made_good_but_not_for_ever(
         assert not decision.actions
 
 
-@pytest.mark.parametrize("strategy", VARIANTS, ids=name)
+@pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_a_pause_keeps_every_member_in_its_place(strategy: Strategy, data: st.DataObject) -> None:
     view = data.draw(training_views(strategy, Health.PARKED))

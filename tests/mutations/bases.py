@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from arms import EXACT
-from simulate import cell_of, play
+from simulate import IN_MEMORY, cell_of, play
 
 from chaos.events import Event, Log, read_actor
 from chaos.scenario import Cell, ResolvedRun
@@ -48,7 +48,7 @@ def fault(kind: str, rank: int | None = 2, **more: Any) -> dict[str, Any]:
 def _simulated(recovery: Any, *faults: dict[str, Any], **more: Any) -> Callable[[], Base]:
     def make() -> Base:
         cell = cell_of(recovery, list(faults), steps=STEPS, every=EVERY, **more)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
             arms = [play(cell, Path(folder) / arm, seed=SEED, arm=arm) for arm in ARMS]
             faulted, control = (_files(arm.directory) for arm in arms)
         return Base(cell=cell, faulted=faulted, control=control)

@@ -227,7 +227,8 @@ def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
 
 def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
     """Whether what was refused can be what an episode planted: afterwards, and by one of those whom it hit, if they
-    were still there. Nobody is named where all were spoilt."""
+    were still there. Nobody is named where all were spoilt. Where somebody is blamed whom no fault hit, it was refused
+    all the same, and the blame is for ``detection`` to judge."""
     if episode.injected is None or event.time_ns < episode.injected.time_ns:
         return False
     generation = evidence.history.generation(event.generation)
@@ -237,7 +238,8 @@ def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
         blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
     else:
         blamed = {event.data["process"]} - {None}
-    return not blamed or not there or bool(there & blamed)
+    hit = {process for other in evidence.measures.episodes if other.injected for process in other.processes}
+    return not there or bool(there & blamed) or not blamed & hit
 
 
 def _cut_off(evidence: Evidence, injected: Event) -> bool:

@@ -22,12 +22,7 @@ __all__ = [
 _SHM = Path("/dev/shm")
 _SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
-_TICK_NS = (
-    10_000_000  # the longest tick of Linux (CONFIG_HZ=100): by so much a file's times may be behind the clock
-)
-_TICK_NS = (
-    10_000_000  # the longest tick of Linux (CONFIG_HZ=100): by so much a file's times may be behind the clock
-)
+_TICK_NS = 10_000_000  # the longest tick of Linux (HZ=100): so far a file's time may be behind the clock
 _PF_KTHREAD = 0x200000  # include/linux/sched.h: of the kernel, without a program
 BLANK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.002

@@ -153,8 +153,8 @@ class HangDetector:
     def __post_init__(self) -> None:
         self.pace = Pace(limits=self.limits)
 
-    def resumed(self, members: Collection[str] = ()) -> None:
-        """A generation starts training: silence is counted from now. ``members``: see ``Pace.resumed``."""
+    def resumed(self, members: Collection[str]) -> None:
+        """A generation of these processes starts training: silence is counted from now."""
         self._last_step = -1
         self._last_look_s = None
         self._silences = {}

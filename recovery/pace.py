@@ -57,12 +57,11 @@ class Pace:
     _began_at: dict[str, int] = field(default_factory=dict)
     _seasoned: set[str] = field(default_factory=set)
 
-    def resumed(self, members: Collection[str] = ()) -> None:
-        """A generation starts training. ``members``: its processes, if known; who was seasoned and is none of them is
-        forgotten, or a job would remember every process it ever had."""
+    def resumed(self, members: Collection[str]) -> None:
+        """A generation of these processes starts training. Who was seasoned and is none of them is forgotten, or a job
+        would remember every process it ever had."""
         self._began_at = {}
-        if members:
-            self._seasoned &= set(members)
+        self._seasoned &= set(members)
 
     def step_took(self, seconds: float) -> None:
         """A step of the whole job."""

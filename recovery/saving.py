@@ -115,9 +115,13 @@ class Saving:
 
     def _part(self, step: int, state: str, seconds: float, error: str = "") -> None:
         self._write(
-            Kind.CHECKPOINT_PART, step=step, checkpoint=name_of(step), state=state, seconds=round(seconds, 6),
+            Kind.CHECKPOINT_PART,
+            step=step,
+            checkpoint=name_of(step),
+            state=state,
+            seconds=round(seconds, 6),
             error=error,
-        )  # fmt: skip
+        )
 
     def prune(self, directory: Path, keep: int, **more: Any) -> None:
         """Delete what retention says; what the disk does not give up stays, and is reported. ``more``: of

@@ -171,9 +171,15 @@ def test_blocks_within_blocks_and_calls_after_calls_each_end_once(tmp_path: Path
     job.not_busy()
     begun, ended = Kind.BUSY, Kind.BUSY_ENDED
     assert said == [
-        (begun, "outer"), (begun, "inner"), (ended, "inner"), (begun, "call"), (ended, "call"), (begun, "x" * 200),
-        (ended, "outer"), (ended, "x" * 200),
-    ]  # fmt: skip
+        (begun, "outer"),
+        (begun, "inner"),
+        (ended, "inner"),
+        (begun, "call"),
+        (ended, "call"),
+        (begun, "x" * 200),
+        (ended, "outer"),
+        (ended, "x" * 200),
+    ]
     rank.channel.close()
 
 

@@ -232,8 +232,11 @@ def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: 
     plan = planned(tmp_path)
     refuse_other(plan, planned(tmp_path, repeat=3))
     for other, message in (
-        (planned(tmp_path, repeat=1), "seeds 8 are in it"),
-        (planned(tmp_path, stacks=["plain"]), "stacks tunable default, tunable tuned are in it"),
+        (planned(tmp_path, repeat=1), "it has seeds that this command leaves out: 8"),
+        (
+            planned(tmp_path, stacks=["plain"]),
+            "it has stacks that this command leaves out: tunable default, tunable tuned",
+        ),
         (planned(tmp_path, deadline=30.0), "its deadline is 20 s, not 30 s"),
     ):
         with pytest.raises(ScenarioError, match=message):

@@ -16,9 +16,12 @@ from harness.results import Finding
 from harness.sim.step import Attempt
 
 PLACEHOLDER: dict[str, Any] = {
-    "id": "early", "kind": "tensor-corrupt", "params": {"surface": "optimizer_state", "op": "nan"},
-    "target": {"rank": 2}, "at": {"step": 1},
-}  # fmt: skip
+    "id": "early",
+    "kind": "tensor-corrupt",
+    "params": {"surface": "optimizer_state", "op": "nan"},
+    "target": {"rank": 2},
+    "at": {"step": 1},
+}
 
 
 def beside(rank: int, step: int = 25) -> dict[str, Any]:
@@ -52,9 +55,13 @@ def contained(root: Path, faults: list[dict[str, Any]], change: Any = None, reco
         )
         change(tape)
         made = Evidence(
-            arm="faulted", cell=faulted.cell, log=tape.log(), control=control.log, controls=(control.log,),
+            arm="faulted",
+            cell=faulted.cell,
+            log=tape.log(),
+            control=control.log,
+            controls=(control.log,),
             exact=made.exact,
-        )  # fmt: skip
+        )
     return check(CHECKERS["nan-containment"], made)
 
 

@@ -34,7 +34,7 @@ def mark(phase: str, *, moves: int = 0, step: int = 10, collective: int = 1, com
 def trained(step_s: float = 0.05, steps: int = 20) -> HangDetector:
     """A detector that has watched so many steps of that length."""
     detector = HangDetector(limits=LIMITS)
-    detector.resumed()
+    detector.resumed(())
     for step in range(steps + 1):
         detector.observe(step * step_s, step)
     return detector
@@ -114,7 +114,7 @@ def test_a_rank_held_by_a_debugger_has_as_long_as_any_other(phase: str) -> None:
 
 def test_a_rank_stopped_in_its_first_step_is_found() -> None:
     detector = HangDetector(limits=LIMITS)
-    detector.resumed()
+    detector.resumed(())
     assert watch(detector, {"w0": mark("forward"), "w1": mark("forward")}, for_s=0.14, states={"w1": "T"})
 
 
@@ -249,9 +249,9 @@ def test_the_deadline_has_a_ceiling() -> None:
 def test_before_the_first_step_there_is_time_to_warm_up() -> None:
     marks = {"w0": mark("forward", step=1, committed=0), "w1": mark("collective", step=1)}
     detector = HangDetector(limits=LIMITS)
-    detector.resumed()
+    detector.resumed(())
     assert watch(detector, marks, for_s=59) is None
-    detector.resumed()
+    detector.resumed(())
     hang = watch(detector, marks, for_s=61)
     assert hang is not None
     assert hang.process == "w0"
@@ -261,13 +261,13 @@ def test_silence_before_a_generation_does_not_count() -> None:
     detector = trained()
     marks = {"w0": mark("joining"), "w1": mark("joining")}
     assert watch(detector, marks, for_s=0.5) is None
-    detector.resumed()
+    detector.resumed(())
     assert watch(detector, marks, for_s=0.5) is None
 
 
 def test_the_pause_of_a_recovery_is_not_learned_as_a_step() -> None:
     detector = trained(step_s=0.05)
-    detector.resumed()
+    detector.resumed(())
     detector.observe(100.0, 20)
     detector.observe(100.05, 21)
     assert detector.deadline_s("forward") == pytest.approx(0.6)
@@ -275,7 +275,7 @@ def test_the_pause_of_a_recovery_is_not_learned_as_a_step() -> None:
 
 def test_a_rollback_is_not_learned_as_a_step() -> None:
     detector = trained(step_s=1.0)
-    detector.resumed()
+    detector.resumed(())
     detector.observe(120.0, 5)
     detector.observe(121.0, 6)
     assert detector.deadline_s("forward") == pytest.approx(8.0)

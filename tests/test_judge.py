@@ -25,11 +25,29 @@ from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
 SLA = {"recovery_time": ["median < 2s", "max < 5s"], "steps_lost": ["max <= 25"], "goodput": ["min >= 0.1"]}
 
 HARMLESS: dict[str, Any] = {
-    "fault": "kill", "kind": "process-kill", "cell": "default", "repeat": 0, "occurrence": 0, "target": {}, "step": 5,
-    "injected_s": 1.0, "landed": True, "witness": "os", "evidence": {}, "healed": True, "detected_by": None,
-    "blamed_rank": None, "detection_time": None, "recovery_time": None, "outcome": "masked", "phases": [],
-    "steps_lost": 0, "restored_step": None, "first_new_step": None, "decision": "",
-}  # fmt: skip
+    "fault": "kill",
+    "kind": "process-kill",
+    "cell": "default",
+    "repeat": 0,
+    "occurrence": 0,
+    "target": {},
+    "step": 5,
+    "injected_s": 1.0,
+    "landed": True,
+    "witness": "os",
+    "evidence": {},
+    "healed": True,
+    "detected_by": None,
+    "blamed_rank": None,
+    "detection_time": None,
+    "recovery_time": None,
+    "outcome": "masked",
+    "phases": [],
+    "steps_lost": 0,
+    "restored_step": None,
+    "first_new_step": None,
+    "decision": "",
+}
 
 
 def make_run(

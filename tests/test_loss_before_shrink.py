@@ -28,9 +28,13 @@ def judged(pair: tuple[Played, Played], change: Any) -> Finding:
     tape = Tape.of({path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))})
     change(tape)
     made = Evidence(
-        arm="faulted", cell=faulted.cell, log=tape.log(), control=control.log, controls=(control.log,),
+        arm="faulted",
+        cell=faulted.cell,
+        log=tape.log(),
+        control=control.log,
+        controls=(control.log,),
         exact=evidence(faulted, control).exact,
-    )  # fmt: skip
+    )
     return check(CHECKERS["loss-equality"], made)
 
 

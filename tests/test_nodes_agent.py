@@ -552,11 +552,24 @@ def test_an_agent_takes_no_directory_for_its_own_that_a_job_s_logs_come_to(tmp_p
     (tmp_path / "same").symlink_to(events)
     found = subprocess.run(
         [
-            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", "127.0.0.1:1", "--node", "0",
-            "--token-file", str(token), "--scratch", str(tmp_path / "same"),
+            sys.executable,
+            "-m",
+            "recovery.nodes.serve",
+            "--coordinator",
+            "127.0.0.1:1",
+            "--node",
+            "0",
+            "--token-file",
+            str(token),
+            "--scratch",
+            str(tmp_path / "same"),
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert found.returncode == 2 and "Traceback" not in found.stderr
     assert "keeps the event logs of a job" in found.stderr and "name another --scratch" in found.stderr
 

@@ -258,19 +258,23 @@ def test_trace_shows_what_ranks_did_besides_training() -> None:
         )
 
     said = [
-        (Kind.BUSY, "w0", {"what": "evaluation", "limit_s": 60}), (Kind.BUSY, "w0", {"what": "upload", "limit_s": 60}),
+        (Kind.BUSY, "w0", {"what": "evaluation", "limit_s": 60}),
+        (Kind.BUSY, "w0", {"what": "upload", "limit_s": 60}),
         (Kind.BUSY_ENDED, "w0", {"what": "upload", "seconds": 1e-6}),
         (Kind.BUSY_ENDED, "w0", {"what": "evaluation", "seconds": 3e-6}),
         (Kind.BUSY, "w1", {"what": "lost in it", "limit_s": 60}),
         (Kind.PROCESS_EXITED, ORCHESTRATOR, {"process": "w1"}),
         (Kind.BUSY, ORCHESTRATOR, {"rank": 3, "what": "to the end", "limit_s": math.inf}),
         (Kind.RUN_FINISHED, ORCHESTRATOR, {}),
-    ]  # fmt: skip
+    ]
     log = Log(actors={}, events=tuple(event(n, *one[:2], **one[2]) for n, one in enumerate(said)))
     found = [(actor, span.name, span.start, span.end) for actor, span in trace._busy(log, 0)]
     assert found == [
-        ("w0", "upload", 1, 2), ("w0", "evaluation", 0, 3), ("w1", "lost in it", 4, 5), ("rank 3", "to the end", 6, 7)
-    ]  # fmt: skip
+        ("w0", "upload", 1, 2),
+        ("w0", "evaluation", 0, 3),
+        ("w1", "lost in it", 4, 5),
+        ("rank 3", "to the end", 6, 7),
+    ]
 
 
 def test_trace_clips_what_overlaps() -> None:

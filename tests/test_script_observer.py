@@ -182,11 +182,15 @@ def test_the_log_says_what_a_process_does_besides_training_and_for_how_long(job:
         if event.kind in (Kind.BUSY, Kind.BUSY_ENDED)
     ]
     assert said == [
-        (Kind.BUSY, 0, "evaluation", 300), (Kind.BUSY, 1, "upload", 60), (Kind.BUSY_ENDED, 0, "evaluation", 20),
-        (Kind.BUSY, None, "compilation", 60), (Kind.BUSY_ENDED, 1, "upload", 25),
-        (Kind.BUSY_ENDED, None, "compilation", 5), (Kind.BUSY, None, "export", 60),
+        (Kind.BUSY, 0, "evaluation", 300),
+        (Kind.BUSY, 1, "upload", 60),
+        (Kind.BUSY_ENDED, 0, "evaluation", 20),
+        (Kind.BUSY, None, "compilation", 60),
+        (Kind.BUSY_ENDED, 1, "upload", 25),
+        (Kind.BUSY_ENDED, None, "compilation", 5),
+        (Kind.BUSY, None, "export", 60),
         (Kind.BUSY_ENDED, None, "export", 3),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_one_whose_reports_are_behind_hangs(job: Job) -> None:

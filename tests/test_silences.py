@@ -30,7 +30,7 @@ class Watched:
     def __init__(self, step_s: float = 0.05, *, limits: HangLimits | None = None, ranks: int = 4) -> None:
         self.now = 1000.0
         self.detector = HangDetector(limits=limits or HangLimits())
-        self.detector.resumed()
+        self.detector.resumed(())
         for step in range(21):
             self.detector.observe(self.now + step * step_s, step)
             self.look(
@@ -130,14 +130,14 @@ def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
     """Of its whole life the first step takes long, and those that wait for it have forgotten theirs."""
     job = Watched.__new__(Watched)
     job.now, job.detector = 1000.0, HangDetector()
-    job.detector.resumed()
+    job.detector.resumed(())
     first = ranks("forward", "forward", step=1)
     assert job.watch(first, for_s=40) is None
     for step in range(1, 30):
         job.detector.observe(job.now, step - 1)
         assert job.look(ranks("optimizer", "optimizer", step=step, moves=step)) is None
         job.now += 0.05
-    job.detector.resumed()
+    job.detector.resumed(["w0", "s9"])
     assert (
         job.look({"w0": mark("joining", moves=98, step=29), "s9": mark("joining", moves=99, step=29)}) is None
     )
@@ -395,7 +395,7 @@ def test_in_the_first_step_a_process_that_computes_may_compile_for_minutes(
 ) -> None:
     """A quarter of the minute passes before anybody asks what it does."""
     detector, now, hang = HangDetector(), 1000.0, None
-    detector.resumed()
+    detector.resumed(())
     while hang is None:
         now += TICK_S
         marks = ranks("forward", "collective", step=1)

@@ -54,9 +54,12 @@ def test_a_rank_that_dies_in_its_part_leaves_no_checkpoint(
     stage: str, mode: str, shape: dict[str, Any], memory: Path
 ) -> None:
     torn = {
-        "id": "t", "kind": "checkpoint-corrupt", "params": {"mode": mode, "stage": stage},
-        "target": {"checkpoint": "latest", "rank": 2}, "at": {"step": 25},
-    }  # fmt: skip
+        "id": "t",
+        "kind": "checkpoint-corrupt",
+        "params": {"mode": mode, "stage": stage},
+        "target": {"checkpoint": "latest", "rank": 2},
+        "at": {"step": 25},
+    }
     faulted, problems = found(cell_of(RESTART_ALL, [torn], **shape), memory, 3)
     assert (faulted.outcome, problems) == ("completed", {})
     (landed,) = of(faulted, Kind.FAULT_LANDED)

@@ -26,8 +26,13 @@ def lost_to_nan() -> Log:
 
 def evidence(log: Log) -> Evidence:
     return Evidence(
-        arm="faulted", cell=cell_of("hot-spare", [KILL]), log=log, control=control(), controls=(control(),), exact={}
-    )  # fmt: skip
+        arm="faulted",
+        cell=cell_of("hot-spare", [KILL]),
+        log=log,
+        control=control(),
+        controls=(control(),),
+        exact={},
+    )
 
 
 def closure(made: Evidence) -> Finding:

@@ -291,7 +291,7 @@ def refuse_other(old: Plan, new: Plan) -> None:
     ):
         lost = [str(one) for one in before if one not in now]
         if lost:
-            wrong.append(f"{what} {', '.join(lost)} are in it and were not asked for now")
+            wrong.append(f"it has {what} that this command leaves out: {', '.join(lost)}")
     digests = {family.name: family.digest for family in new.families}
     wrong += [
         f"the fault family {one.name} has changed"

@@ -15,8 +15,15 @@ from harness.compare.plan import Arm, Family
 from harness.stack import ROOT, Drive
 
 SEEN_FROM_OUTSIDE = (
-    "fault-landed", "landing", "detection", "liveness", "happens-before", "identity", "no-orphans", "evidence-complete",
-)  # fmt: skip
+    "fault-landed",
+    "landing",
+    "detection",
+    "liveness",
+    "happens-before",
+    "identity",
+    "no-orphans",
+    "evidence-complete",
+)
 IDLE_BEYOND_S = 30.0  # a job whose processes begin anew again and again makes no step and shows signs of life
 LONGEST = 3.0  # times the deadline: a job that goes back to step 0 again and again makes steps for ever
 LONGEST_START_S, LONGEST_STEP_S = 300.0, 1.0  # whatever the deadline, an arm has so long

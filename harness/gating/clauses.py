@@ -119,8 +119,14 @@ def _nearest(share: float) -> Callable[[Sequence[float]], float]:
 
 
 def _by_quantile(
-    clause: Clause, side: _Side, values: Sequence[float], quantile: float, levels: _Levels, clock: float, arms: str
-) -> Decision:  # fmt: skip
+    clause: Clause,
+    side: _Side,
+    values: Sequence[float],
+    quantile: float,
+    levels: _Levels,
+    clock: float,
+    arms: str,
+) -> Decision:
     low, high = quantile_bounds(values, quantile, levels.red, levels.green)
     unit, n = clause.unit, len(values)
     least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")

@@ -57,9 +57,12 @@ def per_arm(
 
 
 def summarise(
-    name: str, values: Sequence[float], bound: float = 0.0, arms: Sequence[int] | None = None,
+    name: str,
+    values: Sequence[float],
+    bound: float = 0.0,
+    arms: Sequence[int] | None = None,
     possible: Chances = Chances(),
-) -> Metric:  # fmt: skip
+) -> Metric:
     """One metric's values with order statistics. ``arms``: the repeat of each value; None: one value each. Raises
     KeyError for an unknown metric."""
     owners = list(range(len(values))) if arms is None else list(arms)

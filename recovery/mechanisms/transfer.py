@@ -17,9 +17,7 @@ from recovery.mechanisms.parts import local
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.typed import name_of
 
-CHUNK_BYTES = (
-    32 * 1024 * 1024
-)  # of one message at most, so that every rank shows progress however large a tensor is
+CHUNK_BYTES = 32 * 1024 * 1024  # of one message, so that all show progress however large a tensor is
 MAX_SCALAR_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
 FORM_DIGITS = 16

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from recovery.doubts import Doubt, in_doubt, together
 from recovery.memory.header import Header, Key, Moment, complete
 
-MOST_SEATS = (
-    1024  # processes that may yet ask for their buffers: twice as many as a node's keeper serves at once
-)
+MOST_SEATS = 1024  # processes that may yet ask for their buffers: twice what a keeper serves at once
 
 
 class Refusal(Exception):

@@ -66,9 +66,12 @@ def _recorded(name: str) -> Callable[[], Base]:
         (cell,), (control,) = resolved.cells, other.cells
         faulted, unfaulted = (recorded.events_of(name, arm) for arm in ARMS)
         return Base(
-            cell=cell, faulted=faulted, control=unfaulted, seed=resolved.seed,
+            cell=cell,
+            faulted=faulted,
+            control=unfaulted,
+            seed=resolved.seed,
             alone=control if cell.scenario.baseline == "none" else None,
-        )  # fmt: skip
+        )
 
     return make
 

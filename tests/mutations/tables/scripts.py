@@ -101,35 +101,59 @@ def _of(base: str) -> list[Mutation]:
         return Mutation(f"{base}: {name}", base, change, **seen)
 
     return [
-        mutation("a killed rank ended by itself", edit(EXIT, {"signal": None, "exit_code": 1}, process="w1"),
-                 landing=FAIL),
-        mutation("a killed rank ended of another signal", edit(EXIT, {"signal": 11}, process="w1"), landing=FAIL),
-        mutation("the evidence names another signal", edit(LANDED, {"evidence": {"signal": 15}}), landing=FAIL),
-        mutation("only the injector says that it landed", edit(LANDED, {"witness": "injector"}), fault_landed=OPEN),
+        mutation(
+            "a killed rank ended by itself",
+            edit(EXIT, {"signal": None, "exit_code": 1}, process="w1"),
+            landing=FAIL,
+        ),
+        mutation(
+            "a killed rank ended of another signal", edit(EXIT, {"signal": 11}, process="w1"), landing=FAIL
+        ),
+        mutation(
+            "the evidence names another signal", edit(LANDED, {"evidence": {"signal": 15}}), landing=FAIL
+        ),
+        mutation(
+            "only the injector says that it landed", edit(LANDED, {"witness": "injector"}), fault_landed=OPEN
+        ),
         mutation("nobody says that it landed", drop(LANDED), fault_landed=OPEN),
         mutation("a rank is never seen to end", drop(EXIT, process="w3"), no_orphans=FAIL),
-        mutation("a process is left", edit(Kind.LEFTOVERS, {"processes": [{"pid": 7, "process": "w1"}]}),
-                 no_orphans=FAIL),
+        mutation(
+            "a process is left",
+            edit(Kind.LEFTOVERS, {"processes": [{"pid": 7, "process": "w1"}]}),
+            no_orphans=FAIL,
+        ),
         mutation("nobody looked for leftovers", drop(Kind.LEFTOVERS), no_orphans=OPEN),
-        mutation("it left a process running",
-                 edit(Kind.COMMAND_ENDED, {"left": [{"pid": 7, "name": "loader", "detached": True}]}, exit_code=0),
-                 no_orphans=FAIL),
+        mutation(
+            "it left a process running",
+            edit(Kind.COMMAND_ENDED, {"left": [{"pid": 7, "name": "loader", "detached": True}]}, exit_code=0),
+            no_orphans=FAIL,
+        ),
         mutation("the job gave up", edit(Kind.RUN_FINISHED, {"outcome": "gave-up"}), liveness=FAIL),
         mutation("the other rank is blamed", _first_blames("w0", 0), detection=FAIL),
         mutation("a failure without a fault", _declared, detection=FAIL),
-        mutation("the fault is healed before it is injected", move(Kind.FAULT_HEALED, -9000), happens_before=FAIL),
+        mutation(
+            "the fault is healed before it is injected", move(Kind.FAULT_HEALED, -9000), happens_before=FAIL
+        ),
         mutation("the fault landed before it was injected", move(LANDED, -9000), happens_before=FAIL),
         mutation("another seed", edit(Kind.RUN_STARTED, {"seed": 99}), identity=FAIL),
         mutation("more steps than asked for", edit(Kind.RUN_STARTED, {"steps": 41}), identity=FAIL),
-        mutation("another fault was planned", edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}), identity=FAIL),
+        mutation(
+            "another fault was planned", edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}), identity=FAIL
+        ),
         mutation("a fault in the run without one", _hit_there_too, identity=FAIL),
         mutation("the runs are swapped", _swapped, identity=FAIL),
         mutation("the end is missing", drop(Kind.RUN_FINISHED), evidence_complete=OPEN),
-        mutation("a step that the run cannot have",
-                 lambda tape: setattr(tape.find(REPORT, step=30)[0], "step", 90), progress=OPEN),
-        mutation("one rank was found", edit(Kind.GENERATION_STARTED, {"members": ["w0"]}, generation=1),
-                 progress=OPEN),
-    ]  # fmt: skip
+        mutation(
+            "a step that the run cannot have",
+            lambda tape: setattr(tape.find(REPORT, step=30)[0], "step", 90),
+            progress=OPEN,
+        ),
+        mutation(
+            "one rank was found",
+            edit(Kind.GENERATION_STARTED, {"members": ["w0"]}, generation=1),
+            progress=OPEN,
+        ),
+    ]
 
 
 MUTATIONS = [

@@ -17,7 +17,7 @@ from recovery import order
 from recovery.adoption import Past
 from recovery.controller import Controller
 from recovery.leftout import LeftOut
-from recovery.mechanisms.examine import samples_to_blame
+from recovery.mechanisms import examine
 from recovery.permutation import Permutation
 from recovery.strategies.hot_spare import HotSpare
 from recovery.strategy import MOST_SHOWN, Form, StateFrom, describe
@@ -137,7 +137,24 @@ def test_a_share_that_no_message_takes_is_not_named() -> None:
             config=SimpleNamespace(nonfinite="skip"), examine=0, rank=1, world=2, loss_of=None
         )
         step: Any = SimpleNamespace(number=7, samples=samples, count=len(samples))
-        assert samples_to_blame(job, step, (1,)) == named
+        assert examine.samples_to_blame(job, step, (1,)) == named
+
+
+def test_of_single_samples_no_more_are_named_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = list(range(MOST_BLAMED + 1))
+    monkeypatch.setattr(examine, "spoilt_samples", lambda *_: samples)
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(nonfinite="retry"),
+        examine=7,
+        rank=1,
+        loss_of=lambda ids: None,
+        spoil=None,
+        layout=SimpleNamespace(shards=1),
+        reducer=None,
+        due=lambda number: samples,
+    )
+    step: Any = SimpleNamespace(number=7, samples=samples, count=len(samples))
+    assert examine.samples_to_blame(job, step, (1,)) == samples[:MOST_BLAMED]
 
 
 # ---- process

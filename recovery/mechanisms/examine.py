@@ -77,7 +77,8 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     suspects = (
         mine if sharded is None else [sample for rank in blamed for sample in _share(job, step.number, rank)]
     )
-    others = [sample for sample in job.due(step.number) if sample not in suspects]
+    suspected = set(suspects)
+    others = [sample for sample in job.due(step.number) if sample not in suspected]
     # A rank that holds a part of the model computes nothing alone: all do it, and each says what is its own.
     agree = sharded.agree if isinstance(sharded, Agreeing) else None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -358,3 +359,25 @@ def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[
     planned = json.loads(capsys.readouterr().out)
     strategies = [cell["scenario"]["recovery"]["strategy"] for cell in planned["cells"]]
     assert strategies == ["checkpoint-restart", "drop-replica", "hot-spare"] and planned["arms"] == 18
+
+
+def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:
+    code = (
+        "import sys\n"
+        "from chaos.commands._program import run_as_process\n"
+        "def invoke(argv):\n"
+        "    print('up', flush=True)\n"
+        "    try: sys.stdin.read()\n"
+        "    except KeyboardInterrupt: return 130\n"
+        "    return 0\n"
+        "sys.exit(run_as_process(invoke, []))\n"
+    )
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    with subprocess.Popen(background, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=30) == 130
+        finally:
+            process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 
 import click
@@ -15,10 +16,14 @@ ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal
 def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a command line with output that cannot break it (``| head``, a terminal that is gone); its exit code.
 
-    Where the output is all there is to a command, it has failed if that could not be written.
+    Where the output is all there is to a command, it has failed if that could not be written. A SIGINT ends it, also
+    where a shell without job control started it in the background, which has it ignored: a run ends by it whenever it
+    comes, not only once it has begun.
     """
     from recovery.output import lost_output, shield
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     shield()
     code, lost = invoke(argv), lost_output()
     if lost is None:

@@ -55,7 +55,7 @@ def restored(tmp_path: Path, strategy: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "steps", "rank", "phase"),
     [
-        ("gpt", 24, 1, "backward"),
+        pytest.param("gpt", 24, 1, "backward", marks=pytest.mark.long),
         pytest.param("mlp", 40, 2, "forward", marks=pytest.mark.soak),
     ],
 )

@@ -2,8 +2,8 @@
 
 Silence proves nothing: its ranks train on as long as they reach their peers. What proves the end of a node is that its
 agent's process ended (its connection is closed in order, which an agent that only hangs up never does), or that it is
-gone and its ranks' peers say that their connections broke. Short of a proof it is given up only when the job cannot go
-on without it.
+gone and its ranks' peers say that their connections broke. An agent killed with something unread leaves a reset, as one
+that hangs up does: that is no proof. Short of a proof it is given up only when the job cannot go on without it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,280 @@
+"""The recovery times that README.md and docs/ state, each with its n, spread, commit and machine, from one register.
+
+    python -m benchmarks.published                 # does each page state what the register holds? exit status 1: not so
+    python -m benchmarks.published --write         # makes the table in docs/performance.md anew from the register
+    python -m benchmarks.published --rows FILE     # what an archived comparison measured, as lines for the register
+
+The register is docs/results/recovery-times.yaml. Where a measurement names an archive (docs/results/*.tar.xz, made by
+``chaos compare --archive``), its rows must be those that ``chaos compare`` derives from that archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from benchmarks import stated
+from benchmarks.register import Figure, Measurement, Register, load
+from chaos import figures
+from chaos.errors import ChaosError
+from harness.compare.archive import unpack
+from harness.compare.directory import Directory
+from harness.compare.gather import gather
+from harness.compare.model import Comparison
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path("docs/results")
+REGISTER = RESULTS / "recovery-times.yaml"
+TABLE_IN = "docs/performance.md"
+WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
+"""Pages that one command writes as a whole (benchmarks.gpu, harness.judging.definitions): no figure is copied there."""
+MOST_ARCHIVED = 20 * 2**20
+"""Bytes of one archive: it is kept in git for ever."""
+PER_S = {"s": 0, "ms": -3}
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand."""
+    found = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    named = {path.relative_to(root).as_posix(): path.read_text() for path in found}
+    return {name: text for name, text in named.items() if name not in WRITTEN_BY_PROGRAMS}
+
+
+# what pages state
+
+
+def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
+    """Where pages and register differ, a line each."""
+    found: list[str] = []
+    told: dict[tuple[str, str], set[str]] = {}
+    for name, text in texts.items():
+        phrases = [one.says for one in register.excused if one.file == name]
+        found += [
+            f"{name}: the register excuses {says!r}, which is not there"
+            for says in phrases
+            if says not in stated.flat(text)
+        ]
+        for block in stated.blocks(text, phrases):
+            found += [f"{name}:{block.line}: {what}" for what in _wrong(register, block)]
+            for mark in block.marks:
+                for id in register.named(mark):
+                    told.setdefault((name, id), set()).update(block.figures())
+    for id, measurement, figure in register.every():
+        for name in measurement.pages_of(figure):
+            lacking = [value for value in figure.values if value not in told.get((name, id), ())]
+            if lacking:
+                found.append(f"{name} does not state {', '.join(lacking)} of {id}, as the register says")
+    found += [
+        f"{one.file}: the register excuses {one.says!r} there, and there is no such page"
+        for one in register.excused
+        if one.file not in texts
+    ]
+    return found
+
+
+def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
+    """What a block states that the register does not hold."""
+    if not block.marks:
+        if block.speaks_of_recovery():
+            yield f"states a time of recovery without a mark <!-- figures: ID -->: {block.text[:90]}"
+        return
+    known: dict[str, Figure] = {}
+    for mark in block.marks:
+        named = register.named(mark)
+        known |= named
+        if not named:
+            yield f"names {mark!r}, which is not in the register"
+    held = Counter(value for figure in known.values() for value in [*figure.values, str(figure.n)])
+    said = Counter(block.figures())
+    # A sentence may come back to a value; in a table each value has a cell.
+    for value in said - held if block.kind != "text" else said.keys() - held.keys():
+        yield f"states {value}, which the register does not hold for {', '.join(block.marks)}"
+    for count in sorted({figure.n for figure in known.values()}):
+        if not block.says(count):
+            yield f"does not say n = {count} of {', '.join(block.marks)}"
+
+
+# the table
+
+
+def table(register: Register) -> str:
+    """All recovery times that nothing newer supersedes as one table, like beside like, each in seconds."""
+    head = ["fault", "recovery of", "median s", "n", "spread", "measured with", "commit", "machine"]
+    valid = [measurement for measurement in register.measurements if not measurement.superseded_by]
+    rows = [
+        _row(measurement, figure)
+        for measurement in valid
+        for figure in measurement.figures
+        if figure.metric == "recovery" and not _alone(measurement)
+    ]
+    rows.sort(key=lambda row: row[:2])
+    rows += [row for measurement in valid if _alone(measurement) for row in _folded(measurement)]
+    used = {measurement.machine for measurement in valid}
+    lines = [f"- {name}: {what}" for name, what in register.machines.items() if name in used]
+    marked = [head, ["---"] * len(head), *rows]
+    return "\n".join([*("| " + " | ".join(row) + " |" for row in marked), "", *lines])
+
+
+def _alone(measurement: Measurement) -> bool:
+    return measurement.spread == "none, one trial each"
+
+
+def _row(measurement: Measurement, figure: Figure) -> list[str]:
+    low_high = " to ".join(_seconds(value, measurement) for value in figure.spread or ())
+    kind = "none" if figure.n == 1 else figure.note or measurement.spread
+    spread = f"{low_high}, {kind}" if low_high else kind
+    median = _seconds(figure.median, measurement)
+    return [figure.fault, figure.of, median, str(figure.n), spread, *_provenance(measurement)]
+
+
+def _folded(measurement: Measurement) -> Iterator[list[str]]:
+    """Single trials, a line for each stack."""
+    of: dict[str, list[Figure]] = {}
+    for figure in measurement.figures:
+        if figure.metric == "recovery":
+            of.setdefault(figure.of, []).append(figure)
+    for name, group in of.items():
+        faults = ", ".join(figure.fault for figure in group)
+        values = ", ".join(_seconds(figure.median, measurement) for figure in group)
+        count = "1 each" if len(group) > 1 else "1"
+        yield [faults, name, values, count, "none", *_provenance(measurement)]
+
+
+def _seconds(value: str, measurement: Measurement) -> str:
+    return value if value == "never" else f"{Decimal(value).scaleb(PER_S[measurement.unit]):f}"
+
+
+def _provenance(measurement: Measurement) -> list[str]:
+    when = f"{measurement.date:%Y-%m-%d}"
+    return [
+        measurement.what,
+        f"{measurement.commit}, {when}" if measurement.commit else when,
+        measurement.machine,
+    ]
+
+
+# archives
+
+
+def archived(path: Path) -> Comparison:
+    """What ``chaos compare`` derives from an archive. Raises LogError for one that is damaged, or that holds anything
+    but plain files of bounded size (``harness.compare.archive.unpack``)."""
+    with tempfile.TemporaryDirectory(prefix="published-") as away:
+        unpack(path, Path(away))
+        return gather(Directory(Path(away)))
+
+
+def rows_of(made: Comparison) -> list[Figure]:
+    """Recovery and detection of each stack under each family, and how many times as long as what it is set against it
+    took. Rounded as the report rounds them (``chaos.figures``)."""
+    found = []
+    for cell in made.cells:
+        for metric, of in (("recovery", cell.recovery), ("detection", cell.detection)):
+            if of is not None and of.median is not None:
+                found.append(_measured(cell.label, cell.family, metric, of.n, of.median, of.ci95))
+    for ratio in made.ratios:
+        if ratio.metric == "recovery" and ratio.value is not None:
+            times = f"times {ratio.against}"
+            found.append(_measured(ratio.label, ratio.family, times, ratio.n, ratio.value, ratio.interval))
+    return found
+
+
+def _measured(
+    of: str, fault: str, metric: str, n: int, median: float, interval: tuple[float, float] | None
+) -> Figure:
+    # A time is rounded up; how much longer another stack took, in its favour.
+    better = "higher" if metric.startswith("times ") and median > 1 else "lower"
+    low_high = tuple(figures.number(value, better) for value in interval) if interval else None
+    return Figure(
+        of=of, fault=fault, metric=metric, n=n, median=figures.number(median, better), spread=low_high
+    )
+
+
+def departures(measurement: Measurement, rows: Sequence[Figure]) -> list[str]:
+    """Where a measurement differs from what its archive gives."""
+    given = {row.id: row for row in rows}
+    found = []
+    for figure in measurement.figures:
+        row = given.get(figure.id)
+        mine = (figure.n, figure.median, figure.spread)
+        if row is None:
+            found.append(f"{measurement.id}/{figure.id}: {measurement.archive} has no such row")
+        elif mine != (row.n, row.median, row.spread):
+            found.append(
+                f"{measurement.id}/{figure.id}: the register has {_said(figure)}, the archive {_said(row)}"
+            )
+    return found
+
+
+def _said(figure: Figure) -> str:
+    return f"{figure.median} [{', '.join(figure.spread or ())}] (n = {figure.n})"
+
+
+def archives(register: Register, results: Path) -> list[str]:
+    """Where archives and register differ: an archive too large for git or that nothing names, one that is not there,
+    and every figure that does not come out of it."""
+    there = {path.name for path in results.glob("*.tar.xz")}
+    named = {one.archive for one in register.measurements if one.archive}
+    found = [f"{results / name}: no measurement of the register is of it" for name in sorted(there - named)]
+    found += [
+        f"{results / name}: the register names it, and it is not there" for name in sorted(named - there)
+    ]
+    for name in sorted(named & there):
+        if (results / name).stat().st_size > MOST_ARCHIVED:
+            found.append(f"{results / name} is larger than {MOST_ARCHIVED} bytes")
+            continue
+        rows = rows_of(archived(results / name))
+        for measurement in register.measurements:
+            found += departures(measurement, rows) if measurement.archive == name else []
+    return found
+
+
+def yaml_of(rows: Sequence[Figure]) -> str:
+    """Rows as the register writes them."""
+    lines = []
+    for row in rows:
+        metric = "" if row.metric == "recovery" else f" metric: {row.metric},"
+        spread = f", spread: [{', '.join(row.spread)}]" if row.spread else ""
+        lines.append(
+            f"- {{of: {row.of}, fault: {row.fault},{metric} n: {row.n}, median: {row.median}{spread}}}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Check, write the table, or print the rows of an archive."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--write", action="store_true", help=f"make the table in {TABLE_IN} anew")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="print what an archived comparison measured"
+    )
+    options = parser.parse_args()
+    try:
+        if options.rows:
+            print(yaml_of(rows_of(archived(options.rows))))
+            return 0
+        register = load(ROOT / REGISTER)
+        texts = pages(ROOT)
+        if options.write:
+            texts[TABLE_IN] = stated.with_made(texts[TABLE_IN], table(register))
+            (ROOT / TABLE_IN).write_text(texts[TABLE_IN])
+        found = problems(register, texts)
+        if stated.made(texts[TABLE_IN]) != table(register):
+            found.append(
+                f"{TABLE_IN}: the table is not the register's: python -m benchmarks.published --write"
+            )
+        found += archives(register, ROOT / RESULTS)
+    except ChaosError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print("\n".join(found) or f"{sum(1 for _ in register.every())} figures, each where the register says")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""The register of recovery times, docs/results/recovery-times.yaml: what was measured, how often and where."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML, YAMLError
+
+from chaos.errors import ScenarioError
+
+Value = Annotated[str, Field(pattern=r"^(\d+(\.\d+)?|never)$")]
+"""A number as it is printed, so that 0.130 stays 0.130; ``never``: a median of which more than half never recovered."""
+
+
+class Model(BaseModel):
+    """Base of what the register holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(Model):
+    """What was measured of one stack or strategy (``of``) under one fault. ``metric``: recovery, or what else;
+    ``also``: more values of the same trials, by name; ``stated``: in which pages, empty: those of the measurement."""
+
+    of: str = Field(min_length=1)
+    fault: str = Field(min_length=1)
+    metric: str = "recovery"
+    n: int = Field(ge=1)
+    median: Value
+    spread: tuple[Value, Value] | None = None
+    also: dict[str, Value] = Field(default={})
+    stated: list[str] = Field(default=[])
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        """Within its measurement."""
+        words = [self.of, self.fault, *([] if self.metric == "recovery" else [self.metric])]
+        return "/".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words)
+
+    @property
+    def values(self) -> list[str]:
+        """All that a page states of it."""
+        return [
+            value for value in (self.median, *(self.spread or ()), *self.also.values()) if value != "never"
+        ]
+
+
+class Measurement(Model):
+    """Figures of one session. ``what``: the scenario or the benchmark; ``commit``: of the code, empty: not known, and
+    the date stands for it; ``machine``: one of the register's; ``source``: the command, or what else it is from;
+    ``archive``: file below docs/results that holds the runs; ``superseded_by``: the newer measurement of the same,
+    where a page still shows the old one beside it; ``spread``: what two numbers beside a median are, unless a
+    figure's note says; ``stated``: the pages that state it."""
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    what: str = Field(min_length=1)
+    date: date
+    commit: str = Field(default="", pattern=r"^([0-9a-f]{7,40})?$")
+    machine: str
+    source: str = Field(min_length=1)
+    archive: str = Field(default="", pattern=r"^([\w.-]+\.tar\.xz)?$")
+    superseded_by: str = ""
+    unit: Literal["s", "ms"] = "s"
+    spread: Literal["quartiles", "range", "95 % interval", "not kept", "none, one trial each"]
+    stated: list[str] = Field(min_length=1)
+    figures: list[Figure] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _spreads_are_said(self) -> Measurement:
+        silent = self.spread in ("not kept", "none, one trial each")
+        for one in self.figures:
+            if silent and one.spread is not None:
+                raise ValueError(f"{one.id} has a spread, where the measurement says {self.spread!r}")
+            if not silent and one.spread is None and one.n > 1 and not one.note:
+                raise ValueError(
+                    f"{one.id} has no spread of its {one.n} values: give it, or say why in its note"
+                )
+        return self
+
+    def pages_of(self, figure: Figure) -> list[str]:
+        """Which pages state it."""
+        return figure.stated or self.stated
+
+
+class Excused(Model):
+    """A phrase with a time in it that nobody measured: a limit, a default, an example."""
+
+    file: str
+    says: str
+    why: str = Field(min_length=1)
+
+
+class Register(Model):
+    """``machines``: name -> what it is; ``excused``: what pages say of recovery in seconds that is no measurement."""
+
+    machines: dict[str, str]
+    measurements: list[Measurement]
+    excused: list[Excused] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Register:
+        for name, count in Counter(id for id, _, _ in self.every()).items():
+            if count > 1:
+                raise ValueError(f"{name} is there {count} times")
+        for one in self.measurements:
+            if one.machine not in self.machines:
+                raise ValueError(f"{one.id}: machine {one.machine!r} is none of {', '.join(self.machines)}")
+            if one.superseded_by and one.superseded_by not in {other.id for other in self.measurements}:
+                raise ValueError(f"{one.id}: no measurement {one.superseded_by!r}, which is to supersede it")
+        return self
+
+    def every(self) -> Iterator[tuple[str, Measurement, Figure]]:
+        """(id, measurement, figure) of all figures."""
+        for measurement in self.measurements:
+            for figure in measurement.figures:
+                yield f"{measurement.id}/{figure.id}", measurement, figure
+
+    def named(self, mark: str) -> dict[str, Figure]:
+        """The figures that a mark names: one, or all below that id."""
+        return {id: figure for id, _, figure in self.every() if id == mark or id.startswith(f"{mark}/")}
+
+
+def load(path: Path) -> Register:
+    """Read the register, strictly. Raises ScenarioError: one line for each error."""
+    try:
+        return Register.model_validate(YAML(typ="base", pure=True).load(path.read_text()))
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror}") from error
+    except YAMLError as error:
+        raise ScenarioError(f"{path}: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise ScenarioError("\n".join(lines)) from error

@@ -170,17 +170,22 @@ def archived(path: Path) -> Comparison:
 
 
 def rows_of(made: Comparison) -> list[Figure]:
-    """Recovery and detection of each stack under each family, and how many times as long as what it is set against it
-    took. Rounded as the report rounds them (``chaos.figures``)."""
+    """The times of each stack under each family, and how many times as long as what it is set against its recovery and
+    its steps took. Rounded as the report rounds them (``chaos.figures``)."""
     found = []
     for cell in made.cells:
-        for metric, of in (("recovery", cell.recovery), ("detection", cell.detection)):
+        times = {
+            "recovery": cell.recovery, "detection": cell.detection, "full rate": cell.full_rate,
+            "redundancy": cell.redundancy,
+        }  # fmt: skip
+        for metric, of in times.items():
             if of is not None and of.median is not None:
                 found.append(_measured(cell.label, cell.family, metric, of.n, of.median, of.ci95))
     for ratio in made.ratios:
-        if ratio.metric == "recovery" and ratio.value is not None:
-            times = f"times {ratio.against}"
-            found.append(_measured(ratio.label, ratio.family, times, ratio.n, ratio.value, ratio.interval))
+        name = {"recovery": "times", "step_time": "step times"}.get(ratio.metric)
+        if name and ratio.value is not None:
+            metric = f"{name} {ratio.against}"
+            found.append(_measured(ratio.label, ratio.family, metric, ratio.n, ratio.value, ratio.interval))
     return found
 
 
@@ -188,17 +193,22 @@ def _measured(
     of: str, fault: str, metric: str, n: int, median: float, interval: tuple[float, float] | None
 ) -> Figure:
     # A time is rounded up; how much longer another stack took, in its favour.
-    better = "higher" if metric.startswith("times ") and median > 1 else "lower"
+    better = "higher" if "times " in metric and median > 1 else "lower"
     low_high = tuple(figures.number(value, better) for value in interval) if interval else None
     return Figure(
         of=of, fault=fault, metric=metric, n=n, median=figures.number(median, better), spread=low_high
     )
 
 
-def departures(measurement: Measurement, rows: Sequence[Figure]) -> list[str]:
+def departures(measurement: Measurement, made: Comparison) -> list[str]:
     """Where a measurement differs from what its archive gives."""
-    given = {row.id: row for row in rows}
+    given = {row.id: row for row in rows_of(made)}
     found = []
+    commit = str(made.machine.get("commit", ""))
+    if commit and not commit.startswith(measurement.commit or "?"):
+        found.append(
+            f"{measurement.id}: the register has commit {measurement.commit or 'none'}, the archive {commit}"
+        )
     for figure in measurement.figures:
         row = given.get(figure.id)
         mine = (figure.n, figure.median, figure.spread)
@@ -228,9 +238,9 @@ def archives(register: Register, results: Path) -> list[str]:
         if (results / name).stat().st_size > MOST_ARCHIVED:
             found.append(f"{results / name} is larger than {MOST_ARCHIVED} bytes")
             continue
-        rows = rows_of(archived(results / name))
+        made = archived(results / name)
         for measurement in register.measurements:
-            found += departures(measurement, rows) if measurement.archive == name else []
+            found += departures(measurement, made) if measurement.archive == name else []
     return found
 
 

@@ -280,10 +280,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def of_the_archive(tmp_path: Path, figures: str) -> Register:
+def of_the_archive(tmp_path: Path, figures: str, commit: str) -> Register:
     of = """  - id: sims
     what: simulated
     date: 2026-11-23
+    commit: "COMMIT"
     machine: here
     source: chaos compare
     archive: sims.tar.xz
@@ -291,6 +292,7 @@ def of_the_archive(tmp_path: Path, figures: str) -> Register:
     stated: [README.md]
     figures:
 """
+    of = of.replace("COMMIT", commit)
     return loaded(tmp_path, SMALL.replace("excused", f"{of}{figures}\nexcused"))
 
 
@@ -299,16 +301,27 @@ def indented(rows: list[Figure]) -> str:
 
 
 def test_rows_of_an_archive_are_recomputed(packed: Path, tmp_path: Path) -> None:
-    rows = published.rows_of(published.archived(packed / "sims.tar.xz"))
+    made = published.archived(packed / "sims.tar.xz")
+    rows, commit = published.rows_of(made), str(made.machine["commit"])[:7]
     recovery = next(row for row in rows if row.metric == "recovery")
     assert (recovery.of, recovery.fault, recovery.n) == ("ours default", "family", 1)
-    register = of_the_archive(tmp_path, indented(rows))
+    register = of_the_archive(tmp_path, indented(rows), commit)
     assert published.archives(register, packed) == []
     wrong = recovery.model_copy(update={"median": f"{recovery.median}1"})
     unknown = recovery.model_copy(update={"of": "theirs"})
-    first, second = published.archives(of_the_archive(tmp_path, indented([wrong, unknown])), packed)
+    first, second = published.archives(of_the_archive(tmp_path, indented([wrong, unknown]), commit), packed)
     assert f"the register has {recovery.median}1" in first and f"the archive {recovery.median}" in first
     assert "sims.tar.xz has no such row" in second
+
+
+def test_an_archive_is_of_the_commit_that_the_register_says(packed: Path, tmp_path: Path) -> None:
+    made = published.archived(packed / "sims.tar.xz")
+    one = made.model_copy(update={"machine": {**made.machine, "commit": "1234567890"}})
+    rows = indented(published.rows_of(made))
+    for commit, said in (("1234567", ""), ("1234568", "has commit 1234568"), ("", "has commit none")):
+        measurement = of_the_archive(tmp_path, rows, commit).measurements[-1]
+        found = published.departures(measurement, one)
+        assert len(found) == bool(said) and all(said in line for line in found), (commit, found)
 
 
 def test_an_archive_and_the_register_name_each_other(
@@ -316,7 +329,7 @@ def test_an_archive_and_the_register_name_each_other(
 ) -> None:
     (unnamed,) = published.archives(small, packed)
     assert "no measurement of the register is of it" in unnamed
-    named = of_the_archive(tmp_path, "      - {of: x, fault: y, n: 1, median: 1.0}")
+    named = of_the_archive(tmp_path, "      - {of: x, fault: y, n: 1, median: 1.0}", "")
     (gone,) = published.archives(named, tmp_path)
     assert "it is not there" in gone
     monkeypatch.setattr(published, "MOST_ARCHIVED", 10)
@@ -345,6 +358,7 @@ def test_rows_are_printed_as_the_register_reads_them() -> None:
     )
     assert never.median == "never" and never.values == []
     assert float(ratio.median) > 50 and ratio.spread
+    assert any(row.id == "hot-spare/kill/full-rate" for row in rows)
 
 
 def test_the_program_says_where_it_is_wrong(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def restart(resume: int = 20) -> Script:
     """checkpoint-restart: all die, the newest checkpoint (step 20) is restored, 21 to 26 are done again."""
     script = interrupted("checkpoint-restart")
     script.orchestrator(
-        Kind.DECISION, actions=["kill", "spawn", "form"], reason="restart all from a checkpoint"
+        Kind.DECISION,
+        actions=["kill", *["spawn warm worker"] * 4, "form"],
+        reason="restart all from a checkpoint",
     )
     for name in ("w0", "w1", "w3"):
         script.exit(name, signal=9, expected=True)
@@ -123,7 +125,8 @@ def drop_replica(
     ahead = ("w0", "w1") if mixed else ()
     script = interrupted("drop-replica", committers=ahead, shrink=shrink)
     park(script, ("w0", "w1", "w3"), dict.fromkeys(ahead, 27))
-    script.orchestrator(Kind.DECISION, actions=["form", "spawn"], reason="3 ranks go on")
+    spawns = ["spawn warm worker"] if grow else []
+    script.orchestrator(Kind.DECISION, actions=["form", *spawns], reason="3 ranks go on")
     resume = resume or (27 if mixed else 26)
     script.form(
         ("w0", "w1", "w3"),
@@ -189,7 +192,9 @@ def corrupt_checkpoint(*, refuse: bool = True) -> Script:
     script.exit("w2", signal=9, expected=False)
     fail(script)
     script.orchestrator(
-        Kind.DECISION, actions=["kill", "spawn", "form"], reason="restart all from a checkpoint"
+        Kind.DECISION,
+        actions=["kill", *["spawn warm worker"] * 4, "form"],
+        reason="restart all from a checkpoint",
     )
     for name in ("w0", "w1", "w3"):
         script.exit(name, signal=9, expected=True)

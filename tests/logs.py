@@ -67,6 +67,7 @@ class Script:
         self.strategy, self.seed, self.steps, self.shrink = strategy, seed, steps, shrink
         self.generation, self.members = 0, tuple(f"w{r}" for r in range(RANKS))
         self.step, self.step_ns, self.alive = 0, int(step_ms * MS), set[str]()
+        self.pids: dict[str, int] = {}
         self.kept: list[int] = []
         self.slip = 0.0
         self.slower = 1.0  # so many times as long takes rank 2 to compute
@@ -104,11 +105,10 @@ class Script:
 
     def spawn(self, name: str, role: str = "worker") -> None:
         """Start a process; it takes 100 ms."""
-        self.orchestrator(
-            Kind.PROCESS_SPAWNED, process=name, pid=100 + len(self.alive), role=role, mode="warm"
-        )
+        pid = self.pids[name] = 100 + len(self.pids)
+        self.orchestrator(Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode="warm")
         self.now += 100 * MS
-        self.write(name, Kind.ACTOR_STARTED, pid=100 + len(self.alive), host="here", wall_ns=0)
+        self.write(name, Kind.ACTOR_STARTED, pid=pid, host="here", wall_ns=0)
         self.orchestrator(Kind.PROCESS_READY, process=name)
         self.alive.add(name)
 
@@ -119,7 +119,7 @@ class Script:
         self.orchestrator(
             Kind.PROCESS_EXITED,
             process=name,
-            pid=1,
+            pid=self.pids[name],
             exit_code=code,
             signal=signal,
             expected=expected,

@@ -131,7 +131,8 @@ def test_failure_without_a_fault() -> None:
     extra = replace(line, time_ns=line.time_ns + MS, data={**line.data, "process": "w1", "rank": 1})
     script.lines.append(extra)
     # w1, whose end is declared, goes on, and ends when it is asked to
-    assert red(evidence_of(script, [KILL])) == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL}
+    found = red(evidence_of(script, [KILL]))
+    assert found == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, "lifecycle": FAIL}
 
 
 def test_detected_by_something_else_than_expected() -> None:

@@ -80,6 +80,11 @@ def _edit_exit(process: str, **values: Any) -> Mutant:
     return change
 
 
+def _never_ready(script: Script) -> None:
+    line = next(each for each in script.find(Kind.PROCESS_READY) if each.data["process"] == "w1")
+    script.lines.remove(line)
+
+
 def _early(actor: str, by_ms: int) -> Mutant:
     """All that an actor says before its last words, by another clock."""
 
@@ -155,7 +160,7 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "a zombie writes a checkpoint": (
         "drop-replica",
         _late(Kind.CHECKPOINT_COMMITTED, 20),
-        {"single-writer": FAIL},
+        {"single-writer": FAIL, "lifecycle": FAIL},
     ),
     "random state is forgotten": ("hot-spare", _from(27, _add("loss", 1e-9)), {"loss-equality": FAIL}),
     "a generator is not restored": (
@@ -235,12 +240,16 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _from(39, _put(grad_norm=float("inf"))),
         {"nan-containment": FAIL},
     ),
-    "a planted NaN goes unseen": ("nan", _drop(Kind.NONFINITE_CAUGHT), {"nan-containment": FAIL}),
+    "a planted NaN goes unseen": (
+        "nan",
+        _drop(Kind.NONFINITE_CAUGHT),
+        {"nan-containment": FAIL, "lifecycle": FAIL},
+    ),
     "the wrong rank is blamed": (
         "hot-spare",
         _edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1}),
-        # w1, whose end is declared, goes on, and ends when it is asked to
-        {"detection": FAIL, "happens-before": FAIL, "ending": FAIL},
+        # w1, whose end is declared, goes on, and ends when it is asked to; that of w2 is declared by nobody
+        {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, "lifecycle": FAIL},
     ),
     "the right process with the wrong rank": (
         "hot-spare",
@@ -296,6 +305,8 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _edit_exit("w2", expected=True),
         {"ending": FAIL},
     ),
+    "a rank never was ready": ("hot-spare", _never_ready, {"lifecycle": FAIL}),
+    "a save was never begun": ("hot-spare", _drop(Kind.CHECKPOINT_SAVING, step=20), {"lifecycle": FAIL}),
     "nobody looked for leftovers": ("hot-spare", _drop(Kind.LEFTOVERS), {"no-orphans": OPEN}),
 }
 

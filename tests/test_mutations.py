@@ -15,8 +15,8 @@ from harness.checkers import CHECKERS, EXPECTATION, FINISHED, OF_COMMANDS, STEAD
 from harness.checkers.observed import PROGRESS
 from harness.results import merge
 
-LEAST = 175
-OF_BASE = {"script": 28, "agents": 11, "compare": 22}
+LEAST = 300
+OF_BASE = {"script": 38, "agents": 31, "compare": 30}
 CORPUS: list[Mutation] = [
     mutation
     for table in sorted(found.name for found in pkgutil.iter_modules(mutations.tables.__path__))

@@ -27,6 +27,7 @@ from harness.checkers.ending import ending
 from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.checkers.happens_before import happens_before
 from harness.checkers.identity import identity
+from harness.checkers.lifecycle import lifecycle
 from harness.judging.strength import half_known
 from harness.results import Finding
 
@@ -47,6 +48,7 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "step-arithmetic": data.step_arithmetic,
         "time-closure": records.time_closure,
         "happens-before": happens_before,
+        "lifecycle": lifecycle,
         "identity": identity,
         "ending": ending,
         "no-orphans": records.no_orphans,

@@ -20,6 +20,7 @@ SEEN_FROM_OUTSIDE = (
     "detection",
     "liveness",
     "happens-before",
+    "lifecycle",
     "identity",
     "no-orphans",
     "evidence-complete",

@@ -18,6 +18,7 @@ from mutations.tape import (
     each,
     edit,
     in_control,
+    the_injection,
     unnumbered,
 )
 
@@ -51,6 +52,7 @@ def _restores_less(tape: Tape) -> None:
     ready.data |= {"resume_step": older, "checkpoint": names[older]}
     for row in tape.find(Kind.STATE_READY, generation=ready.generation):
         row.step = older
+        row.data["source"] = names[older] if row.data["origin"] == "checkpoint" else row.data["source"]
     for step in range(older + 1, newest + 1):
         for row in [
             *tape.find(COMMIT, step=step, generation=1),
@@ -62,12 +64,16 @@ def _restores_less(tape: Tape) -> None:
             at = ready.time_ns + (step - newest - 1) * 1000 + done
             data = {"seconds": {"forward": 1e-7}} if done else {}
             tape.add(row, actor=actor, generation=ready.generation, time_ns=at, data=data)
+    first = tape.find(Kind.STATE_READY, generation=ready.generation, rank=0)[0].actor
+    for kind, after in ((Kind.CHECKPOINT_SAVING, 2), (Kind.CHECKPOINT_COMMITTED, 3)):
+        row = tape.find(kind, step=newest, generation=1)[0]
+        tape.add(row, actor=first, generation=ready.generation, time_ns=ready.time_ns - 1000 + after)
 
 
 def _declare(tape: Tape, step: int, process: str, cause: str, rank: int) -> None:
     """A failure that was none."""
     commit = tape.find(COMMIT, step=step)[0]
-    data = {"failure": 9, "cause": cause, "process": process, "rank": rank, "detail": "still"}
+    data = {"failure": 1, "cause": cause, "process": process, "rank": rank, "detail": "still"}
     tape.rows.append(Row(Kind.FAILURE_DETECTED, ORCHESTRATOR, commit.time_ns, commit.generation, step, data))
 
 
@@ -103,6 +109,11 @@ def _no_log_of_the_last(tape: Tape) -> None:
     """Of the process that was started last, and was never needed."""
     name = tape.find(Kind.PROCESS_READY)[-1].data["process"]
     tape.rows = [row for row in tape.rows if row.actor != name]
+
+
+def _heard_late(tape: Tape) -> None:
+    """That the first generation was ready is written down when the fault is there already."""
+    tape.find(Kind.GENERATION_READY, generation=1)[0].time_ns = the_injection(tape).time_ns + 1
 
 
 def _last(kind: Kind, **data: object) -> Change:
@@ -238,7 +249,7 @@ MUTATIONS = [
     Mutation(
         "the fault came before the steady state",
         "steady",
-        drop(Kind.GENERATION_READY, generation=1),
+        _heard_late,
         steady_state=OPEN,
     ),
 ]

@@ -86,6 +86,14 @@ class PrivateEngine:
             self.process.wait(timeout=END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._unmount()
+
+    def _unmount(self) -> None:
+        """Undo what it leaves mounted once it was killed: its folder, mounted on itself."""
+        below = f"{self.place}/"
+        points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for point in sorted((each for each in points if each.startswith(below)), reverse=True):
+            subprocess.run(["umount", "--lazy", point], timeout=END_LIMIT_S, check=False)
 
 
 def cannot_start() -> str:

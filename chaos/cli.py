@@ -18,6 +18,7 @@ import click
 from chaos import errors
 from chaos.commands import all_commands
 from chaos.commands._program import run_as_process
+from chaos.commands._say import say
 from chaos.commands.gate import check_choices, conclude, gate_options
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
         try:
             loaded = _load(path, {"sets": sets})
         except errors.ScenarioError as error:
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
             code = error.exit_code
             continue
         _warn(loaded, quiet)
         if not quiet:
             cells = f"{len(loaded.cells)} cell{'s' if len(loaded.cells) != 1 else ''}"
-            click.echo(f"{path}: valid, {cells}")
+            say(f"{path}: valid, {cells}")
     return code
 
 
@@ -146,11 +147,11 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     if sbatch:
         from harness.slurm.script import script_of
 
-        click.echo(script_of(planned, scenario, choices), nl=False)
+        say(script_of(planned, scenario, choices), nl=False)
     elif form == "json":
-        click.echo(json.dumps(planview.as_json(planned), indent=2))
+        say(json.dumps(planview.as_json(planned), indent=2))
     else:
-        click.echo(planview.as_text(planned))
+        say(planview.as_text(planned))
         _warn(loaded, quiet=False)
     return errors.EXIT_PASS
 
@@ -164,7 +165,7 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     from chaos import listing
 
     found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
-    click.echo(
+    say(
         json.dumps(listing.as_json(found), indent=2)
         if form == "json"
         else listing.as_text(found, verbose=verbose)
@@ -194,7 +195,7 @@ def report(run: Path, quiet: bool) -> int:
     directory, results = _judged(run)
     for path in render_all(directory, results):
         if not quiet:
-            click.echo(str(path))
+            say(str(path))
     return errors.EXIT_PASS
 
 
@@ -216,12 +217,12 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
         raise click.UsageError("name a RUN or say --all, not both")
     healed = healing.heal_everything(runs) if run is None else healing.heal_named(run)
     if form == "json":
-        click.echo(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
+        say(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
     elif not healed and not quiet:
-        click.echo("nothing to heal")
+        say("nothing to heal")
     for one in healed if form == "text" else ():
         if not quiet or one.state == "left":
-            click.echo("\n".join(one.lines))
+            say("\n".join(one.lines))
     return healing.exit_code(healed)
 
 
@@ -234,7 +235,7 @@ def ps(runs: Path, form: str) -> int:
 
     found = live.listing(runs)
     rows = [one.model_dump(mode="json") for one in found]
-    click.echo(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
+    say(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
     return errors.EXIT_PASS
 
 
@@ -243,7 +244,7 @@ def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
     from chaos.schema import scenario_schema
 
-    click.echo(json.dumps(scenario_schema(build_catalogue()), indent=2))
+    say(json.dumps(scenario_schema(build_catalogue()), indent=2))
     return errors.EXIT_PASS
 
 
@@ -289,19 +290,19 @@ def invoke(argv: Sequence[str]) -> int:
         error.show()
         return errors.EXIT_USAGE
     except errors.ChaosError as error:
-        click.echo(str(error), err=True)
+        say(str(error), err=True)
         return error.exit_code
     except (OSError, SystemExit) as error:
         # click ends with 1 when standard output is closed, and 1 means "an SLA failed" here.
-        click.echo(f"cannot write the output: {error}", err=True)
+        say(f"cannot write the output: {error}", err=True)
         return errors.EXIT_HARNESS
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         return errors.EXIT_INTERRUPTED
     except Exception:
         # Python would exit with 1, which means "an SLA failed" here.
         traceback.print_exc()
-        click.echo("this is a defect of chaos itself; please report it with the lines above", err=True)
+        say("this is a defect of chaos itself; please report it with the lines above", err=True)
         return errors.EXIT_HARNESS
 
 
@@ -325,12 +326,12 @@ def _heal_before(runs: Path) -> None:
 
     for one in heal_all(runs):
         if one.state in ("healed", "left"):
-            click.echo("\n".join(one.lines), err=True)
+            say("\n".join(one.lines), err=True)
 
 
 def _warn(loaded: LoadedScenario, quiet: bool) -> None:
     for warning in () if quiet else loaded.warnings:
-        click.echo(warning, err=True)
+        say(warning, err=True)
 
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
@@ -351,17 +352,17 @@ def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, 
     from reports._text import summary
 
     if form == "json":
-        click.echo(results.model_dump_json(indent=2))
+        say(results.model_dump_json(indent=2))
         return
     text = summary(results, directory)
     if quiet:
         line = text.split("\n", 1)[0]
         text = line if not results.exit_code or results.reason in line else f"{line}\n{results.reason}"
-    click.echo(text)
+    say(text)
     for cell in results.cells if verbose else ():
-        click.echo(f"invariants of {cell.id}")
+        say(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():
-            click.echo(f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip())
+            say(f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip())
 
 
 def _entries(kind: str) -> list[Entry]:

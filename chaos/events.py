@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from chaos import disk
 from chaos.clocks import Clocks
 from chaos.errors import DISK_TAKES_NOTHING, LogError
+from chaos.files import open_regular
 from chaos.holes import MAX_LINE_BYTES, extent, skip_hole
 from chaos.kinds import REQUIRED, Kind
 
@@ -274,7 +275,14 @@ class Log:
 def read_actor(path: Path) -> ActorLog:
     """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted. One that
     holds more than MAX_LOG_BYTES is not read at all."""
-    with open(path, "rb") as stream:
+    try:
+        stream = open_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        problem = f"{path.name}: cannot be read: {error.strerror}"
+        return ActorLog(actor=path.stem, events=(), problems=(problem,), ended=False, unread=True)
+    with stream:
         start, held = extent(stream)
         if held > MAX_LOG_BYTES:
             most = f"{MAX_LOG_BYTES / 1e6:.0f} MB"

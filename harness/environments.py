@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from chaos import plugins
 from chaos.errors import ScenarioError
+from chaos.files import read_model
 from chaos.sla import nearest
 from harness.stack import ROOT, Requirements, Settings, Stack
 from harness.tuned import stack_of
@@ -191,8 +192,8 @@ def unfit(requirements: Requirements, version: tuple[int, int] = sys.version_inf
 def read_mark(directory: Path) -> Ready | None:
     """None when there is none that can be read."""
     try:
-        return Ready.model_validate_json((directory / MARK).read_bytes())
-    except (OSError, ValidationError):
+        return read_model(directory / MARK, Ready)
+    except (OSError, ValueError):
         return None
 
 

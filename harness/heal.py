@@ -6,6 +6,7 @@ taken away from under a process; then the rest, the newest first.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, NoRun
+from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError, NoRun
 from harness import live
 from harness.ledger import Entry, Ledger, read_open
 from harness.rundir import RunDirectory
@@ -56,7 +57,7 @@ def guarded(run: RunDirectory) -> Iterator[Ledger]:
             holder = stack.enter_context(live.holding(run))
             ledger = Ledger(run.ledger)
             ledger.will(KillMarked(marker=holder.marker, since=holder.start_time))
-            ledger.will(FreeShm(run=run.root, since_ns=holder.since_ns))
+            ledger.will(FreeShm(run=run.root.absolute(), since_ns=holder.since_ns))
         except InfrastructureError:
             shutil.rmtree(run.root, ignore_errors=True)  # nothing was begun
             raise
@@ -69,7 +70,11 @@ def guarded(run: RunDirectory) -> Iterator[Ledger]:
 def finish(run: RunDirectory, *, limit_s: float = float("inf")) -> tuple[Outcome, ...]:
     """Undo what is open in a run's ledger; when nothing is left, the run is over. ``limit_s``: begin no undo later
     than that; what is not begun is left to ``chaos heal``."""
-    outcomes = _undo(run, read_open(run.ledger), time.monotonic() + limit_s)
+    try:
+        entries = read_open(run.ledger)
+    except LogError as error:
+        return (failed(f"{error.message}: nothing was undone"),)
+    outcomes = _undo(run, entries, time.monotonic() + limit_s)
     if all(outcome.ok for outcome in outcomes):
         live.release(run)
     return outcomes
@@ -77,7 +82,12 @@ def finish(run: RunDirectory, *, limit_s: float = float("inf")) -> tuple[Outcome
 
 def heal(run: RunDirectory) -> Healed:
     """Heal one run, unless its harness is alive; a run that is over needs nothing."""
-    holder = live.read_holder(run)
+    try:
+        holder = live.read_holder(run)
+    except OSError as error:
+        return _refused(run, error)
+    if holder is None and live.locked(run):
+        return Healed(run=run.root, state="alive", note="its harness is alive: not touched")
     if holder is not None and not holder.here:
         if live.locked(run):
             return Healed(
@@ -94,9 +104,7 @@ def heal(run: RunDirectory) -> Healed:
         try:
             outcomes = finish(run)
         except OSError as error:
-            return Healed(
-                run=run.root, state="left", note=f"it cannot be healed by this user: {error.strerror}"
-            )
+            return _refused(run, error)
     gone = f"its harness (process {holder.pid}) is gone" if holder else "its harness is gone"
     left = not all(outcome.ok for outcome in outcomes)
     return Healed(run=run.root, state="left" if left else "healed", note=gone, outcomes=outcomes)
@@ -125,12 +133,24 @@ def heal_named(path: Path) -> list[Healed]:
     run = RunDirectory(path.resolve())
     if not any(file.exists() for file in (run.ledger, run.resolved, run.root / live.FILE)):
         raise NoRun(f"{path} is not a run directory", hint="runs lie in runs/<scenario>/<time>-<seed>")
-    return [heal(run)] if (run.root / live.FILE).exists() or read_open(run.ledger) else []
+    return [heal(run)] if os.path.lexists(run.root / live.FILE) or _is_open(run) else []
 
 
 def exit_code(healed: list[Healed]) -> int:
     """0 when nothing is left, 5 when something is."""
     return EXIT_UNSAFE if any(one.state == "left" for one in healed) else EXIT_PASS
+
+
+def _refused(run: RunDirectory, error: OSError) -> Healed:
+    return Healed(run=run.root, state="left", note=f"it cannot be healed by this user: {error.strerror}")
+
+
+def _is_open(run: RunDirectory) -> bool:
+    """Whether something is to be undone, or may be."""
+    try:
+        return bool(read_open(run.ledger))
+    except LogError:
+        return True
 
 
 def _undo(run: RunDirectory, entries: list[Entry], deadline: float) -> tuple[Outcome, ...]:
@@ -144,7 +164,7 @@ def _undo(run: RunDirectory, entries: list[Entry], deadline: float) -> tuple[Out
         elif entry.undo is None:
             outcome = failed(f"record {entry.id} is not known to this version of chaos")
         else:
-            outcome = entry.undo.undo()
+            outcome = entry.undo.undo_of(run.root)
         outcomes.append(outcome)
         if outcome.ok:
             ledger.undone(entry.id, outcome.text)

@@ -12,13 +12,20 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.errors import InfrastructureError
+from chaos.errors import InfrastructureError, LogError
+from chaos.files import open_regular, parse_json, reason
 from harness.undo import AnyUndo, Undo
+
+MAX_BYTES = 1 << 30
+MAX_LINE_BYTES = 1 << 20
+MOST_OPEN = 100_000
+LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,8 @@ class Ledger:
     def _append(self, record: Mapping[str, Any], *, durable: bool) -> None:
         line = json.dumps({"wall_ns": time.time_ns(), **record}, separators=(",", ":")).encode() + b"\n"
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(self._path, flags, 0o644)
             try:
                 line = _after_torn(fd) + line
                 if os.write(fd, line) != len(line):
@@ -89,24 +97,34 @@ class Ledger:
 def read_open(path: Path) -> list[Entry]:
     """What a ledger says is not undone yet, the oldest first; nothing when there is no ledger.
 
-    A torn line is skipped: its writer died, or was refused, before it acted.
+    A torn line is skipped: its writer died, or was refused, before it acted. Raises LogError for what can be no ledger
+    of ours: nobody knows then what is to be undone.
     """
     entries: dict[str, Entry] = {}
     for line in _lines(path):
         if "will" in line:
             about = {key: value for key, value in line.items() if key not in ("will", "undo", "wall_ns")}
-            entries[line["will"]] = Entry(id=line["will"], undo=_parse(line.get("undo")), about=about)
+            name = _name(line["will"])
+            entries[name] = Entry(id=name, undo=_parse(line.get("undo")), about=about)
+            if len(entries) > MOST_OPEN:
+                raise LogError(f"{path} cannot be read: more than {MOST_OPEN} records in it are open")
         elif "undone" in line:
-            entries.pop(line["undone"], None)
-        elif line.get("failed") in entries:
-            old = entries[line["failed"]]
+            entries.pop(_name(line["undone"]), None)
+        elif "failed" in line and (old := entries.get(_name(line["failed"]))):
             entries[old.id] = Entry(
                 id=old.id, undo=old.undo, about=old.about, problem=str(line.get("why", ""))
             )
     return list(entries.values())
 
 
+def _name(found: object) -> str:
+    """Of a record; of another version it may be anything."""
+    return (found if isinstance(found, str) else repr(found))[:LONGEST_NAME]
+
+
 def _parse(record: object) -> Undo | None:
+    if not isinstance(record, dict) or not record.get("boot_id"):
+        return None  # of an unknown boot: process ids in it may mean anything
     try:
         found: Undo = TypeAdapter(AnyUndo).validate_python(record)
     except ValidationError:
@@ -116,16 +134,19 @@ def _parse(record: object) -> Undo | None:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        text = path.read_bytes().decode(errors="replace")
+        stream = open_regular(path, most=MAX_BYTES)
     except FileNotFoundError:
         return
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    except OSError as error:
+        raise LogError(f"{path} cannot be read: {reason(error)}") from error
+    with stream:
+        for line in iter(partial(stream.readline, MAX_LINE_BYTES), b""):
+            try:
+                record = parse_json(line, halves=True)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
 
 
 def _after_torn(fd: int) -> bytes:

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import InfrastructureError
+from chaos.files import read_model
 from harness import processes
 from harness.rundir import RunDirectory
 from harness.undo import MARKER
@@ -31,13 +32,13 @@ class Holder(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    pid: int
+    pid: int = Field(gt=0, lt=2**31)
     start_time: int
     boot_id: str
     host: str
     pid_namespace: str
-    marker: str
-    since_ns: int
+    marker: str = Field(min_length=8)
+    since_ns: int = Field(ge=0, lt=2**63)
 
     @classmethod
     def me(cls, marker: str) -> Holder:
@@ -99,11 +100,13 @@ def release(run: RunDirectory) -> None:
 
 
 def read_holder(run: RunDirectory) -> Holder | None:
-    """Who holds a run; None when it is over, or when its harness was killed while it wrote the file, which it does
-    before anything else."""
+    """Who holds a run; None when it is over, or when its file says nothing, as of a harness that was killed
+    while it wrote it, before anything else. Raises PermissionError."""
     try:
-        return Holder.model_validate_json((run.root / FILE).read_bytes())
-    except (FileNotFoundError, ValidationError):
+        return read_model(run.root / FILE, Holder)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
         return None
 
 
@@ -132,7 +135,7 @@ def healing(run: RunDirectory) -> Iterator[bool]:
 def locked(run: RunDirectory) -> bool:
     """Whether some process of this machine, in whatever namespace, holds the run's file."""
     try:
-        fd = os.open(run.root / FILE, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(run.root / FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

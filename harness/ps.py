@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from chaos.errors import InfrastructureError, LogError
 from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.files import open_regular
 from harness import live, processes
 from harness.containers.undo import RemoveContainers
 from harness.ledger import read_open
@@ -18,6 +20,7 @@ from harness.rundir import RunDirectory
 from harness.undo import KillMarked
 
 TAIL_BYTES = 1 << 16
+WHOLE_BYTES = 32 << 20
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -73,7 +76,10 @@ def as_text(found: list[Run], runs: Path) -> str:
 
 
 def _look(run: RunDirectory) -> Run | None:
-    holder = live.read_holder(run)
+    try:
+        holder = live.read_holder(run)
+    except OSError:  # of another user
+        return None
     if holder is None:
         return None
     state: Literal["live", "dead", "elsewhere"] = "live" if holder.alive else "dead"
@@ -116,13 +122,20 @@ def _on(row: Process) -> str:
 
 
 def _to_undo(run: RunDirectory) -> tuple[str, ...]:
-    left = [e for e in read_open(run.ledger) if e.undo is None or not e.undo.idle()]
+    try:
+        left = [e for e in read_open(run.ledger) if e.undo is None or not e.undo.idle()]
+    except LogError as error:
+        return (f"not known: {error.message}",)
     return tuple(e.undo.intent() if e.undo else f"record {e.id}, of another version" for e in left)
 
 
 def _containers(run: RunDirectory) -> tuple[str, ...]:
     found: list[str] = []
-    for entry in read_open(run.ledger):
+    try:
+        entries = read_open(run.ledger)
+    except LogError:
+        return ()  # said where what is to be undone is
+    for entry in entries:
         if isinstance(entry.undo, RemoveContainers):
             try:
                 found += entry.undo.living()
@@ -166,11 +179,13 @@ def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], i
     step = 0
     for path in sorted(run.events(arm).glob("*.jsonl")) if arm else ():
         for event in _events(path, whole=path.stem == ORCHESTRATOR):
-            if event.kind is Kind.PROCESS_SPAWNED:
-                names[event.data["pid"]] = event.data["process"]
-                nodes[event.data["process"]] = event.data.get("node") or 0
-            elif event.kind is Kind.GENERATION_STARTED:
-                members = list(event.data["members"])
+            data = event.data
+            if event.kind is Kind.PROCESS_SPAWNED and isinstance(data["pid"], int):
+                node = data.get("node")
+                names[data["pid"]] = str(data["process"])
+                nodes[str(data["process"])] = node if isinstance(node, int) else 0
+            elif event.kind is Kind.GENERATION_STARTED and isinstance(data["members"], list):
+                members = [str(member) for member in data["members"]]
             elif event.kind in (Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
                 step = max(step, event.step or 0)
     return names, members, step, nodes if len(set(nodes.values())) > 1 else {}
@@ -178,10 +193,13 @@ def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], i
 
 def _events(path: Path, *, whole: bool) -> list[Event]:
     """The last events of a log that is being written; lines that are not whole are left out."""
-    with path.open("rb") as stream:
-        if not whole:
-            stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = stream.read().decode(errors="replace").split("\n")
+    try:
+        with open_regular(path) as stream:
+            read = WHOLE_BYTES if whole else TAIL_BYTES
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - read))
+            lines = stream.read(read).decode(errors="replace").split("\n")
+    except OSError:
+        return []
     found = []
     for line in lines:
         try:

@@ -14,11 +14,17 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.composer import Composer
+from ruamel.yaml.events import AliasEvent
 
 from chaos.errors import InfrastructureError, LogError, NoRun
+from chaos.files import is_part, read_bytes, reason
 from chaos.scenario import ResolvedRun
+
+MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB of it
 
 
 def arm_id(cell: str, repeat: int, arm: str) -> str:
@@ -54,15 +60,15 @@ class RunDirectory:
 
     def events(self, arm: str) -> Path:
         """Event logs of one arm."""
-        return self.root / "events" / arm
+        return self.root / "events" / _inside(arm)
 
     def logs(self, arm: str) -> Path:
         """Standard output and error of one arm's processes."""
-        return self.root / "logs" / arm
+        return self.root / "logs" / _inside(arm)
 
     def checkpoints(self, arm: str) -> Path:
         """Checkpoints of one arm."""
-        return self.root / "checkpoints" / arm
+        return self.root / "checkpoints" / _inside(arm)
 
     def arms(self) -> list[str]:
         """Names of the arms that left events."""
@@ -127,9 +133,31 @@ def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
 def read_resolved(run: RunDirectory) -> ResolvedRun:
     """Read it back. Raises LogError when it is damaged."""
     try:
-        return ResolvedRun.model_validate(YAML(typ="safe", pure=True).load(run.resolved))
-    except (ValueError, YAMLError, OSError) as error:
-        raise LogError(f"{run.resolved} is damaged: {error}") from error
+        return ResolvedRun.model_validate(_plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES)))
+    except (ValueError, YAMLError, OSError, RecursionError, TypeError, LookupError) as error:
+        raise LogError(f"{run.resolved} is damaged: {reason(error)}") from error
+
+
+class _NoAlias(Composer):
+    """Each alias may stand for as much as the text before it, and a few lines of them for more than any memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As the other; raises YAMLError for an alias."""
+        if self.parser.check_event(AliasEvent):
+            raise YAMLError("it has an alias, which no run writes")
+        return super().compose_node(parent, index)
+
+
+def _plain_yaml(data: bytes) -> Any:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _NoAlias
+    return yaml.load(data.decode())
+
+
+def _inside(arm: str) -> str:
+    if not is_part(arm):
+        raise LogError(f"{arm[:120]!r} is no name of an arm: it leads out of the run directory")
+    return arm
 
 
 def _mkdir(path: Path) -> None:

@@ -154,7 +154,9 @@ def _play(
                 continue  # nothing was seen of its command, and nothing will be
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
-            checkpoints = ledger.will(RemoveTree(path=run.checkpoints(name), inside=run.root), arm=name)
+            checkpoints = ledger.will(
+                RemoveTree(path=run.checkpoints(name).absolute(), inside=run.root.absolute()), arm=name
+            )
             run.make_arm(name)
             setup = ArmSetup(
                 id=name,

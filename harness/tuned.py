@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, PlainSerializer
 
 from chaos.errors import InfrastructureError, LogError
+from chaos.files import read_model, reason
 from harness.results import Model
 from harness.stack import Settings, Stack, Value
 
@@ -67,11 +68,13 @@ def recorded(name: str, directory: Path = DIRECTORY) -> Sweep | None:
     """The sweep of a stack; None when there is none. Raises LogError when its file is damaged."""
     path = directory / f"{name}.json"
     try:
-        return Sweep.model_validate_json(path.read_bytes())
+        return read_model(path, Sweep, follow=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise LogError(f"{path} is damaged: {error}", hint="restore it, or sweep again: --tune") from error
+    except (OSError, ValueError) as error:
+        raise LogError(
+            f"{path} is damaged: {reason(error)}", hint="restore it, or sweep again: --tune"
+        ) from error
 
 
 def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:

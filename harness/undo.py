@@ -21,7 +21,7 @@ from pydantic import Field
 from harness import processes
 from harness.containers.undo import RemoveContainers, RemoveNetworks
 from harness.slurm.undo import CancelSteps
-from harness.undoing import Outcome, Undo, done, failed, mounts, nothing
+from harness.undoing import Outcome, Undo, control_groups, done, failed, mounts, nothing, outside
 
 MARKER = "CHAOS_RUN"
 KILL_LIMIT_S = 5.0
@@ -36,7 +36,7 @@ class KillProcess(Undo):
 
     ends_processes: ClassVar[bool] = True
     do: Literal["kill-process"] = "kill-process"
-    pid: int = Field(gt=1)
+    pid: int = Field(gt=1, lt=2**31)
     start_time: int
     name: str = ""
 
@@ -70,7 +70,7 @@ class KillSession(Undo):
 
     ends_processes: ClassVar[bool] = True
     do: Literal["kill-session"] = "kill-session"
-    sid: int = Field(gt=1)
+    sid: int = Field(gt=1, lt=2**31)
     start_time: int
     marker: str = ""
     name: str = ""
@@ -97,7 +97,7 @@ class KillSession(Undo):
         return _kill_all(self._members, _who(self.sid, self.name))
 
     def _members(self) -> list[tuple[int, int]]:
-        led = processes.start_time(self.sid) == self.start_time
+        led = bool(self.start_time) and processes.start_time(self.sid) == self.start_time  # 0: it is gone
         found = [(pid, processes.start_time(pid)) for pid in processes.in_sessions({self.sid})]
         entry = f"{MARKER}={self.marker}"
         return [
@@ -150,6 +150,10 @@ class Unmount(Undo):
         """For people."""
         return f"unmount {self.path}"
 
+    def stray(self, run: Path) -> str:
+        """As the other: a run mounts in its own directory."""
+        return outside(self.path, run)
+
     def _undo(self) -> Outcome:
         libc = ctypes.CDLL(None, use_errno=True)
         did = False
@@ -180,7 +184,8 @@ class RemoveCgroup(Undo):
         return f"remove the control group {self.path}"
 
     def _undo(self) -> Outcome:
-        if not self.path.name.startswith("chaos-") or "cgroup" not in self.path.parts:
+        above = [str(place) for place in self.path.resolve().parents if os.path.ismount(place)]
+        if not self.path.name.startswith("chaos-") or not above or above[0] not in control_groups():
             return failed(f"{self.path} is no control group of a run: left alone")
         if not self.path.is_dir():
             return nothing(f"the control group {self.path} is gone")
@@ -210,6 +215,10 @@ class RemoveTree(Undo):
     def intent(self) -> str:
         """For people."""
         return f"remove {self.path}"
+
+    def stray(self, run: Path) -> str:
+        """As the other: what a run owns is its directory, whatever the record calls so."""
+        return outside(self.inside, run) or outside(self.path, run)
 
     def _undo(self) -> Outcome:
         place, own = self.path.parent.resolve() / self.path.name, self.inside.resolve()
@@ -262,6 +271,10 @@ class FreeShm(Undo):
     def intent(self) -> str:
         """For people."""
         return "free shared memory"
+
+    def stray(self, run: Path) -> str:
+        """As the other."""
+        return outside(self.run, run)
 
     def _undo(self) -> Outcome:
         freed, left = processes.free_shared_memory(self.since_ns, self._until_ns())

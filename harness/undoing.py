@@ -49,6 +49,21 @@ class Undo(BaseModel):
     ends_processes: ClassVar[bool] = False
     boot_id: str = Field(default_factory=processes.boot_id)
 
+    def undo_of(self, run: Path) -> Outcome:
+        """Undo it, if it can be of the run in that directory: its ledger may have been written by anybody. Idempotent,
+        bounded, and never an exception."""
+        if not self.outlives_boot and self.boot_id != processes.boot_id():
+            return self.undo()
+        try:
+            stray = self.stray(run.resolve())
+        except (OSError, ValueError, RuntimeError) as error:  # the last: links that lead in a circle
+            stray = str(error)
+        return failed(f"{stray}: left alone") if stray else self.undo()
+
+    def stray(self, run: Path) -> str:
+        """Why it cannot be a record of that run, whose directory is given without links; empty: it can."""
+        return ""
+
     def undo(self) -> Outcome:
         """Undo it; idempotent, bounded, and never an exception."""
         if not self.outlives_boot and self.boot_id != processes.boot_id():
@@ -57,6 +72,8 @@ class Undo(BaseModel):
             return self._undo()
         except OSError as error:
             return failed(f"could not {self.intent()}: {error.strerror or error}")
+        except (ValueError, RuntimeError) as error:  # a null character in a path; links that lead in a circle
+            return failed(f"could not {self.intent()}: {error}")
         except subprocess.TimeoutExpired:
             return failed(f"could not {self.intent()}: tc does not answer")
 
@@ -72,12 +89,31 @@ class Undo(BaseModel):
     def _undo(self) -> Outcome: ...
 
 
+def outside(path: Path, run: Path) -> str:
+    """Why a path is not that of a run's directory or of something in it; empty: it is. The last part of a path is not
+    followed where it is a link, since it is the link that would go."""
+    if not path.is_absolute() or path.name == "..":
+        return f"{path} may be anywhere"
+    place = path.parent.resolve() / path.name
+    return "" if run == place or run in place.parents else f"{path} is not inside {run}"
+
+
 def mounts() -> list[tuple[str, str]]:
     """(place, source) of everything mounted here, the newest last."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
         found.append((_unescape(head.split()[4]), _unescape(tail.split()[1])))
+    return found
+
+
+def control_groups() -> set[str]:
+    """Where the control groups of this machine are mounted, which are no files of anybody's."""
+    found = set()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        if tail.split()[0] in ("cgroup", "cgroup2"):
+            found.add(_unescape(head.split()[4]))
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from chaos.files import write_whole
 from harness.results import Results
 from harness.rundir import RunDirectory
 from reports import _plots, _tables
@@ -31,7 +32,7 @@ def render(run: RunDirectory, results: Results) -> Path:
     )
     page = environment.get_template("report.html.j2").render(_context(run, results))
     path = run.root / "report.html"
-    path.write_text(visible(page), encoding="utf-8", errors="replace")
+    write_whole(path, visible(page))
     return path
 
 

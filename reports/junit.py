@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from chaos.files import replacing
 from harness.judging.measure import METRICS
 from harness.results import Finding, Incident, Results, SlaResult, Verdict
 from harness.rundir import RunDirectory
@@ -41,7 +42,8 @@ def write(run: RunDirectory, results: Results, path: Path) -> Path:
     """Write the file for results as they are given, such as those a gate has judged; returns ``path``."""
     tree = ET.ElementTree(_suites(run, results))
     ET.indent(tree)
-    tree.write(path, encoding="utf-8", xml_declaration=True)
+    with replacing(path) as stream:
+        tree.write(stream, encoding="utf-8", xml_declaration=True)
     return path
 
 

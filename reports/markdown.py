@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from chaos.files import write_whole
 from harness.results import Results
 from harness.rundir import RunDirectory
 from reports import _metrics
@@ -36,7 +37,7 @@ def render(run: RunDirectory, results: Results) -> Path:
 def write(run: RunDirectory, results: Results, path: Path, notes: Sequence[str] = ()) -> Path:
     """Write the summary of results as they are given, such as those a gate has judged; returns ``path``. ``notes``: on
     how they were judged."""
-    path.write_text(_bounded(_lines(run, results, notes)), encoding="utf-8", errors="replace")
+    write_whole(path, _bounded(_lines(run, results, notes)))
     return path
 
 

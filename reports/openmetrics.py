@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from chaos.files import write_whole
 from harness.judging.measure import METRICS
 from harness.results import Results
 from harness.rundir import RunDirectory
@@ -40,9 +41,7 @@ class Family:
 def render(run: RunDirectory, results: Results) -> Path:
     """Write ``metrics.prom``, whole or not at all, and return its path."""
     path = run.root / "metrics.prom"
-    temporary = path.with_suffix(".prom.tmp")  # a collector may look at any moment
-    temporary.write_text(text_of(families(results)), encoding="utf-8", errors="replace", newline="\n")
-    temporary.replace(path)
+    write_whole(path, text_of(families(results)))  # a collector may look at any moment
     return path
 
 

@@ -11,11 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from chaos.errors import LogError
 from chaos.events import ORCHESTRATOR, Event, Kind, Log, read_log
+from chaos.files import replacing
 from harness.judging.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
@@ -44,7 +46,7 @@ def render(run: RunDirectory, results: Results) -> Path:
     """Write ``trace.json`` and return its path. An arm without a log shows only its recovery phases."""
     path = run.root / "trace.json"
     left = MAX_STEP_EVENTS
-    with path.open("w", encoding="utf-8") as out:
+    with replacing(path) as stream, TextIOWrapper(stream, encoding="utf-8") as out:
         out.write('{"displayTimeUnit":"ms","traceEvents":[')
         separator = "\n"
         for pid, arm in enumerate(results.arms, start=1):

@@ -84,6 +84,13 @@ class Trap:
         return counted
 
 
+@pytest.fixture(autouse=True)
+def a_world_beside_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world stands for the machine, of which records name anything; in place of processes and mounts it has
+    directories, which a run has only in its own."""
+    monkeypatch.setattr(RemoveTree, "stray", lambda record, run: "")
+
+
 def make_world(world: Path) -> None:
     """Have simulated processes and stops leave something on disk, written down before it is made."""
     spawn, wait, signal_process, aim_at = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-import click
-
 from chaos import errors
+from chaos.commands._say import say
 
 ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
 """Commands that leave files, or whose exit code is the answer: they do not need anybody to read along."""
@@ -28,5 +27,5 @@ def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) 
     code, lost = invoke(argv), lost_output()
     if lost is None:
         return code
-    click.echo(f"cannot write the output: {lost}", err=True)
+    say(f"cannot write the output: {lost}", err=True)
     return errors.EXIT_HARNESS if code == errors.EXIT_PASS and not ANSWER_BY_CODE & set(argv) else code

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos import errors
+from chaos.commands._say import say
 
 if TYPE_CHECKING:
     from harness.compare.directory import Directory, Plan
@@ -144,7 +145,7 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
 def _pack(directory: Directory, target: Path) -> None:
     from harness.compare.archive import pack
 
-    click.echo(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")
+    say(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
@@ -169,7 +170,7 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
         player.check()
         directory.write_plan(plan)
         if not options["quiet"]:
-            click.echo(_announced(directory, plan))
+            say(_announced(directory, plan))
         return _played(player, options)
 
 
@@ -181,14 +182,14 @@ def _played(player: Player, options: dict[str, Any]) -> int:
     directory = player.directory
     for one in heal_all(directory.runs):
         if one.state in ("healed", "left"):
-            click.echo("\n".join(one.lines), err=True)
+            say("\n".join(one.lines), err=True)
     shown = _Shown(directory=directory, plan=player.plan, quiet=options["quiet"])
     try:
         code = player.play(shown)
     except KeyboardInterrupt:
         code = errors.EXIT_INTERRUPTED
     except errors.ChaosError as error:
-        click.echo(str(error), err=True)
+        say(str(error), err=True)
         code = error.exit_code
     if directory.played():
         _written(gather(directory), directory.root, quiet=options["quiet"])
@@ -196,7 +197,7 @@ def _played(player: Player, options: dict[str, Any]) -> int:
         _finished(player, options)
     else:
         how = f"chaos compare --resume --name {player.plan.name} --runs {options['runs']}"
-        click.echo(f"not everything was played; to go on with exactly what is missing:\n  {how}", err=True)
+        say(f"not everything was played; to go on with exactly what is missing:\n  {how}", err=True)
     return code
 
 
@@ -212,7 +213,7 @@ def _finished(player: Player, options: dict[str, Any]) -> None:
 
         kind = environments.find(player.plan.tune)
         sweep = sweep_of(player.plan, gather(player.directory).trials, kind, now())
-        click.echo(f"{tuned.write(sweep)}: {', '.join(f'{k} = {v}' for k, v in sweep.best.items())}")
+        say(f"{tuned.write(sweep)}: {', '.join(f'{k} = {v}' for k, v in sweep.best.items())}")
 
 
 @dataclass(kw_only=True)
@@ -230,7 +231,7 @@ class _Shown:
         words = [f"[{step.number}/{step.total}]", played.arm.label, "·", played.arm.family or "no fault"]
         words += [f"· seed {played.arm.seed}:", self._told(step)]
         words += [f"· {_duration(step.left_s)} left"] if step.number < step.total else []
-        click.echo(" ".join(words))
+        say(" ".join(words))
 
     def _told(self, step: Step) -> str:
         from harness.compare.gather import seen_of
@@ -317,7 +318,7 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
             directory=Directory(Path(away)), plan=prepared.plan, entrants=prepared.entrants,
             families=prepared.families, pythons=prepared.pythons, catalogue=catalogue,
         ).check()  # fmt: skip
-    click.echo(_announced(directory, prepared.plan))
+    say(_announced(directory, prepared.plan))
     return errors.EXIT_PASS
 
 
@@ -361,7 +362,7 @@ def _written(made: Any, target: Path, *, quiet: bool) -> int:
     from reports._compare import write_all
 
     for caution in made.cautions:
-        click.echo(f"not alike: {caution}", err=True)
+        say(f"not alike: {caution}", err=True)
     try:
         target.mkdir(parents=True, exist_ok=True)
         paths = write_all(made, target)
@@ -370,7 +371,7 @@ def _written(made: Any, target: Path, *, quiet: bool) -> int:
             f"cannot write the report to {target}: {error.strerror}", hint="free disk space"
         ) from error
     for path in paths if not quiet else ():
-        click.echo(str(path))
+        say(str(path))
     return errors.EXIT_PASS
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from chaos import errors
+from chaos.commands._say import say
 
 _PATH: click.Path = click.Path(path_type=Path)
 
@@ -30,12 +31,12 @@ def doctor(runs: Path, form: str) -> int:
     findings = examine(runs)
     broken = any(one.state == "broken" for one in findings)
     if form == "json":
-        click.echo(json.dumps([asdict(one) for one in findings], indent=2))
+        say(json.dumps([asdict(one) for one in findings], indent=2))
         return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
     width = max(len(one.name) for one in findings)
     for one in findings:
         todo = f" -> {one.todo}" if one.todo else ""
-        click.echo(f"{one.state:7}  {one.name:{width}}  {one.said}{todo}")
+        say(f"{one.state:7}  {one.name:{width}}  {one.said}{todo}")
     return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
 
 

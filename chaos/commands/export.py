@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chaos import errors
+from chaos.commands._say import say
 
 
 @click.group()
@@ -29,9 +30,9 @@ def otel(run: Path) -> int:
     results = judge(directory)
     found, left_out = _otel.spans(directory, results)
     sent = _otel.export(found, results)
-    click.echo(f"{sent} spans of {len(found)} arms")
+    say(f"{sent} spans of {len(found)} arms")
     for line in left_out:
-        click.echo(f"left out: {line}", err=True)
+        say(f"left out: {line}", err=True)
     return errors.EXIT_PASS
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos import errors
+from chaos.commands._say import say
 
 if TYPE_CHECKING:
     from harness.gating.baseline import Baseline
@@ -142,10 +143,10 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
     from harness.gating.gate import as_text
 
     if form == "json":
-        click.echo(decided.model_dump_json(indent=2), err=err)
+        say(decided.model_dump_json(indent=2), err=err)
         return
     text = as_text(decided, source)
-    click.echo(text.split("\n", 1)[0] if quiet else text, err=err)
+    say(text.split("\n", 1)[0] if quiet else text, err=err)
 
 
 def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
@@ -157,7 +158,7 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
     if not wanted:
         return
     for annotation in _github.remarks(results, os.environ):
-        click.echo(str(annotation), err=True)
+        say(str(annotation), err=True)
     target = os.environ.get("GITHUB_STEP_SUMMARY", "")
     if target and summary.is_file():
         _github.append_summary(summary.read_text(encoding="utf-8"), Path(target))
@@ -244,9 +245,9 @@ def save(run: Path, output: Path | None) -> int:
     found = baseline_of(directory, judge(directory))
     path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
     keep(found, path)
-    click.echo(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells")
+    say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells")
     if found.verdict != "pass":
-        click.echo(f"warning: the run's verdict was {found.verdict}", err=True)
+        say(f"warning: the run's verdict was {found.verdict}", err=True)
     return errors.EXIT_PASS
 
 
@@ -258,7 +259,7 @@ def show(file: Path, form: str) -> int:
     from harness.gating.baseline import load
 
     found = load(file)
-    click.echo(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
+    say(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
     return errors.EXIT_PASS
 
 

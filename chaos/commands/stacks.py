@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos import errors
+from chaos.commands._say import plain, say
 
 if TYPE_CHECKING:
     from harness.environments import Environment
@@ -32,18 +33,16 @@ def list_(form: str) -> int:
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
     if form == "json":
-        click.echo(
-            json.dumps([facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2)
-        )
+        say(json.dumps([facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2))
         return errors.EXIT_PASS
     width = max(len(facts["name"]) for facts, _ in rows)
     missing = [facts["name"] for facts, _ in rows if not facts["ready"]]
     for facts, kind in rows:
         state = "ready" if facts["ready"] else "missing"
         why = "" if facts["ready"] else f" ({facts['why']})"
-        click.echo(f"{facts['name']:{width}}  {state:7}  {kind.title}{why}")
+        say(f"{facts['name']:{width}}  {state:7}  {kind.title}{why}")
     if missing:
-        click.echo(f"to install what is missing: chaos stacks install {' '.join(missing)}")
+        say(f"to install what is missing: chaos stacks install {' '.join(missing)}")
     return errors.EXIT_PASS
 
 
@@ -64,11 +63,11 @@ def install(names: tuple[str, ...], every: bool) -> int:
         try:
             found = _installed(name)
         except errors.ChaosError as error:
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
             code = code or error.exit_code
             continue
         where = f"in {found.directory}" if found.directory else "with chaos itself"
-        click.echo(f"{name}: {'was ready' if before.ready else 'ready'} {where}")
+        say(f"{name}: {'was ready' if before.ready else 'ready'} {where}")
     return code
 
 
@@ -80,7 +79,7 @@ def show(name: str, form: str) -> int:
     from harness import environments
 
     facts = _facts(environments.look(name)) | _about(name)
-    click.echo(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
+    say(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
     return errors.EXIT_PASS
 
 
@@ -96,7 +95,7 @@ def remove(names: tuple[str, ...]) -> int:
         environments.find(name)
     for name in names:
         where = installing.remove(name)
-        click.echo(f"{name}: removed {where}" if where else f"{name}: there is no environment of it")
+        say(f"{name}: removed {where}" if where else f"{name}: there is no environment of it")
     return errors.EXIT_PASS
 
 
@@ -117,10 +116,10 @@ class _Progress:
 
     def __call__(self, line: str) -> None:
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[2K{line[:108]}", err=True, nl=False)
+            click.echo(f"\r\x1b[2K{plain(line[:108])}", err=True, nl=False)
         elif (what := line.partition(" (")[0]) != self._said:
             self._said = what
-            click.echo(what, err=True)
+            say(what, err=True)
 
     @staticmethod
     def clear() -> None:

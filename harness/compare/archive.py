@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import io
 import lzma
-import os
+import shutil
 import socket
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from chaos.errors import InfrastructureError, LogError
+from chaos.files import open_regular, read_bytes, reason, replacing
 from harness import environments
 from harness.compare.directory import Directory
 from harness.stack import ROOT
 
 MOST_BYTES = 2 * 2**30
 MOST_FILES = 100_000
+MOST_OF_ONE = 2**28
+MOST_ABOUT = 2**16
+MOST_PACKED = 2**28
 OF_A_RUN = ("events", "scenario.resolved.yaml", "system.json", "results.json")
 """Of a run directory; the rest is derived from these, or says nothing about the run."""
 
@@ -31,20 +36,22 @@ def pack(directory: Directory, target: Path) -> Path:
     comparison, InfrastructureError when the disk refuses."""
     directory.read_plan()
     replaced = _places(directory)
-    temporary = target.with_suffix(".tmp")
+    files = sorted(_files(directory))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with lzma.open(temporary, "wb", preset=6) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
-            for path in sorted(_files(directory)):
-                data = path.read_bytes()
+        with (
+            replacing(target) as whole,
+            lzma.open(whole, "wb", preset=6) as stream,
+            tarfile.open(fileobj=stream, mode="w") as tar,
+        ):
+            for path in files:
+                data = _read(path)
                 for place, name in replaced:
                     data = data.replace(place, name)
                 entry = tarfile.TarInfo(path.relative_to(directory.root).as_posix())
                 entry.size, entry.mode = len(data), 0o644
                 tar.addfile(entry, io.BytesIO(data))
-        os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InfrastructureError(
             f"cannot write {target}: {error.strerror}", hint="choose another place"
         ) from error
@@ -59,11 +66,22 @@ def _files(directory: Directory) -> Iterator[Path]:
         run = directory.root / played.run
         for name in OF_A_RUN:
             place = run / name
-            yield from (
-                (path for path in place.rglob("*") if path.is_file())
-                if place.is_dir()
-                else ([place] if place.is_file() else [])
-            )
+            yield from (path for path in (place, *place.rglob("*")) if _is_own(path, directory.root))
+
+
+def _is_own(path: Path, root: Path) -> bool:
+    """Whether it is a plain file that lies in the directory itself: nothing that a link leads to is given away."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return root.resolve() in path.resolve().parents
+
+
+def _read(path: Path) -> bytes:
+    """Raises LogError for what no archive is made of."""
+    try:
+        return read_bytes(path, most=MOST_OF_ONE)
+    except OSError as error:
+        raise LogError(f"{path} cannot be packed: {reason(error)}") from error
 
 
 def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
@@ -82,7 +100,11 @@ def unpack(path: Path, into: Path) -> None:
     Raises LogError for a file that is damaged, or that holds anything else."""
     count = total = 0
     try:
-        with lzma.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        with (
+            open_regular(path, follow=True, most=MOST_PACKED) as packed,
+            lzma.open(packed, "rb") as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Entry) as tar,
+        ):
             for entry in tar:
                 count, total = count + 1, total + entry.size
                 if not entry.isfile() or not _below(entry.name):
@@ -94,15 +116,30 @@ def unpack(path: Path, into: Path) -> None:
                 source = tar.extractfile(entry)
                 target = into / entry.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read() if source is not None else b"")
+                with replacing(target) as written:
+                    if source is not None:
+                        shutil.copyfileobj(source, written)
             while stream.read(2**20):  # to the end, where a torn file shows; padding alone is left
                 total += 2**20
                 if total > MOST_BYTES:
                     raise LogError(f"{path} is larger than {MOST_BYTES} bytes")
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, ValueError) as error:
         raise LogError(
-            f"{path} cannot be unpacked: {error}", hint="chaos compare --archive writes one"
+            f"{path} cannot be unpacked: {reason(error)}", hint="chaos compare --archive writes one"
         ) from error
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry of an archive. What says more about the next one (a long name) is read into memory as a whole, whatever
+    its size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """As the other; raises ValueError for such an entry that is too large."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in tarfile.REGULAR_TYPES and found.size > MOST_ABOUT:
+            raise ValueError("what an entry says about another one is too large")
+        return found
 
 
 def _below(name: str) -> bool:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
+from chaos.files import open_regular, parse_model, read_bytes, read_model, reason, write_whole
 from harness import devices, naming, processes
 from harness.compare.plan import Arm
 from harness.results import Model
@@ -163,31 +164,28 @@ class Directory:
 
     def write_plan(self, plan: Plan) -> None:
         """Whole or not at all. Raises InfrastructureError when the disk refuses."""
-        temporary = self.plan.with_suffix(".tmp")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(plan.model_dump(mode="json"), indent=1) + "\n")
-            os.replace(temporary, self.plan)
+            write_whole(self.plan, json.dumps(plan.model_dump(mode="json"), indent=1) + "\n")
         except OSError as error:
             raise _refused(self.plan, error) from error
 
     def read_plan(self) -> Plan:
         """Raises NoRun when there is none, LogError when it is damaged."""
         try:
-            return Plan.model_validate_json(self.plan.read_bytes())
+            return read_model(self.plan, Plan)
         except FileNotFoundError:
             raise NoRun(
                 f"{self.root} is no comparison (no {self.plan.name})", hint="they lie in runs/compare/<name>"
             ) from None
-        except (OSError, ValidationError) as error:
-            raise LogError(f"{self.plan} is damaged: {error}") from error
+        except (OSError, ValueError) as error:
+            raise LogError(f"{self.plan} is damaged: {reason(error)}") from error
 
     def add(self, played: Played) -> None:
         """Note one arm. Raises InfrastructureError when the disk refuses."""
         line = json.dumps(played.model_dump(mode="json"), allow_nan=False) + "\n"
         try:
-            self.trials.touch()
-            with self.trials.open("r+b") as stream:
+            with open_regular(self.trials, flags=os.O_RDWR | os.O_CREAT) as stream:
                 stream.truncate(stream.read().rfind(b"\n") + 1)  # a line that was torn when the power went
                 stream.seek(0, os.SEEK_END)
                 stream.write(line.encode())
@@ -206,15 +204,20 @@ class Directory:
 
     def _lines(self) -> Iterator[Played]:
         try:
-            lines = self.trials.read_text(errors="replace").split("\n")[:-1]
+            lines = read_bytes(self.trials).split(b"\n")[:-1]
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise LogError(f"{self.trials} is damaged: {reason(error)}") from error
         for number, line in enumerate(lines, start=1):
             try:
-                yield Played.model_validate_json(line)
-            except ValidationError as error:
+                one = parse_model(line, Played)
+                if ".." in Path(one.run).parts or Path(one.run).is_absolute() or "\0" in one.run:
+                    raise ValueError("run: it leads out of the comparison")
+                yield one
+            except ValueError as error:
                 raise LogError(
-                    f"{self.trials}:{number} is damaged",
+                    f"{self.trials}:{number} is damaged: {reason(error)}",
                     hint="remove that line: its arm is then played again",
                 ) from error
 

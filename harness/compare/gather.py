@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from chaos.errors import LogError
 from chaos.events import Log, read_log
+from chaos.files import read_model
 from harness import naming
 from harness.compare import rules, summary
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
@@ -270,6 +271,6 @@ def _fidelity(plan: Plan, played: Iterable[Played], directory: Directory) -> lis
 def read_results(run: RunDirectory) -> Results | None:
     """The stored ``results.json``; None when it cannot be read."""
     try:
-        return Results.model_validate_json(run.results.read_bytes())
+        return read_model(run.results, Results)
     except (OSError, ValueError):
         return None

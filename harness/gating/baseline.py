@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from chaos.files import read_json, reason, write_whole
 from chaos.scenario import Cell
 from harness.judging import judge
 from harness.judging.measure import METRICS
@@ -91,13 +91,9 @@ def test_of(cell: Cell) -> dict[str, Any]:
 
 def save(baseline: Baseline, path: Path) -> None:
     """Write it, whole or not at all. Raises InfrastructureError when the disk refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(
-            json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n", encoding="utf-8"
-        )
-        temporary.replace(path)
+        write_whole(path, json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="choose another place with -o"
@@ -112,29 +108,24 @@ def load(path: Path) -> Baseline:
         return baseline_of(run, judge.judge(run))
     again = "save it again: chaos baseline save RUN"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or "it is no text"
+        data = read_json(path, follow=True)
+    except OSError as error:
         raise BaselineError(
-            f"{path} cannot be read: {what}", hint="make one with: chaos baseline save RUN"
+            f"{path} cannot be read: {reason(error)}", hint="make one with: chaos baseline save RUN"
         ) from error
-    try:
-        data = json.loads(text)
     except ValueError as error:
-        raise BaselineError(f"{path} is no baseline: {error}", hint=again) from error
+        raise BaselineError(f"{path} is no baseline: {reason(error)}", hint=again) from error
     if not isinstance(data, dict) or data.get("kind") != "trainchaos baseline":
         raise BaselineError(f"{path} is no baseline", hint="make one with: chaos baseline save RUN")
     if data.get("schema_version") != SCHEMA_VERSION:
         raise BaselineError(
-            f"{path} has schema version {data.get('schema_version')!r}, this chaos reads {SCHEMA_VERSION}",
+            f"{path} has schema version {_short(data.get('schema_version'))}, this chaos reads {SCHEMA_VERSION}",
             hint=again,
         )
     try:
         return Baseline.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BaselineError(f"{path} is damaged at {place}: {first['msg']}", hint=again) from error
+        raise BaselineError(f"{path} is damaged at {reason(error)}", hint=again) from error
 
 
 def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from chaos.errors import InfrastructureError
+from chaos.files import write_whole
 from harness.gating.baseline import Baseline
 from harness.gating.bounds import LEVEL
 from harness.gating.clauses import Decision, decide, is_statistical
@@ -124,10 +124,8 @@ def gated(results: Results, decided: GateResult) -> Results:
 def write(run: RunDirectory, decided: GateResult) -> Path:
     """Write ``gate.json`` into the run directory. Raises InfrastructureError when the disk refuses."""
     path = run.root / "gate.json"
-    temporary = path.with_suffix(".json.tmp")
     try:
-        temporary.write_text(json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
     return path

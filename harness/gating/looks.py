@@ -11,12 +11,12 @@ The looks at a run are kept beside it, in ``looks.json``.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from chaos.files import read_json, read_model, reason, write_whole
 from harness.gating.bounds import LEVEL
 from harness.results import Model, Results
 from harness.rundir import RunDirectory
@@ -124,9 +124,9 @@ def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
 def _of_gate(run: RunDirectory) -> Looks | None:
     """What ``gate.json`` says of looks, where their record is gone. It was written with the stored results."""
     try:
-        found = json.loads((run.root / "gate.json").read_text(encoding="utf-8"))
+        found = read_json(run.root / "gate.json")
         many, planned = int(found["looks"]), int(found["planned"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     last = Look(arms=_results_before(run) or {})
     return Looks(planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1))
@@ -149,7 +149,7 @@ def _grew(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]])
 def _results_before(run: RunDirectory) -> dict[str, list[int]] | None:
     """The arms of the stored results, which whoever played the run has seen."""
     try:
-        return arms_of(Results.model_validate_json(run.results.read_text(encoding="utf-8")))
+        return arms_of(read_model(run.results, Results))
     except (OSError, ValueError):
         return None
 
@@ -157,20 +157,19 @@ def _results_before(run: RunDirectory) -> dict[str, list[int]] | None:
 def _read(run: RunDirectory) -> Looks | None:
     path = run.root / "looks.json"
     try:
-        return Looks.model_validate_json(path.read_text(encoding="utf-8"))
+        return read_model(path, Looks)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise LookError(
-            f"{path} cannot be read: how often the run was looked at is not known", hint="play a new run"
+            f"{path} cannot be read ({reason(error)}): how often the run was looked at is not known",
+            hint="play a new run",
         ) from error
 
 
 def _write(run: RunDirectory, looks: Looks) -> None:
     path = run.root / "looks.json"
-    temporary = path.with_suffix(".json.tmp")
     try:
-        temporary.write_text(json.dumps(looks.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(looks.model_dump(mode="json"), indent=1) + "\n")
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error

@@ -8,7 +8,6 @@ lines make verdicts inconclusive, never an exception.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +18,7 @@ import recovery.strategies
 from chaos.errors import InfrastructureError, LogError
 from chaos.events import ORCHESTRATOR, Kind, Log, read_log
 from chaos.fault import Fault, Fidelity
+from chaos.files import read_json, write_whole
 from chaos.plugins import load
 from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
@@ -98,10 +98,10 @@ def judge(run: RunDirectory) -> Results:
 
 def write_results(run: RunDirectory, results: Results) -> None:
     """Write ``results.json``, whole or not at all. Raises InfrastructureError when the disk refuses."""
-    temporary = run.results.with_suffix(".json.tmp")
     try:
-        temporary.write_text(json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
-        os.replace(temporary, run.results)
+        write_whole(
+            run.results, json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+        )
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {run.results}: {error.strerror}", hint="free disk space"
@@ -297,7 +297,10 @@ def _unsafe(arms: list[_Arm]) -> list[str]:
 
 def _not_undone(run: RunDirectory) -> list[str]:
     """What a heal tried to undo and could not; what nobody has tried to undo yet, ``chaos heal`` is there for."""
-    return [entry.problem for entry in read_open(run.ledger) if entry.problem]
+    try:
+        return [entry.problem for entry in read_open(run.ledger) if entry.problem]
+    except LogError as error:
+        return [f"what cannot be known: {error.message}"]
 
 
 def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
@@ -326,7 +329,11 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
 
 def _read_system(run: RunDirectory) -> dict[str, Any]:
     try:
-        found = json.loads(run.system.read_text())
+        found = read_json(run.system)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if not isinstance(found.get("versions", {}), dict):
+        del found["versions"]  # everybody who shows a machine goes through them
+    return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from chaos.errors import InfrastructureError
 from harness.slurm.commands import ASK_LIMIT_S, Commands, Ran, Run, run_command
-from harness.undoing import Outcome, Undo, done, failed, nothing
+from harness.undoing import Outcome, Undo, done, failed, nothing, outside
 
 END_LIMIT_S = 15.0
 LOOK_S = 0.1
@@ -41,6 +42,17 @@ class CancelSteps(Undo):
     def intent(self) -> str:
         """For people."""
         return f"cancel the run's steps of Slurm job {self.job}"
+
+    def stray(self, run: Path) -> str:
+        """As the other: Slurm's configuration names programs to be run, so it is nothing that came with a run."""
+        if not self.conf or self.conf == os.environ.get("SLURM_CONF"):
+            return ""
+        if not outside(Path(self.conf).resolve(), run):
+            return f"the configuration of Slurm is in the run's own directory: {self.conf}"
+        owner = os.stat(self.conf).st_uid
+        return (
+            "" if owner in (0, os.geteuid()) else f"the configuration of Slurm is another user's: {self.conf}"
+        )
 
     def _undo(self) -> Outcome:
         slurm = Commands(self._run(), limit_s=ASK_LIMIT_S)

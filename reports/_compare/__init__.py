@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chaos.files import read_model, write_whole
 from harness.compare.model import Comparison
 
 
@@ -15,7 +16,7 @@ def write_all(comparison: Comparison, directory: Path) -> list[Path]:
     written = []
     for name, page in pages.items():
         path = directory / name
-        path.write_text(page(comparison), encoding="utf-8", errors="replace")
+        write_whole(path, page(comparison))
         written.append(path)
     return written
 
@@ -26,4 +27,4 @@ def _json(comparison: Comparison) -> str:
 
 def load(path: Path) -> Comparison:
     """Read ``compare.json`` back. Raises OSError, and ValueError for a file of another form."""
-    return Comparison.model_validate_json(path.read_text(encoding="utf-8"))
+    return read_model(path, Comparison, follow=True)

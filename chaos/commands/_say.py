@@ -1,0 +1,31 @@
+"""What a command prints: text in which nothing can be obeyed by a terminal, whoever wrote the names in it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import click
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print it, on standard error if ``err``. Characters that are not to be seen (escapes, those that turn the order of
+    others) are shown by their numbers, as JSON writes them."""
+    click.echo(plain(text), err=err, nl=nl)
+
+
+def plain(text: str) -> str:
+    """The text, with ``\\u001b`` for an escape and so on."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or _is_space(one) else _number(one) for one in text)
+
+
+def _is_space(one: str) -> bool:
+    return one in "\n\t" or unicodedata.category(one) == "Zs"
+
+
+def _number(one: str) -> str:
+    code = ord(one)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\u{0xD800 + (code - 0x10000 >> 10):04x}\\u{0xDC00 + (code - 0x10000 & 0x3FF):04x}"

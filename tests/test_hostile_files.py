@@ -1,0 +1,353 @@
+"""Files of a run and of a comparison that nobody of ours wrote: whatever stands in their place, every command that
+reads or replaces them says so at once, in bounded memory, and touches nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tarfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from chaos import files
+from chaos.cli import invoke
+from chaos.commands import _say
+from chaos.errors import LogError
+from chaos.events import read_actor
+from harness import live
+from harness.compare import archive
+from harness.compare.directory import Directory, Plan, Played
+from harness.compare.plan import Arm
+from harness.ledger import Ledger
+from harness.rundir import RunDirectory
+from harness.undo import RemoveTree
+
+SCENARIO = """
+version: 1
+name: files
+launcher: sim
+workload: {kind: mlp, ranks: 2, steps: 12, global_batch: 8}
+recovery: drop-replica
+baseline: none
+sla: {recovery_time: ["median < 60s"]}
+faults: [{id: kill, kind: process-kill, at: {step: 4}}]
+"""
+HOSTILE = "<script>alert(1)</script>\x1b[31m../../x\n\x07\u202e"
+MOST_MORE_BYTES = 512 << 20
+LIMIT_S = 10  # of a processor
+LONGEST_S = 60  # for what waits, also on a busy machine
+TRACEBACK = 90
+Spoil = Callable[[Path], object]
+
+
+def rewritten(pattern: str, by: str | Callable[[re.Match[str]], str]) -> Spoil:
+    """Values of a JSON text replaced."""
+    return lambda path: path.write_text(re.sub(pattern, by, path.read_text()))
+
+
+def instead(make: Callable[[Path], object]) -> Spoil:
+    """Something else in the place of a file."""
+
+    def spoil(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return spoil
+
+
+def beside(path: Path) -> Path:
+    """The file that belongs to nobody here."""
+    return next(above / "outside" for above in path.parents if (above / "outside").exists())
+
+
+def sized(path: Path) -> None:
+    os.truncate(path, 10 << 30)
+
+
+SPOILT: dict[str, Spoil] = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "no JSON": lambda path: path.write_bytes(b"\x00\xff\xfe }{\n"),
+    "a list": lambda path: path.write_text("[1, 2]\n"),
+    "of another version": lambda path: path.write_text(
+        '{"schema_version": 9, "will": {}, "looks": 1e9, "kind": "trainchaos baseline"}\n'
+    ),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "deep in keys": lambda path: path.write_text('{"a":' * 100_000),
+    "many values": lambda path: path.write_text("[" + "[]," * 5_000_000),
+    "huge numbers": rewritten(r"(?<=[:\[ ])\d+(?=[,\n\]}])", "1e999"),
+    "NaN": rewritten(r"(?<=[:\[ ])\d+(?=[,\n\]}])", "NaN"),
+    "long numbers": rewritten(r"(?<=[:\[ ])\d+(?=[,\n\]}])", "9" * 400),
+    "of other types": rewritten(r'(?<=[:\[ ])("[^"]*"|\d+)(?=[,\n\]}])', "null"),
+    "hostile": rewritten(r'(: ?)"[^"]*"', lambda found: found[1] + json.dumps(HOSTILE)),
+    "half a pair": rewritten(r'(: ?)"[^"]*"', lambda found: found[1] + '"\\ud800"'),
+    "10 GB": sized,
+    "a pipe": instead(os.mkfifo),
+    "a directory": instead(Path.mkdir),
+    "a device": instead(lambda path: path.symlink_to("/dev/zero")),
+    "a link": instead(lambda path: path.symlink_to(beside(path))),
+    "a circle": instead(lambda path: path.symlink_to(path.name)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A directory in which there is a run, a comparison, and a file that belongs to neither."""
+
+    root: Path
+
+    @property
+    def run(self) -> RunDirectory:
+        return RunDirectory(self.root / "runs" / "files" / "r")
+
+    @property
+    def comparison(self) -> Directory:
+        return Directory(self.root / "runs" / "compare" / "c")
+
+    @property
+    def outside(self) -> Path:
+        return self.root / "outside"
+
+
+def prepare(root: Path) -> Place:
+    """A run that was played and gated, its baseline, a comparison of it, and that packed."""
+    place = Place(root=root)
+    scenario = root / "files.yaml"
+    scenario.write_text(SCENARIO)
+    assert invoke(["run", str(scenario), "--runs", str(root / "made"), "-q"]) == 0
+    shutil.copytree((root / "made" / "files" / "latest").resolve(), place.run.root)
+    shutil.rmtree(root / "made")
+    invoke(["gate", str(place.run.root), "-q"])
+    invoke(["baseline", "save", str(place.run.root), "-o", str(root / "baseline.json")])
+    arm = Arm(label="ours", family="kill", like="kill", seed=1)
+    plan = Plan(
+        name="c", started="now", argv=["compare"], seeds=[1], deadline=9.0, reference="ours", same=False, price=None,
+        currency="USD", families=[], stacks=[], skipped={}, arms=[arm], provenance={},
+    )  # fmt: skip
+    place.comparison.write_plan(plan)
+    place.comparison.scenario(arm).parent.mkdir()
+    place.comparison.scenario(arm).write_text("name: x\n")
+    shutil.copytree(place.run.root, place.comparison.runs / "ours" / "1")
+    place.comparison.add(
+        Played(arm=arm, run="runs/ours/1", usable=True, verdict="pass", seconds=1.0, finished="now")
+    )
+    archive.pack(place.comparison, root / "packed.tar.xz")
+    gone = live.Holder.me("0123456789").model_copy(update={"pid": 2**22 - 1, "start_time": 1})
+    (place.run.root / live.FILE).write_text(json.dumps(gone.model_dump()))
+    (place.run.root / "made").mkdir()
+    Ledger(place.run.ledger).will(RemoveTree(path=place.run.root / "made", inside=place.run.root))
+    (root / "outside").write_text("precious")
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return prepare(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def place(model: Place, memory: Path) -> Iterator[Place]:
+    yield copied(model, memory / "case")
+
+
+def copied(model: Place, root: Path) -> Place:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(model.root, root)
+    found = Place(root=root)
+    lines = found.run.ledger.read_text().replace(str(model.root), str(root))
+    found.run.ledger.write_text(lines)
+    return found
+
+
+def played(said: Path, argv: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command in a process of its own, which has little memory and time."""
+    child = os.fork()
+    if child == 0:
+        code = TRACEBACK
+        try:
+            sys.stdout = sys.stderr = said.open("w", errors="replace")
+            has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (has + MOST_MORE_BYTES,) * 2)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S,) * 2)
+            signal.alarm(LONGEST_S)
+            code = invoke(argv)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read_text(errors="replace")
+
+
+EVERYTHING = tuple(SPOILT)
+SOME = (
+    "of other types",
+    "hostile",
+    "10 GB",
+    "a pipe",
+    "a link",
+)  # where another command reads the file the same way
+READ: list[tuple[str, str, tuple[str, ...]]] = [
+    ("runs/files/r/results.json", "compare RUN --runs AWAY", EVERYTHING),
+    ("runs/files/r/results.json", "gate RUN", ("a pipe", "10 GB")),
+    ("runs/files/r/scenario.resolved.yaml", "compare RUN --runs AWAY", SOME),
+    ("runs/files/r/scenario.resolved.yaml", "baseline save RUN -o AWAY/b.json", EVERYTHING),
+    ("runs/files/r/ledger.jsonl", "heal RUN", EVERYTHING),
+    ("runs/files/r/ledger.jsonl", "ps --runs RUNS", SOME),
+    ("runs/files/r/ledger.jsonl", "baseline save RUN -o AWAY/b.json", SOME),
+    ("runs/files/r/live.json", "heal --runs RUNS", EVERYTHING),
+    ("runs/files/r/live.json", "ps --runs RUNS", ("long numbers", *SOME)),
+    ("runs/files/r/looks.json", "gate RUN", SOME),
+    ("runs/files/r/gate.json", "gate RUN", SOME),
+    ("runs/files/r/system.json", "baseline save RUN -o AWAY/b.json", SOME),
+    ("runs/files/r/events/default.r0.faulted/orchestrator.jsonl", "ps --runs RUNS", SOME),
+    ("runs/files/r/events/default.r0.faulted/orchestrator.jsonl", "analyze RUN", SOME),
+    ("baseline.json", "baseline show BASELINE", EVERYTHING),
+    ("baseline.json", "gate RUN --baseline BASELINE", ("hostile", "a pipe")),
+    ("runs/compare/c/plan.json", "compare COMPARISON", EVERYTHING),
+    ("runs/compare/c/trials.jsonl", "compare COMPARISON --archive AWAY/c.tar.xz", SOME),
+    ("packed.tar.xz", "compare PACKED --runs AWAY", ("truncated", "no JSON", "10 GB", "a pipe", "a device")),
+]
+
+
+def command_line(place: Place, words: str) -> list[str]:
+    places = {
+        "RUNS": place.root / "runs", "RUN": place.run.root, "AWAY": place.root / "away",
+        "BASELINE": place.root / "baseline.json", "COMPARISON": place.comparison.root,
+        "PACKED": place.root / "packed.tar.xz",
+    }  # fmt: skip
+    found = [word.partition("/") for word in words.split()]
+    return [str(places[head] / tail) if head in places else head for head, _, tail in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kinds"), READ, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_file_that_nobody_of_ours_wrote_is_an_error_or_says_nothing(
+    model: Place, memory: Path, name: str, words: str, kinds: tuple[str, ...]
+) -> None:
+    wrong = []
+    for what in kinds:
+        place = copied(model, memory / "case")
+        path = place.root / name
+        assert path.is_file(), name
+        if name.endswith("gate.json"):  # which is asked only where the record of looks is gone
+            (place.run.root / "looks.json").unlink()
+        SPOILT[what](path)
+        code, said = played(memory / "said", command_line(place, words))
+        problems = [
+            word for word in ("defect of chaos", "cannot write the output", "\x1b", "\u202e") if word in said
+        ]
+        if code not in range(8) or problems or len(said) > 5_000:
+            wrong.append(f"{what}: exit {code}, {problems}: {said[-600:]}")
+        assert place.outside.read_text() == "precious", what
+    assert not wrong, "\n".join(wrong)
+
+
+DERIVED = ("report.html", "summary.md", "junit.xml", "metrics.prom", "trace.json", "results.json")
+
+
+def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothing(place: Place) -> None:
+    for name in DERIVED:
+        (place.run.root / name).unlink()
+    for name in DERIVED[::2]:
+        (place.run.root / name).symlink_to(place.outside)
+    for name in DERIVED[1::2]:
+        os.mkfifo(place.run.root / name)
+    for name in DERIVED:  # names that a temporary file might have
+        (place.run.root / f"{name}.tmp").symlink_to(place.outside)
+    code, said = played(place.root / "said", ["report", str(place.run.root)])
+    assert code == 0, said
+    assert place.outside.read_text() == "precious"
+    assert all(
+        (place.run.root / name).is_file() and not (place.run.root / name).is_symlink() for name in DERIVED
+    )
+
+
+def test_an_error_leaves_a_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(KeyError), files.replacing(path) as stream:
+        stream.write(b"half")
+        raise KeyError
+    assert [one.name for one in tmp_path.iterdir()] == ["file"] and path.read_text() == "before"
+
+
+# ---- a comparison, which is given away
+
+
+def test_nothing_that_a_link_leads_to_is_packed(place: Place) -> None:
+    root = place.comparison.root
+    run = root / "runs" / "ours" / "1"
+    (run / "events" / "secret.jsonl").symlink_to(place.outside)
+    (place.root / "more").mkdir()
+    (place.root / "more" / "secret.jsonl").write_text("precious")
+    (run / "events" / "more").symlink_to(place.root / "more")
+    (run / "system.json").unlink()
+    (run / "system.json").symlink_to(place.outside)
+    archive.unpack(archive.pack(place.comparison, place.root / "c.tar.xz"), place.root / "out")
+    names = [one for one in (place.root / "out").rglob("*") if one.is_file()]
+    assert any(one.name == "orchestrator.jsonl" for one in names)
+    assert not any("precious" in one.read_text() for one in names)
+
+
+def test_a_trial_that_was_played_elsewhere_is_no_trial(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = json.loads(place.comparison.trials.read_text())
+    for run in ("../../files/r", str(place.run.root)):
+        place.comparison.trials.write_text(json.dumps({**line, "run": run}) + "\n")
+        assert invoke(["compare", str(place.comparison.root), "--archive", str(place.root / "x.tar.xz")]) == 4
+        assert "leads out of the comparison" in capsys.readouterr().err
+    assert not (place.root / "x.tar.xz").exists()
+
+
+def test_a_name_as_long_as_the_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "long.tar.xz"
+    with lzma.open(path, "wb", preset=0) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+        entry = tarfile.TarInfo("././@LongLink")
+        entry.type, entry.size = tarfile.GNUTYPE_LONGNAME, 1 << 20
+        tar.addfile(entry, io.BytesIO(bytes(1 << 20)))
+    assert invoke(["compare", str(path), "--runs", str(tmp_path / "runs")]) == 4
+    assert "too large" in capsys.readouterr().err
+
+
+# ---- what is shown
+
+
+def test_what_a_terminal_would_obey_is_shown_by_its_number() -> None:
+    assert (
+        _say.plain("a\x1b[31mb\u202e\x9b\U000e0001\ud800")
+        == "a\\u001b[31mb\\u202e\\u009b\\udb40\\udc01\\ud800"
+    )
+    assert _say.plain("5\u202f% · ✓\n\tß") == "5\u202f% · ✓\n\tß"
+    assert json.loads(_say.plain(json.dumps(["\x9b\U000e0001"], ensure_ascii=False))) == ["\x9b\U000e0001"]
+
+
+def test_every_command_prints_by_the_one_way_that_obeys_nothing() -> None:
+    root = Path(_say.__file__).parent
+    own = [one for one in (*root.glob("*.py"), root.parent / "cli.py") if "click.echo(" in one.read_text()]
+    assert sorted(one.name for one in own) == ["_say.py", "stacks.py"]
+    for line in (root / "stacks.py").read_text().splitlines():
+        assert "click.echo(" not in line or "plain(" in line or '"\\r\\x1b[2K"' in line, line
+
+
+def test_a_name_of_an_arm_leads_nowhere_else(place: Place, tmp_path: Path) -> None:
+    for name in ("../../x", "..", "", "/etc", "a/b", "a\0b"):
+        with pytest.raises(LogError, match="leads out of the run directory"):
+            place.run.events(name)
+    os.mkfifo(tmp_path / "w0.jsonl")
+    assert read_actor(tmp_path / "w0.jsonl").problems == ("w0.jsonl: cannot be read: is not a regular file",)

@@ -110,6 +110,7 @@ def test_a_job_that_stops_as_expected() -> None:
 def test_hot_spare_shrinking_though_it_had_a_spare() -> None:
     script = arms.interrupted("hot-spare", spares=1)
     arms.park(script, ("w0", "w1", "w3"))
+    script.orchestrator(Kind.DECISION, actions=["form"], reason="3 ranks go on")
     script.form(("w0", "w1", "w3"), state="peer", cause="failure", resume=26)
     script.train(logs.STEPS)
     script.finish(healed=["kill"])
@@ -122,7 +123,8 @@ def test_false_alarm_in_the_control_arm() -> None:
     script = control("hot-spare")
     arms.fail(script)
     evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    assert red(evidence) == {"detection": FAIL, "ending": FAIL}  # it ends when it is asked to
+    # it ends when it is asked to, and nobody answers
+    assert red(evidence) == {"detection": FAIL, "ending": FAIL, "recovery-shown": FAIL}
 
 
 def test_failure_without_a_fault() -> None:
@@ -132,7 +134,8 @@ def test_failure_without_a_fault() -> None:
     script.lines.append(extra)
     # w1, whose end is declared, goes on, and ends when it is asked to
     found = red(evidence_of(script, [KILL]))
-    assert found == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, "lifecycle": FAIL}
+    life = {"lifecycle": FAIL, "recovery-shown": FAIL}
+    assert found == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, **life}
 
 
 def test_detected_by_something_else_than_expected() -> None:

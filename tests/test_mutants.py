@@ -45,6 +45,14 @@ def _drop(kind: Kind, **which: Any) -> Mutant:
     return lambda script: script.drop(kind, **which)
 
 
+def _both(one: Mutant, other: Mutant) -> Mutant:
+    def change(script: Script) -> None:
+        one(script)
+        other(script)
+
+    return change
+
+
 def _late(kind: Kind, like: int) -> Mutant:
     """w0 (or the killed w2) repeats something for generation 1 half a step after the last generation was
     ready.
@@ -249,7 +257,13 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         "hot-spare",
         _edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1}),
         # w1, whose end is declared, goes on, and ends when it is asked to; that of w2 is declared by nobody
-        {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, "lifecycle": FAIL},
+        {
+            "detection": FAIL,
+            "happens-before": FAIL,
+            "ending": FAIL,
+            "lifecycle": FAIL,
+            "recovery-shown": FAIL,
+        },
     ),
     "the right process with the wrong rank": (
         "hot-spare",
@@ -307,6 +321,12 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     ),
     "a rank never was ready": ("hot-spare", _never_ready, {"lifecycle": FAIL}),
     "a save was never begun": ("hot-spare", _drop(Kind.CHECKPOINT_SAVING, step=20), {"lifecycle": FAIL}),
+    "nobody decided on the recovery": ("hot-spare", _drop(Kind.DECISION), {"recovery-shown": FAIL}),
+    "survivors never left the generation that failed": (
+        "hot-spare",
+        _both(_drop(Kind.PARKED), _drop(Kind.SURVIVORS_PARKED)),
+        {"recovery-shown": FAIL},
+    ),
     "nobody looked for leftovers": ("hot-spare", _drop(Kind.LEFTOVERS), {"no-orphans": OPEN}),
 }
 

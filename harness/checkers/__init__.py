@@ -28,6 +28,7 @@ from harness.checkers.evidence import Checker, Evidence, unknown
 from harness.checkers.happens_before import happens_before
 from harness.checkers.identity import identity
 from harness.checkers.lifecycle import lifecycle
+from harness.checkers.recovery_shown import recovery_shown
 from harness.judging.strength import half_known
 from harness.results import Finding
 
@@ -49,6 +50,7 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "time-closure": records.time_closure,
         "happens-before": happens_before,
         "lifecycle": lifecycle,
+        "recovery-shown": recovery_shown,
         "identity": identity,
         "ending": ending,
         "no-orphans": records.no_orphans,

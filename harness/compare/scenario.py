@@ -21,6 +21,7 @@ SEEN_FROM_OUTSIDE = (
     "liveness",
     "happens-before",
     "lifecycle",
+    "recovery-shown",
     "identity",
     "no-orphans",
     "evidence-complete",

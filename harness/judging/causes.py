@@ -68,9 +68,7 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
             yield f"{_said(failure)}, and its end was asked for"
         if cause in _ENDED_FOR_IT and later and not ended.data["expected"]:
             yield f"{_said(failure)}, and it ended unasked: {_how(ended)}"
-    ready = [
-        e for e in own_lines(history.log) if e.kind is Kind.PROCESS_READY and e.data["process"] == name
-    ]  # fmt: skip
+    ready = [e for e in own_lines(history.log) if e.kind is Kind.PROCESS_READY and e.data["process"] == name]
     if cause in ("start-timeout", "unfit"):
         was = any(event.seq < failure.seq for event in ready)
         if was == (cause == "start-timeout"):

@@ -55,9 +55,7 @@ def due(history: History, every: int) -> Iterator[str]:
     """Checkpoints that the first rank had to begin after a step, and went on without."""
     log = history.log
     whole = told(log)
-    begun = {
-        (e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)
-    }  # fmt: skip
+    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)}
     for run in history.runs:
         generation = history.generation(run.generation)
         first = generation.members[0] if generation else ""
@@ -98,9 +96,10 @@ def restored(history: History) -> Iterator[str]:
         if generation.ready_ns is None or not set(generation.members) <= whole:
             continue
         taken = {
-            e.data["source"] for e in log.of(Kind.STATE_READY)
+            e.data["source"]
+            for e in log.of(Kind.STATE_READY)
             if e.generation == generation.number and e.data["origin"] == "checkpoint"
-        }  # fmt: skip
+        }
         named, number = generation.checkpoint, generation.number
         if named is None and taken:
             yield f"members of generation {number} restored {_names(taken)}, and it is said to have restored none"

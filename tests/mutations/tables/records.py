@@ -78,7 +78,7 @@ def _declare(tape: Tape, step: int, process: str, cause: str, rank: int) -> None
 
 
 def _blames(tape: Tape) -> None:
-    _declare(tape, 24, "w2", "hang", 2)
+    _declare(tape, 24, "w2", "notice", 2)
 
 
 def _false_alarm(tape: Tape) -> None:

@@ -90,14 +90,15 @@ def _of_a_command(history: History, failure: Event, answer: Generation) -> Itera
     before = history.generation(failure.generation)
     old = set(before.members) if before else set()
     own = own_lines(history.log)
-    begun = next(e.seq for e in own if e.kind is Kind.GENERATION_STARTED and e.generation == number)
-    between = [e for e in own if failure.seq < e.seq < begun]
+    starts = {e.generation: e.seq for e in own if e.kind is Kind.GENERATION_STARTED}
+    # who takes the place of a rank may be found before its end is: all since the one before began
+    between = [e for e in own if starts.get(failure.generation, -1) < e.seq < starts[number]]
     if failure.data["cause"] == "exit" and name in answer.members:
         yield f"{_said(failure)} ended, and is a member of generation {number}, which followed"
     if answer.cause == "restart":
         fresh = {e.data["process"] for e in between if e.kind is Kind.PROCESS_SPAWNED}
         if not fresh & set(answer.members):
-            yield f"generation {number} is a restart after {_said(failure)}, and no member was started in between"
+            yield f"generation {number} is a restart after {_said(failure)}, and no member was started for it"
     elif answer.cause in ("shrunk", "resumed") and not set(answer.members) <= old:
         yield f"generation {number} goes on after {_said(failure)} with others than were left"
     if answer.cause == "shrunk" and len(answer.members) >= len(old):

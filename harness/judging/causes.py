@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from chaos.events import Event, Kind
 from harness.judging.lineage import History
 from harness.judging.lives import keepers_of, own_lines, told
+from harness.judging.observed import stride_of
 
 _HOW = re.compile(r"^(signal|exit code) (\d+)")
 _ENDED_FOR_IT = ("hang", "start-timeout", "unfit")
@@ -134,14 +135,15 @@ def _undeclared(history: History, failures: list[Event], exits: Mapping[str, Eve
 def _undeclared_by_a_command(
     history: History, failures: list[Event], exits: Mapping[str, Event]
 ) -> Iterator[str]:
-    """The first rank of a generation that ends badly is a failure, once any step was reported and before the last."""
-    reports = list(history.log.of(Kind.STEP_REPORTED))
+    """The first rank of a generation that ends badly is a failure, once any step was reported and before the last, as
+    far as the reports' spacing tells."""
+    reports, stride = list(history.log.of(Kind.STEP_REPORTED)), stride_of(history)
     declared = {failure.generation for failure in failures}
     for name, ended in exits.items():
         generation = history.generation(ended.generation)
         if ended.data["expected"] or ended.data["exit_code"] == 0 or generation is None:
             continue
         before = [e for e in reports if e.seq < ended.seq]
-        done = any((e.step or 0) >= history.info.steps for e in before)
+        done = any((e.step or 0) + stride > history.info.steps for e in before)
         if name in generation.members and before and not done and generation.number not in declared:
             yield f"{name} ended with {_how(ended)}, and no failure was declared"

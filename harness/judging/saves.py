@@ -79,12 +79,12 @@ def acknowledged(history: History) -> Iterator[str]:
     if set(log.actors) - told(log) - {own_lines(log)[0].actor}:
         return  # whoever is missing may have
     known = {e.step for e in log.of(Kind.CHECKPOINT_COMMITTED)}
-    known |= {e.data["resume_step"] for e in log.of(Kind.GENERATION_READY) if e.data["checkpoint"]}
-    seen: set[int] = set()
     for event in own_lines(log):
+        if event.kind is Kind.GENERATION_READY and event.data["checkpoint"]:
+            known.add(event.data["resume_step"])  # whoever saved it may have died before it said so
         step = event.data["saved"] if event.kind is Kind.REPLICAS_AGREED else None
-        if step is not None and step not in known | seen:
-            seen.add(step)
+        if step is not None and step not in known:
+            known.add(step)
             yield f"a checkpoint of step {step} was acknowledged, and nobody committed it"
 
 

@@ -38,6 +38,18 @@ def _without_its_words(cause: str) -> Change:
     return first(lambda row: row.data.update(cause=cause, detail="as was seen"), FAILED)
 
 
+def _again(tape: Tape) -> None:
+    """A rank's end is written down twice."""
+    tape.add(tape.find(EXIT, process="w0")[0])
+
+
+def _differed(tape: Tape) -> None:
+    """The failure is said to be one of state, at a step of which all digests are the same."""
+    row = tape.find(FAILED)[0]
+    row.step = 16
+    row.data.update(cause="diverged", detail="as was seen")
+
+
 def _last(kind: Kind) -> Change:
     """Without the last line of a kind."""
     return lambda tape: tape.drop(tape.find(kind)[-1:])
@@ -149,6 +161,25 @@ MUTATIONS = [
         lifecycle=FAIL,
     ),
     Mutation("the first attempt never ended", "script", drop(Kind.COMMAND_ENDED, attempt=1), lifecycle=FAIL),
+    Mutation(
+        "a rank ended twice",
+        "hot-spare",
+        _again,
+        lifecycle=FAIL,
+    ),
+    Mutation("a save has no end, and the next begins", "hot-spare", drop(DONE, step=24), lifecycle=FAIL),
+    *(
+        Mutation(f"{base}: what was restored was never committed", base, drop(DONE, step=16), lifecycle=FAIL)
+        for base in ("checkpoint-restart", "drop-replica", "node")
+    ),
+    Mutation(
+        "who is said to have failed ended well",
+        "script",
+        edit(EXIT, {"exit_code": 0, "signal": None, "expected": True}, process="w1"),
+        lifecycle=FAIL,
+    ),
+    Mutation("a rank that hangs ended unasked", "hang", edit(EXIT, {"expected": False}), lifecycle=FAIL),
+    Mutation("a kill was a difference, it is said", "hot-spare", _differed, lifecycle=FAIL),
     *(mutation for base in (*BUILT_IN, "agents", *COMMANDS) for mutation in _of_all(base)),
     *(mutation for base in (*BUILT_IN, "agents") for mutation in _of_built_in(base)),
 ]

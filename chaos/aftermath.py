@@ -8,10 +8,10 @@ which evidence is missing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.events import ORCHESTRATOR, Event, Kind, Log
 from chaos.fault import Occurrence
 
 NS = 1_000_000_000
@@ -34,36 +34,34 @@ class Breach:
 class Aftermath:
     """One occurrence that is said to have landed, and the whole arm around it.
 
-    ``events``: of all actors in time order; ``bound_ns``: how far from the truth the time of an event may be;
-    ``observed``: a command, of whose ranks only the outside is seen.
+    ``log``: of all actors; ``observed``: a command, of whose ranks only the outside is seen.
     """
 
     occurrence: Occurrence
     landed: Event
     healed: Event | None
-    events: Sequence[Event]
-    bound_ns: Callable[[Event], int]
+    log: Log
     observed: bool
+
+    def bound_ns(self, event: Event) -> int:
+        """How far from the truth the time of an event may be."""
+        return self.log.clocks.bound_ns(event)
 
     def exit_of(self, process: str) -> Event | None:
         """The reaped exit of a process."""
-        exits = (e for e in self.events if e.kind is Kind.PROCESS_EXITED and e.data["process"] == process)
-        return next(exits, None)
+        return next((e for e in self.log.of(Kind.PROCESS_EXITED) if e.data["process"] == process), None)
 
     def by(self, process: str, start_ns: float, end_ns: float = float("inf")) -> Iterator[Event]:
         """What a process wrote, between two times for sure."""
-        for event in self.events:
-            if event.actor != process or event.actor == ORCHESTRATOR:
-                continue
+        for event in self.log.by(process) if process != ORCHESTRATOR else ():
             bound_ns = self.bound_ns(event)
             if event.time_ns - bound_ns > start_ns and event.time_ns + bound_ns < end_ns:
                 yield event
 
     def left_behind_ns(self, process: str) -> int:
         """When the first generation began without it; the last moment known if none did."""
-        for event in self.events:
-            begun = event.kind is Kind.GENERATION_STARTED and event.time_ns > self.landed.time_ns
-            if begun and process not in event.data["members"]:
+        for event in self.log.of(Kind.GENERATION_STARTED):
+            if event.time_ns > self.landed.time_ns and process not in event.data["members"]:
                 return event.time_ns
         return self.end_ns
 
@@ -78,7 +76,7 @@ class Aftermath:
     @property
     def end_ns(self) -> int:
         """The last moment known."""
-        return max(event.time_ns for event in self.events)
+        return self.log.events[-1].time_ns
 
 
 class Consequence(ABC):
@@ -153,9 +151,8 @@ class HangsUntilDeclared(Consequence):
         hit, start_ns = after.occurrence.process, after.occurrence.time_ns
         declared = next(
             (
-                e for e in after.events
-                if e.kind is Kind.FAILURE_DETECTED and e.data["cause"] == "hang"
-                and e.data["process"] == hit and e.time_ns > start_ns
+                e for e in after.log.of(Kind.FAILURE_DETECTED)
+                if e.data["cause"] == "hang" and e.data["process"] == hit and e.time_ns > start_ns
             ), None,
         )  # fmt: skip
         if declared is None or hit is None or declared.time_ns > after.landed.time_ns:
@@ -188,8 +185,8 @@ class SaidByTarget(Consequence):
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """The account of another one."""
         hit = after.occurrence
-        for event in after.events:
-            about = event.kind is Kind.FAULT_EFFECT and "after" in event.data["evidence"]
+        for event in after.log.of(Kind.FAULT_EFFECT):
+            about = "after" in event.data["evidence"]
             if not about or (event.data["fault"], event.data["occurrence"]) != (hit.fault, hit.number):
                 continue
             if not after.observed and event.actor not in hit.processes:
@@ -204,14 +201,14 @@ class NothingSaved(Consequence):
         """One that did."""
         until = after.undone_ns
         begun: set[tuple[str, str]] = set()
-        for event in after.events:
+        for event in after.log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED):
             bound_ns = after.bound_ns(event)
             sure = after.landed.time_ns < event.time_ns - bound_ns and event.time_ns + bound_ns < until
             if not sure or event.data.get("place"):
                 continue
             if event.kind is Kind.CHECKPOINT_SAVING:
                 begun.add((event.actor, event.data["checkpoint"]))
-            elif event.kind is Kind.CHECKPOINT_COMMITTED and (event.actor, event.data["checkpoint"]) in begun:
+            elif (event.actor, event.data["checkpoint"]) in begun:
                 yield Breach(
                     text=f"the disk took nothing, and {event.actor} saved {event.data['checkpoint']}"
                 )
@@ -224,12 +221,12 @@ class NobodyDecides(Consequence):
     def breaches(self, after: Aftermath) -> Iterator[Breach]:
         """What was."""
         start_ns = after.occurrence.time_ns
-        taken = (e for e in after.events if e.kind is Kind.COORDINATOR_ADOPTED and e.time_ns > start_ns)
+        taken = (e for e in after.log.of(Kind.COORDINATOR_ADOPTED) if e.time_ns > start_ns)
         until = next(taken, None)
         acts = (Kind.FAILURE_DETECTED, Kind.DECISION, Kind.ABORT_SENT, Kind.GENERATION_STARTED)
-        for event in after.events if until is not None else ():
+        for event in after.log.of(*acts) if until is not None else ():
             assert until is not None
-            if event.kind in acts and start_ns < event.time_ns < until.time_ns:
+            if start_ns < event.time_ns < until.time_ns:
                 yield Breach(
                     text=f"the coordinator was lost, and there is a {event.kind} before the takeover"
                 )
@@ -241,9 +238,9 @@ def _unasked(after: Aftermath, ended: Event) -> bool:
     if not ended.data["expected"] or ended.data.get("asked_ns", 0) is not None:
         return False
     return any(
-        e.kind is Kind.FAILURE_DETECTED and e.data["process"] == ended.data["process"]
-        and e.data["cause"] == "exit" and (e.time_ns, e.seq) > (ended.time_ns, ended.seq)
-        for e in after.events
+        e.data["process"] == ended.data["process"] and e.data["cause"] == "exit"
+        and (e.time_ns, e.seq) > (ended.time_ns, ended.seq)
+        for e in after.log.of(Kind.FAILURE_DETECTED)
     )  # fmt: skip
 
 

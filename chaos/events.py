@@ -237,7 +237,26 @@ class Log:
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """Events of these kinds in time order."""
-        return (event for event in self.events if event.kind in kinds)
+        if (
+            kinds not in self._found
+        ):  # asked for again and again: with thousands of failures all of them are too many
+            self._found[kinds] = tuple(event for event in self.events if event.kind in kinds)
+        return iter(self._found[kinds])
+
+    def by(self, actor: str) -> tuple[Event, ...]:
+        """Events of an actor in time order."""
+        return self._actors.get(actor, ())
+
+    @cached_property
+    def _actors(self) -> Mapping[str, tuple[Event, ...]]:
+        found: dict[str, list[Event]] = {}
+        for event in self.events:
+            found.setdefault(event.actor, []).append(event)
+        return {actor: tuple(events) for actor, events in found.items()}
+
+    @cached_property
+    def _found(self) -> dict[tuple[Kind, ...], tuple[Event, ...]]:
+        return {}
 
     def first(self, kind: Kind) -> Event | None:
         """The earliest event of a kind, or None."""

@@ -8,6 +8,7 @@ evidence was on a machine that is lost with its last lines, or is older than wha
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -81,8 +82,8 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
     elif differs := min((_differs(episode.landed, one) for one in found), key=len):
         yield Breach(text=f"{differs}{unheard}", sure=not unheard)
     after = Aftermath(
-        occurrence=occurrence, landed=episode.landed, healed=episode.healed, events=evidence.log.events,
-        bound_ns=evidence.log.clocks.bound_ns, observed=evidence.history.info.observed,
+        occurrence=occurrence, landed=episode.landed, healed=episode.healed, log=evidence.log,
+        observed=evidence.history.info.observed,
     )  # fmt: skip
     for consequence in fault.follows():
         yield from consequence.breaches(after)
@@ -124,13 +125,13 @@ def _seen(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurr
     """What the injector could know by then: the coordinator's lines since the injection, and all of whoever was hit."""
     injected, landed = episode.injected, episode.landed
     assert injected is not None and landed is not None
-    everybody = fault.where is Where.COORDINATOR
-    for event in evidence.log.events:
+    log = evidence.log
+    whose = log.actors if fault.where is Where.COORDINATOR else {ORCHESTRATOR, *occurrence.processes}
+    for event in heapq.merge(*(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)):
         if event.actor == ORCHESTRATOR:
             known = injected.seq <= event.seq < landed.seq
         else:
-            mine = everybody or event.actor in occurrence.processes
-            known = mine and event.time_ns - evidence.log.clocks.bound_ns(event) <= landed.time_ns
+            known = event.time_ns - log.clocks.bound_ns(event) <= landed.time_ns
         if known:
             yield event
 

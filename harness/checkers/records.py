@@ -58,8 +58,8 @@ def _overdrawn(evidence: Evidence) -> list[str]:
 
 
 def _first_batch(evidence: Evidence, actor: str, generation: int) -> int:
-    taken = evidence.log.of(Kind.BATCH_TAKEN)
-    return next((e.time_ns for e in taken if e.actor == actor and e.generation == generation), 2**63)
+    taken = (e for e in evidence.log.by(actor) if e.kind is Kind.BATCH_TAKEN)
+    return next((e.time_ns for e in taken if e.generation == generation), 2**63)
 
 
 def no_orphans(evidence: Evidence) -> Finding:

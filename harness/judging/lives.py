@@ -7,7 +7,8 @@ lost with its node has said more than is known. The coordinator's lines are one 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
 
 from chaos.events import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.lineage import Generation, History
@@ -15,6 +16,7 @@ from harness.tails import silenced
 from recovery.memory import ROLE as KEEPER
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
+_Said = dict[tuple[str, Kind], Event]
 _ANSWERS = ("failure", "refill", "resumed", "shrunk")
 
 
@@ -152,10 +154,11 @@ def generations(history: History) -> Iterator[str]:
     later = dict.fromkeys(event.generation for event in log.events if event.generation not in known)
     yield from (f"generation {number} has lines, and was never started" for number in later)
     yield from _failures_counted(log)
+    whole, said = told(log), _firsts(log)
     for generation in history.generations:
         yield from _answers(history, generation)
         if not history.info.observed:
-            yield from _formed(history, generation)
+            yield from _formed(history, generation, whole, said[generation.number])
 
 
 def _failures_counted(log: Log) -> Iterator[str]:
@@ -180,15 +183,18 @@ def _answers(history: History, generation: Generation) -> Iterator[str]:
         yield f"generation {number} answers a failure ({generation.cause}), and none was declared"
 
 
-def _formed(history: History, generation: Generation) -> Iterator[str]:
-    log, number = history.log, generation.number
-    said: dict[tuple[str, Kind], Event] = {}
-    for event in log.events:
-        if event.generation == number and event.actor in generation.members:
-            said.setdefault((event.actor, event.kind), event)
-    resume = generation.resume_step or 0
+def _firsts(log: Log) -> Mapping[int, _Said]:
+    """By generation: the first line of each kind that each process wrote of it."""
+    said: dict[int, _Said] = defaultdict(dict)
+    for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN):
+        said[event.generation].setdefault((event.actor, event.kind), event)
+    return said
+
+
+def _formed(history: History, generation: Generation, whole: Set[str], said: _Said) -> Iterator[str]:
+    number, resume = generation.number, generation.resume_step or 0
     for name in generation.members:
-        if name not in told(log):
+        if name not in whole:
             continue
         worked = (name, Kind.BATCH_TAKEN) in said
         held = said.get((name, Kind.STATE_READY))

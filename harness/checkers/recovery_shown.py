@@ -132,13 +132,14 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
     """Whoever stays has left the generation that failed; whoever is new was given the state."""
     log, number = history.log, answer.number
     earlier = {m for g in history.generations if g.number < number for m in g.members}
+    whole = told(log)
     left = {e.actor for e in log.of(Kind.PARKED) if e.generation == failure.generation}
     for event in log.of(Kind.SURVIVORS_PARKED):
         left |= set(event.data["processes"]) if event.generation == failure.generation else set()
     joined = {e.actor for e in log.of(Kind.GROUP_FORMED) if e.generation == failure.generation}
     origins = {e.actor: str(e.data["origin"]) for e in log.of(Kind.STATE_READY) if e.generation == number}
     for name in answer.members:
-        if name not in told(log):
+        if name not in whole:
             continue
         if name in joined - left:
             yield f"{name} is a member of generation {number}, and never left generation {failure.generation}"

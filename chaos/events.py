@@ -35,7 +35,6 @@ __all__ = [
     "EventWriter",
     "Kind",
     "Log",
-    "Tail",
     "make_log",
     "read_actor",
     "read_log",
@@ -341,28 +340,6 @@ def _read_lines(path: Path, stream: BinaryIO, start: int) -> ActorLog:
         problems.append(f"{path.name}: last line is torn ({len(torn)} bytes)")
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
     return ActorLog(actor=path.stem, events=tuple(events), problems=tuple(problems), ended=ended)
-
-
-class Tail:
-    """Follows one actor's growing file; a line not yet whole waits for the next look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> list[Event]:
-        """Events written since the last call; none when the file does not exist yet. Raises LogError
-        on a foreign line.
-        """
-        try:
-            with open(self._path, "rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [Event.from_line(line) for line in whole.decode().splitlines()]
 
 
 def make_log(actors: Iterable[ActorLog]) -> Log:

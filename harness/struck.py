@@ -6,9 +6,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from chaos.events import Event, Tail
+from chaos.events import Event
 from chaos.fault import Fault, Occurrence, Where
 from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
+from harness.following import Tail
 from harness.sites import Aim
 from recovery.wire import Extra
 

@@ -9,13 +9,14 @@ import pytest
 import torch.distributed as dist
 
 from recovery import nameless as module
-from recovery.jobconfig import LOOPBACK
+from recovery.jobconfig import LOOPBACK, Net
 from recovery.local import ask_store, start_store
 from recovery.mechanisms import sockets
 from recovery.mechanisms.group import Group
 from recovery.nameless import nameless
 
 UNNAMED = "::ffff:192.0.2.7"  # an address for documents, which no hosts file has
+HOST = "127.0.0.9"  # a loopback address that no hosts file names, as some do the first
 LIMIT_S = 20.0
 
 Asked = list[bytes]
@@ -46,17 +47,24 @@ def test_what_the_hosts_file_says_holds() -> None:
 
 
 def test_torch_asks_nobody_else_whom_it_connects_to(asked: Asked) -> None:
-    _store, port = start_store()
+    _store, port = start_store(HOST)
     by_the_server = len(asked)
-    assert ask_store(port, timeout_s=LIMIT_S) is not None
+    assert ask_store(port, timeout_s=LIMIT_S, host=HOST) is not None
     assert 0 < by_the_server < len(asked)
 
 
 def test_a_group_forms_without_asking(asked: Asked) -> None:
-    _store, port = start_store()
+    _store, port = start_store(HOST)
     asked.clear()
     group = Group(
-        generation=1, rank=0, world=1, store_port=port, backend="gloo", timeout_s=LIMIT_S, check=lambda: None
+        generation=1,
+        rank=0,
+        world=1,
+        store_port=port,
+        backend="gloo",
+        timeout_s=LIMIT_S,
+        check=lambda: None,
+        net=Net(store_host=HOST),
     )
     group.form()
     assert asked

@@ -1,0 +1,29 @@
+"""Follows the event file of a process that still writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.events import Event
+
+
+class Tail:
+    """Follows one actor's growing file; a line not yet whole waits for the next look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Event]:
+        """Events written since the last call; none when the file does not exist yet. Raises LogError
+        on a foreign line.
+        """
+        try:
+            with open(self._path, "rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [Event.from_line(line) for line in whole.decode().splitlines()]

@@ -10,9 +10,9 @@ from chaos.aftermath import OVER_WHEN_DONE
 from chaos.clocks import Clocks
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.following import Tail
 from chaos.schedule import PlannedFault, Point
 from chaos.verify import unmet
-from harness.following import Tail
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.struck import Late, Live, died_holding, spoken_of, undone

@@ -8,8 +8,8 @@ from typing import Any
 
 from chaos.events import Event
 from chaos.fault import Fault, Occurrence, Where
+from chaos.following import Tail
 from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
-from harness.following import Tail
 from harness.sites import Aim
 from recovery.wire import Extra
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from running import Running, kill
 
-from chaos.events import Event, Kind, Tail
+from chaos.events import Event, Kind
+from chaos.following import Tail
 from recovery import processes
 
 JOB = Path(__file__).resolve().parent / "longrun_job.py"

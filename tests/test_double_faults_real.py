@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events import Event, Kind, Tail
+from chaos.events import Event, Kind
+from chaos.following import Tail
 
 pytestmark = pytest.mark.real
 

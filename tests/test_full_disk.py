@@ -17,7 +17,8 @@ from running import Running, kill, until
 
 from chaos import disk, events
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import EventWriter, Kind, Tail, read_actor, read_log
+from chaos.events import EventWriter, Kind, read_actor, read_log
+from chaos.following import Tail
 from harness.checkers import check
 from harness.checkers.evidence import failed, passed
 from recovery import marks, ring

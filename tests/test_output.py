@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 from running import LIMIT_S, ROOT
 
-from chaos.events import Kind, Tail
+from chaos.events import Kind
+from chaos.following import Tail
 from recovery import output
 from recovery.output import Output
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind, Tail
+from chaos.events import Event, Kind
+from chaos.following import Tail
 from harness.results import Results
 
 pytestmark = pytest.mark.real

@@ -14,7 +14,8 @@ import pytest
 from test_real import DEADLINE_S, MLP, run, write
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind, Tail
+from chaos.events import Event, Kind
+from chaos.following import Tail
 from harness.results import Results
 from harness.storage import lacks_mount
 from harness.undoing import mounts

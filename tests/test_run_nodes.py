@@ -17,7 +17,8 @@ import pytest
 from running import EPOCHS, RECOVERABLE, ROOT, STEPS, Running, kill, until
 
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ORCHESTRATOR, EventWriter, Kind, Tail, read_actor
+from chaos.events import ORCHESTRATOR, EventWriter, Kind, read_actor
+from chaos.following import Tail
 from recovery.estate import lock, read_estate
 from recovery.home import Spot, least_taken
 from recovery.nodes.clock import boot_id

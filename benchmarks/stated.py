@@ -99,8 +99,8 @@ def blocks(page: str, excused: Sequence[str] = ()) -> Iterator[Block]:
 
 
 def flat(page: str) -> str:
-    """The text of a page on one line, in which a phrase is found wherever lines end."""
-    return " ".join(page.split())
+    """The text of a page, but for the table that is made, on one line: a phrase is found wherever lines end."""
+    return " ".join(_without_made(page).split())
 
 
 def made(page: str) -> str | None:

@@ -73,7 +73,7 @@ def restore(memory: Memory, state: TrainState, *, layout: Layout = ALONE, rank: 
     with memory.reading(candidate, layout, rank) as reading:
         reading.verify()
         reading.load()
-        state.load_scalars(reading.scalars)
+        state.load_scalars(reading.scalars, reading.slots)
     return candidate
 
 

@@ -243,22 +243,23 @@ class Counting(optim.SGD):
                     p.add_(slots["past"][0], alpha=0.01 * slots["step"])
 
 
+def counting(seed: int) -> TrainState:
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 2)
+    return TrainState(model, Counting(model.parameters(), lr=0.1, momentum=0.5), None, seed=1)
+
+
+def steps(state: TrainState, number: int) -> TrainState:
+    for _ in range(number):
+        for parameter in state.model.parameters():
+            parameter.grad = parameter.detach().cos()
+        state.apply(0.0)
+        state.step += 1
+    return state
+
+
 def test_whatever_an_optimizer_keeps_is_state(tmp_path: Path) -> None:
     """A plain number as step, lists, slots that come late, fields that change."""
-
-    def counting(seed: int) -> TrainState:
-        torch.manual_seed(seed)
-        model = nn.Linear(3, 2)
-        return TrainState(model, Counting(model.parameters(), lr=0.1, momentum=0.5), None, seed=1)
-
-    def steps(state: TrainState, number: int) -> TrainState:
-        for _ in range(number):
-            for parameter in state.model.parameters():
-                parameter.grad = parameter.detach().cos()
-            state.apply(0.0)
-            state.step += 1
-        return state
-
     for at in (1, 5):
         original = steps(counting(0), at)
         peers = [copied(original, counting(1)), copied(original, steps(counting(2), 7 - at))]

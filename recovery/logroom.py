@@ -83,16 +83,19 @@ def _numbered(name: str) -> int | None:
 
 class LogRoom:
     """Of the files directly in ``folders`` that processes of this job write. ``limit_bytes``: for all of them together;
-    ``before``: names of processes that another supervisor of the job has started."""
+    ``before``: names of processes that another supervisor of the job has started; None: there was none, and nothing of
+    this job is there yet, not even its own supervisor's log."""
 
-    def __init__(self, folders: Sequence[Path], limit_bytes: int, before: Collection[str] = ()) -> None:
+    def __init__(
+        self, folders: Sequence[Path], limit_bytes: int, before: Collection[str] | None = None
+    ) -> None:
         self._folders = folders
         self._limit = limit_bytes
         self._due_s = 0.0
         self._names = Names()
-        for name in (ORCHESTRATOR, *before):
+        for name in (ORCHESTRATOR, *(before or ())):
             self._names.add(name)
-        known = self._names if before else Names()
+        known = self._names if before is not None else Names()
         self._foreign = frozenset(path for path, _ in self._there() if _actor(path) not in known)
 
     def begins(self, name: str) -> None:

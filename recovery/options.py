@@ -52,7 +52,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     add(
         "--log-limit",
-        type=float,
+        type=room,
         default=10.0,
         metavar="GB",
         help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
@@ -144,7 +144,7 @@ def _add_state_options(add: Callable[..., object]) -> None:
         metavar="STEPS",
         help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
     )
-    add("--memory-limit", type=float, default=4000.0, metavar="MB", help="memory for them (default 4000)")
+    add("--memory-limit", type=room, default=4000.0, metavar="MB", help="memory for them (default 4000)")
     add("--keep", type=positive, metavar="N", help="checkpoints kept, instead of what the script says")
     add(
         "--fresh",
@@ -221,6 +221,14 @@ def seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
+    return value
+
+
+def room(text: str) -> float:
+    """How much may be held, more than 0. Raises ValueError, ArgumentTypeError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no room for anything: use a number, more than 0")
     return value
 
 

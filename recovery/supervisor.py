@@ -98,11 +98,14 @@ class Supervisor:
         self._listener = listener
         self._home = home
         self._estate = estate
+        left = estate.processes if estate is not None else {}
+        folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
+        # While our own log is not there, so that it counts.
+        self._log_room = LogRoom(folders, spec.log_limit_bytes, left if estate is not None else None)
         log = estate.log if estate is not None else None
         self._writer = EventWriter(
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
-        left = estate.processes if estate is not None else {}
         # Of processes that live, or whose end is still to be told.
         self._pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self._pids}
@@ -113,8 +116,6 @@ class Supervisor:
         self._failed_s: float | None = None
         self._failed_step = 0
         self._keepers: Keepers | None = None
-        folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
-        self._log_room = LogRoom(folders, spec.log_limit_bytes, before=left)
         try:
             self._store, port = start_store(home.store_host)
             self.controller = Controller(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from arms import cell_of
+from running import Running
 
 from chaos.events import EventWriter, Kind, read_actor, read_log
+from harness.checkers import CHECKERS, Evidence, check
 from recovery import marks
 from recovery.logroom import BLOCK, LogRoom, Names
 from recovery.ring import RingWriter
@@ -130,3 +134,47 @@ def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
         assert name in names
     assert "s1" in names and "w1" not in names and "w01" not in names and "w100001" not in names
     assert sys.getsizeof(names._letters) < 150_000 and len(names._others) <= 6
+
+
+OFTEN = "import sys; from recovery import logroom, run; logroom.EVERY_S = 0.0; sys.exit(run.main())"
+TALKS = """
+import torch, recovery
+job = recovery.join(samples=64, steps=1_000_000, global_batch=4)
+model = torch.nn.Linear(2, 1)
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
+while job.running():
+    with job.step() as step:
+        step.backward(model(torch.ones(len(step.samples), 2)).sum())
+        step.commit()
+        if step.number <= 300:
+            print("x" * 65535, flush=True)  # a block of 64 KiB
+"""
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_a_job_that_says_more_than_there_is_room_for_is_kept_within_it_and_proves_nothing(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks print 40 MB; there is room for 12, the supervisor's 4 among them."""
+    limit, printed = 12 * MB, 2 * 300 * BLOCK
+    monkeypatch.setattr(Running, "command", (sys.executable, "-c", OFTEN))
+    (memory / "talks.py").write_text(TALKS)
+    (logs := memory / "logs").mkdir()
+    options = ("--ranks", "2", "--strategy", "drop-replica", "--logs", logs, "--log-limit", f"{limit / 1e9}")
+    job = Running(memory, *options, memory / "talks.py")
+
+    def said() -> int:
+        return sum(path.stat().st_size for path in logs.iterdir())
+
+    try:
+        job.wait_for(lambda: said() >= printed and held(logs) + held(job.events) <= limit)
+    finally:
+        job.process.send_signal(signal.SIGTERM)
+        code = job.end()
+    assert code == 143, job.said
+    log = read_log(job.events)
+    counted = sum(event.data["bytes"] for event in log.of(Kind.FILES_DROPPED))
+    assert limit < counted <= said() - held(logs) + 4 * BLOCK
+    evidence = Evidence(arm="control", cell=cell_of("hot-spare", []), log=log)
+    assert {check(checker, evidence).verdict for checker in CHECKERS.values()} == {"inconclusive"}

@@ -25,7 +25,7 @@ from recovery.starvation import Pulse
 from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import Strategy
+from recovery.strategy import StateFrom, Strategy
 from recovery.wire import CheckpointNote, Joined, Message, Parked, Ready
 
 WORLDS = (64, 256, 1024, 4096, 16384)
@@ -108,7 +108,7 @@ class Job:
         self.control = Controller(
             strategy, self.hands, world=world, shards=shards, steps=10_000, store_port=1
         )
-        self.control.start()
+        self.control.start(StateFrom.INITIAL)
         for name in list(self.hands.marks):
             self.control.on_message(name, READY)
         self.step = STEP

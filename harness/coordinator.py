@@ -14,10 +14,12 @@ from harness.grip import Absence, CoordinatorLost, Grip
 from harness.launcher import Report, Said
 from recovery.adoption import past
 from recovery.controller import Controller
+from recovery.strategy import StateFrom
 from recovery.supervision import Hands
 from recovery.wire import Extra
 
 Make = Callable[[Hands], Controller]
+FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty
 
 
 class Coordinator:
@@ -38,6 +40,10 @@ class Coordinator:
     def there(self) -> bool:
         """Whether somebody supervises the job now."""
         return self._absence is None
+
+    def start(self) -> None:
+        """Begin the job."""
+        self.supervise(lambda controller: controller.start(FIRST_STATE))
 
     def supervise(self, act: Callable[[Controller], None]) -> None:
         """Let it do something, if it is there; it may be lost in the middle of that."""
@@ -81,5 +87,5 @@ class Coordinator:
             Kind.COORDINATOR_ADOPTED, generation=known.generation, down_s=round(down_s, 6), events=len(events),
             members=list(known.members), stage=absence.stage,
         )  # fmt: skip
-        self.supervise(lambda controller: controller.adopt(known))
+        self.supervise(lambda controller: controller.adopt(known, FIRST_STATE))
         return [report for report in absence.held if isinstance(report, Said)]

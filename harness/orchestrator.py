@@ -112,7 +112,7 @@ class Orchestrator:
         self._begin()
         try:
             self.injector.announce()
-            self._coordinator.supervise(lambda c: c.start())
+            self._coordinator.start()
             self._last_commit = (0, self.now_ns())
             while not self.controller.done:
                 self._turn(self.controller.timing.tick_s)

@@ -122,7 +122,7 @@ class Adopter(Standing):
     _first_state: StateFrom
     _unheard: set[str]
 
-    def adopt(self, known: Past, state: StateFrom = StateFrom.INITIAL) -> None:
+    def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have answered. ``state``:
         what ``start`` was, or would have been, told."""
         self._past, self._first_state = known, state

@@ -89,7 +89,7 @@ class Controller(Corruptions, Lookout):
 
     # ---- inputs
 
-    def start(self, state: StateFrom = StateFrom.INITIAL) -> None:
+    def start(self, state: StateFrom) -> None:
         """Start the first processes. CHECKPOINT: from the newest checkpoint that verifies, if there is one."""
         for _ in range(self.world):
             self._crew.spawn("worker", self.strategy.start_mode)

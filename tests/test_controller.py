@@ -91,7 +91,7 @@ class Rig:
         self.control = Controller(
             strategy, self.hands, world=world, steps=steps, store_port=4711, timing=timing, shards=shards
         )
-        self.control.start()
+        self.control.start(StateFrom.INITIAL)
 
     # ---- what processes report
 

@@ -24,6 +24,7 @@ from recovery.doubts import Doubt
 from recovery.fence import Fence
 from recovery.mechanisms.checkpointer import NothingToRestore
 from recovery.strategies.hot_spare import HotSpare
+from recovery.strategy import StateFrom
 from recovery.wire import Join, SetAside, Status
 
 
@@ -198,7 +199,7 @@ def test_who_takes_over_goes_on_doubting() -> None:
         hands = FakeHands()
         hands.marks = dict(rig.hands.marks)
         control = Controller(HotSpare(spares=3), hands, world=4, steps=100, store_port=1)
-        control.adopt(known)
+        control.adopt(known, StateFrom.INITIAL)
         for name in rig.names():
             place: Any = "training" if name in rig.members else "waiting"
             control.on_message(name, Status(place=place, generation=2, step=40, valid=True))

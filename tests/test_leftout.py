@@ -102,7 +102,7 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
     for name in known.roles:
         hands.marks[name] = hands.marks.get(name) or Rig(HotSpare()).hands.marks["w0"]
-    control.adopt(known)
+    control.adopt(known, StateFrom.INITIAL)
     told = Told()
     told.hear(LeaveOut(after=0, samples=[7], since=[2]))
     control._skips.tell(control._crew["w0"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,8 @@ from recovery.mechanisms.digest import Digester
 from recovery.mechanisms.fingerprint import fingerprint
 from recovery.mechanisms.finishing import told
 from recovery.mechanisms.group import Group
+from recovery.mechanisms.saving.background import Snapshot
+from recovery.mechanisms.saving.chunks import chunks_of
 from recovery.mechanisms.saving.together import votes
 from recovery.mechanisms.sharded import ShardedReducer
 from recovery.wire import Finished, Joined, Parked
@@ -157,7 +161,7 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
 
 
 def fingerprint_of(rank: GpuRank) -> str:
-    with rank.gpus.on():
+    with rank.gpus.on(torch.device(rank.device).index):
         return fingerprint(rank.job.state)
 
 
@@ -263,7 +267,7 @@ def together(gpus: Gpus, groups: list[Group], act: Callable[[Group], Any]) -> li
     """What each of them returns, from a thread of its own."""
 
     def run(group: Group) -> Any:
-        with gpus.on():
+        with gpus.on(group.device.index):
             if not hasattr(group, "everyone"):
                 group.form()
             return act(group)
@@ -279,7 +283,8 @@ def test_what_is_on_the_cpu_is_refused_and_that_is_no_lost_generation(gpus: Gpus
     with pytest.raises(ValueError, match="must be CUDA"):
         groups[0].start_all_reduce(torch.zeros(1))
     for group in groups:
-        group.leave()
+        with gpus.on(group.device.index):
+            group.leave()
     with pytest.raises(ValueError, match="on a GPU"):
         Group(
             generation=1, rank=0, world=1, store_port=port, backend="nccl", timeout_s=1.0, check=lambda: None
@@ -353,6 +358,78 @@ def test_a_device_that_fails_is_not_taken_for_a_lost_generation(
     del store
 
 
+# ---- GPUs and streams
+
+
+def test_a_thread_begins_on_the_first_gpu_and_works_on_its_current_one(gpus: Gpus) -> None:
+    def make(device: str) -> Tensor:
+        return torch.zeros(2, device=device)
+
+    with gpus.on(1), ThreadPoolExecutor(1) as pool:
+        there, mine = make("cuda"), torch.cuda.current_stream("cuda:1")
+        assert there.device == torch.device("cuda", 1)
+        alone = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, Nccl.Options())  # type: ignore[arg-type]
+        for act in (
+            partial(make, "cuda:1"), partial(torch.cuda.current_stream, "cuda:1"), there.tolist,
+            partial(torch.cuda.Event().record, mine), partial(alone.allreduce, [there]),
+        ):  # fmt: skip
+            with pytest.raises(AssertionError, match="current GPU is 0"):
+                pool.submit(act).result(WAIT_S)
+        pool.submit(torch.cuda.set_device, 1).result(WAIT_S)
+        assert pool.submit(make, "cuda").result(WAIT_S).device.index == 1
+
+
+def test_what_an_operation_uses_is_not_let_go_of_before_anything_comes_after_it(gpus: Gpus) -> None:
+    """By whoever calls NCCL; a group keeps it for those who call that."""
+    store, port = start_store()
+    groups = groups_of(port)
+    together(gpus, groups, lambda group: None)
+
+    def careless(group: Group) -> Any:
+        mine = next(made for made in gpus.groups if made.rank == group.rank)
+        work = mine.allreduce([torch.ones(3, device="cuda")])
+        with pytest.raises(AssertionError, match="allreduce was let go of"):
+            work.wait()
+
+    def careful(group: Group) -> Any:
+        work = group.start_all_reduce(torch.ones(3, device="cuda"))
+        group.wait(work)
+        return group.read(torch.ones(1, device="cuda"))
+
+    assert together(gpus, groups, careful) == [[1.0]] * 2
+    together(gpus, groups, careless)
+    del store
+
+
+def test_what_a_set_up_left_behind_makes_at_the_last_moment_is_aborted_and_kept_until_it_ends(
+    gpus: Gpus,
+) -> None:
+    ended, forming, uses = threading.Event(), Future[Any](), torch.ones(1)
+    group = groups_of(0)[0]
+    kept = weakref.ref(uses)
+    group.began(SimpleNamespace(is_completed=ended.is_set), uses)  # type: ignore[arg-type]
+    forming.set_result([])
+    seen: list[bool] = []
+
+    def abort() -> None:
+        seen.append(kept() is not None)
+        ended.set()
+
+    del uses
+    group._see_off(forming, [SimpleNamespace(abort=abort)], set())
+    assert seen[:1] == [True] and ended.is_set()
+
+
+def test_a_copy_for_a_save_has_arrived_when_it_is_handed_on(gpus: Gpus) -> None:
+    with gpus.on(1):
+        tensors = {name: torch.arange(40.0, device="cuda") + place for place, name in enumerate("ab")}
+        since = gpus.waited()
+        copies = Snapshot().take(chunks_of(tensors))
+        assert gpus.waited() - since == 1
+    assert [copy.data.tolist() for copy in copies] == [[place + n for n in range(40)] for place in range(2)]
+    assert not any(copy.data.is_cuda for copy in copies)
+
+
 # ---- digests
 
 
@@ -370,11 +447,13 @@ def test_a_digest_is_taken_on_the_device_with_one_wait_and_in_pieces(
     generator = torch.Generator().manual_seed(3)
     values = (torch.rand(101, generator=generator) * 100).to(dtype)
     with gpus.on():
-        there, again = values.to("cuda:1"), values.to("cuda:0")
+        again = digests_of(gpus, values.to("cuda:0"))
+    with gpus.on(1):
+        there = values.to("cuda:1")
         since = gpus.waited()
         first = digests_of(gpus, there)
         assert gpus.waited() - since == 1
-        assert first == digests_of(gpus, again) == digests_of(gpus, there.clone())
+        assert first == again == digests_of(gpus, there.clone())
         assert first == digests_of(gpus, torch.stack([there, there], dim=1)[:, 0]), "whatever its strides"
         seen = {first, digests_of(gpus, there.flip(0)), digests_of(gpus, there[:-1])}
         raw = there.view(torch.uint8)

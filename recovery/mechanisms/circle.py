@@ -38,14 +38,15 @@ class Circle:
         self._made = made
 
     def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
-        """Begin an operation on torch's process group. Raises GenerationLost."""
+        """Begin an operation on torch's process group. Its tensors are kept until it is waited for, as ``operation``
+        refers to them. Raises GenerationLost."""
         try:
             work = operation(self._made)
         except DEVICE_ERRORS:
             raise
         except RuntimeError as error:
             raise GenerationLost(first_line(error)) from error
-        self._group.began(work)
+        self._group.began(work, operation)
         return work
 
     def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:

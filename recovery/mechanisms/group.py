@@ -93,7 +93,9 @@ class Group:
         self._aborts = nccl.Aborts()
         self._forming: Future[list[Circle]] | None = None
         self._latest: dist.Work | None = None
-        self._open: dict[int, dist.Work] = {}  # begun, and nothing comes after them yet
+        self._open: dict[
+            int, tuple[dist.Work, Any]
+        ] = {}  # begun, and nothing comes after them yet; what they use
 
     @property
     def ranks(self) -> range:
@@ -190,7 +192,7 @@ class Group:
         """Raises GenerationLost if the generation was aborted before, as nobody else would come any more."""
         if self._aborted:
             raise GenerationLost("aborted while the group was formed")
-        nccl.connect(made, probe)
+        self.began(nccl.connect(made, probe), probe)
 
     def _linked(self) -> set[str]:
         """The socket of the connection to the store, if it is to outlive the generation."""
@@ -241,18 +243,19 @@ class Group:
             except GenerationLost:
                 self._abandon(work)
                 raise
-        self._open.pop(id(work), None)
         try:
             work.wait()
         except DEVICE_ERRORS:
             raise
         except RuntimeError as error:
             raise GenerationLost(first_line(error)) from error
+        self._open.pop(id(work), None)
 
-    def began(self, work: dist.Work) -> None:
-        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of them."""
+    def began(self, work: dist.Work, uses: Any) -> None:
+        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of them. ``uses``: its
+        tensors, or what holds them; kept until the operation is waited for, since it runs on a stream of its own."""
         if self.backend == "nccl":
-            self._latest = self._open[id(work)] = work
+            self._latest, self._open[id(work)] = work, (work, uses)
 
     def settle(self) -> None:
         """Have what was received in place, and know that it is whole. Raises GenerationLost.
@@ -307,7 +310,7 @@ class Group:
         self.abort()
         self._latest, left = None, list(self._open.values())
         self._open = {}
-        for work in left:
+        for work, _ in left:
             work.synchronize()  # what an aborted kernel still writes comes before what the next generation does
         if self.backend == "nccl" and self._forming is not None and not self._forming.done():
             # Those of its sockets that are opened later than now are nobody's to tell from the next generation's.
@@ -321,12 +324,17 @@ class Group:
             threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
 
     def _see_off(self, forming: Future[list[Circle]], made: list[Any], sockets: set[str]) -> None:
-        """Push a set-up that was left behind until it ends; what it has made by then is aborted too."""
+        """Push a set-up that was left behind until it ends, and with it what it has begun; what it has made by then is
+        aborted too, were it made at the last moment."""
         deadline_s = time.monotonic() + SEE_OFF_S
-        while not forming.done() and time.monotonic() < deadline_s:
-            self._break_off(sockets)
+        while time.monotonic() < deadline_s:
+            done = forming.done()
+            if not done:
+                self._break_off(sockets)
             self._aborts.abort(made)
-            wait([forming], timeout=SEE_OFF_PAUSE_S)
+            if done and all(work.is_completed() for work, _ in self._open.values()):
+                return
+            time.sleep(SEE_OFF_PAUSE_S)
 
     def _abandon(self, work: dist.Work) -> None:
         """Give an operation a last chance to notice that its connections are gone, then leave it to itself."""

@@ -2,6 +2,8 @@
 
 - Everything runs on the stream of a device: ``Work.wait`` has that stream wait, not the host. A kernel that was aborted
   ends like any other and leaves garbage, so the host has to ask whether there was an abort after it has waited.
+- An operation runs on a stream of NCCL's own, so that its tensors may only be let go of after ``Work.wait``: else their
+  memory would be given to whoever asks next. The group holds them until then.
 - A communicator is made by the first collective of a group, which waits in the host for all members and cannot be
   aborted before it is registered. It is made on a thread that can be left behind.
 - The watchdog of torch ends the process when a collective fails. The supervisor decides that here, see WATCHDOG.
@@ -43,9 +45,10 @@ def meet(store: dist.Store, place: int, size: int, timeout: timedelta) -> Any:
     return dist.ProcessGroupNCCL(store, place, size, options)
 
 
-def connect(made: Any, probe: Tensor) -> None:
-    """Make the communicator, and wait for the other members in it. ``probe``: one value on the device."""
-    made.allreduce([probe])
+def connect(made: Any, probe: Tensor) -> dist.Work:
+    """Make the communicator, and wait for the other members in it. ``probe``: one value on the device, which is still
+    under way then."""
+    return made.allreduce([probe])  # type: ignore[no-any-return]
 
 
 class Aborts:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hogs import URGENCIES, hogs
 from test_scenarios import loaded, simulate
 
-from chaos.events import Kind, read_log
+from chaos.events import Event, Kind, Log, read_log
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
-HOGS = 4
 SCENARIO = """\
 version: 1
 name: busy-machine
@@ -25,41 +22,65 @@ recovery: hot-spare
 baseline: none
 stop_conditions: [{when: "wall_time > 240s"}]
 """
+POISONED = (20, 45, 70, 95)
+"""Steps from which on one sample more gives NaN."""
+FAULT = "{id: p%d, kind: poison-sample, target: {role: worker, select: all}, at: {step: %d}}"
+POISON = f"""\
+version: 1
+name: poison-busy
+description: Samples that nobody can compute are looked for, one by one, where there is little of the processors.
+seed: 1
+workload: {{kind: gpt, size: nano, ranks: 4, steps: 110, global_batch: 32, checkpoint: {{every: 50, keep: 2}}}}
+recovery: ${{matrix.recovery}}
+matrix: {{recovery: [drop-replica, hot-spare]}}
+faults: [{", ".join(FAULT % (step, step) for step in POISONED)}]
+baseline: none
+stop_conditions: [{{when: "no_committed_step_for > 120s"}}]
+"""
 
 
-@pytest.fixture(params=[0, 19], ids=["as-urgent", "niced"])
-def hogs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Processes that take all the time they get. Each ends with this one, and after a while by itself."""
-    burn = (
-        "import os, sys, time\n"
-        "os.nice(int(sys.argv[1]))\n"
-        "end = time.monotonic() + 600\n"
-        "while time.monotonic() < end and os.getppid() == int(sys.argv[2]): sum(range(100000))\n"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", burn, str(request.param), str(os.getpid())])
-        for _ in range(HOGS)
-    ]
-    try:
+@pytest.fixture(params=URGENCIES.values(), ids=URGENCIES)
+def beside_hogs(request: pytest.FixtureRequest) -> Iterator[None]:
+    with hogs(request.param):
         yield
-    finally:
-        for each in started:
-            each.kill()
-        for each in started:
-            each.wait(timeout=30)
 
 
-@pytest.mark.usefixtures("hogs")
+def logs_of(scenario: str, folder: Path) -> list[Log]:
+    """Of the arms of a scenario that is played here."""
+    path = folder / "busy-machine.yaml"
+    path.write_text(scenario)
+    simulate(loaded(path), folder)
+    return [read_log(events) for events in sorted(folder.rglob("events/*")) if events.is_dir()]
+
+
+@pytest.mark.usefixtures("beside_hogs")
 def test_nobody_is_taken_for_hung_on_a_busy_machine(tmp_path: Path) -> None:
-    path = tmp_path / "busy-machine.yaml"
-    path.write_text(SCENARIO)
-    simulate(loaded(path), tmp_path)
-    found = [
-        event for events in tmp_path.rglob("events/*") if events.is_dir()
-        for event in read_log(events).events if event.kind is Kind.FAILURE_DETECTED
-    ]  # fmt: skip
-    logs = [events for events in tmp_path.rglob("events/*") if events.is_dir()]
-    assert logs and any(
-        e.kind is Kind.STEP_COMMITTED and (e.step or 0) > 20 for e in read_log(logs[0]).events
-    )
-    assert found == []
+    (log,) = logs_of(SCENARIO, tmp_path)
+    assert any((event.step or 0) > 20 for event in log.of(Kind.STEP_COMMITTED))
+    assert list(log.of(Kind.FAILURE_DETECTED)) == []
+
+
+@pytest.mark.usefixtures("beside_hogs")
+@pytest.mark.timeout(900)
+def test_nobody_but_the_blamed_fails_where_a_sample_is_looked_for_on_a_busy_machine(tmp_path: Path) -> None:
+    """The step is redone, then each blamed rank computes its share again, sample by sample, and nobody is killed."""
+    logs = logs_of(POISON, tmp_path)
+    assert len(logs) == 2
+    for log in logs:
+        skipped = [event.data["samples"] for event in log.of(Kind.SAMPLES_SKIPPED)]
+        assert [len(samples) for samples in skipped] == [1] * len(POISONED), "each was found, and alone"
+        failed = list(log.of(Kind.FAILURE_DETECTED))
+        assert {event.data["cause"] for event in failed} == {"nonfinite"}, failed
+        assert {about(event, event.data["rank"]) for event in failed} <= blamed(log)
+        assert not [event for event in log.of(Kind.PROCESS_EXITED) if not event.data["expected"]]
+        assert [event.data["outcome"] for event in log.of(Kind.RUN_FINISHED)] == ["completed"]
+
+
+def blamed(log: Log) -> set[tuple[int, int]]:
+    """By the ranks themselves."""
+    return {about(event, rank) for event in log.of(Kind.NONFINITE_CAUGHT) for rank in event.data["blamed"]}
+
+
+def about(event: Event, rank: int) -> tuple[int, int]:
+    """Which rank, in which generation."""
+    return event.generation, rank

@@ -242,7 +242,7 @@ def test_a_changed_value_costs_no_more_than_the_steps_since_the_agreement(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_with_nothing_left_the_job_ends_with_its_own_error_unless_told_to_begin_anew(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:

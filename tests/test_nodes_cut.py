@@ -146,8 +146,10 @@ def begun(jobs: list[CutJob], folder: Path, sites: Sites, *options: str, epochs:
     return jobs[0]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seconds", [2.0, 4.5, 10.0, 60.0])
+CUTS_S = {2.0: pytest.mark.long, 4.5: pytest.mark.soak, 10.0: pytest.mark.long, 60.0: pytest.mark.soak}
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(s, marks=mark) for s, mark in CUTS_S.items()])
 def test_ranks_train_on_through_a_cut_and_nobody_is_killed(
     tmp_path: Path, sites: Sites, jobs: list[CutJob], seconds: float
 ) -> None:

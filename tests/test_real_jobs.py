@@ -14,7 +14,7 @@ from harness.results import CellResult, Results
 pytestmark = pytest.mark.real
 FILES = sorted((FOLDER / "real-jobs").glob("*.yaml"))
 QUICK = ("onecycle-kill",)
-"""Half a minute for its six arms; stalls and evaluations are waited for in each arm of the others."""
+"""Six arms of few seconds; in each of the others stalls or evaluations are waited for."""
 PLAYED = [
     pytest.param(path, id=path.stem, marks=pytest.mark.long if path.stem in QUICK else pytest.mark.soak)
     for path in FILES

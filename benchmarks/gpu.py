@@ -41,23 +41,32 @@ EVERY = 3  # steps between checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: it takes at least."""
+    """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``: of the model."""
 
     name: str
     strategy: str
     ranks: int
     spares: int = 0
     gpus: int = 1
+    shards: int = 1
 
 
 ROWS = (
     Row(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
     Row(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
     Row(name="checkpoint-restart, two ranks on one GPU (gloo)", strategy="checkpoint-restart", ranks=2),
+    Row(
+        name="checkpoint-restart, a model in two shards on one GPU (gloo)", strategy="checkpoint-restart", ranks=2,
+        shards=2,
+    ),
     Row(name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1),
     Row(name="hot-spare, one rank a GPU (NCCL)", strategy="hot-spare", ranks=2, spares=1, gpus=3),
     Row(name="drop-replica, one rank a GPU (NCCL)", strategy="drop-replica", ranks=2, gpus=2),
-)
+    Row(
+        name="checkpoint-restart, a model in two shards, one a GPU (NCCL)", strategy="checkpoint-restart", ranks=2,
+        gpus=2, shards=2,
+    ),
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -87,7 +96,8 @@ class Job:
         self.ready: set[str] = set()
         self.gone: set[str] = set()
         command = [
-            sys.executable, "-m", "recovery.run", "--ranks", str(row.ranks), "--strategy", row.strategy,
+            sys.executable, "-m", "recovery.run", "--ranks", str(row.ranks), "--shards", str(row.shards),
+            "--strategy", row.strategy,
             *(["--spares", str(row.spares)] if row.strategy == "hot-spare" else []),
             "--device", device, "--events", str(self._events), "--logs", str(folder / "logs"),
             "--checkpoint-dir", str(folder / "checkpoints"), "--every", str(EVERY), "--keep", "1",
@@ -252,9 +262,9 @@ def part(name: str, device: str, size: str, until_s: float) -> tuple[dict[str, A
 
 def page(
     device: str, size: str, batch: int, about: dict[str, Any], parts: dict[str, tuple[dict[str, Any], str]],
-    jobs: dict[str, Measured],
+    jobs: dict[str, Measured], skipped: dict[str, str],
 ) -> str:  # fmt: skip
-    """The whole of docs/gpu-results.md."""
+    """The whole of docs/gpu-results.md. ``skipped``: job -> why it was not run."""
     what = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [
         "# Results on GPUs", "",
@@ -271,6 +281,7 @@ def page(
     for name, job in jobs.items():
         lines.append(f"| {name} | {spread(job.steps)} | {spread(job.detected)} | {spread(job.recovered)} |")
     lines += [f"- {name}: {job.note}" for name, job in jobs.items() if job.note]
+    lines += [f"- Not run: {name}: {why}" for name, why in skipped.items()]
     lines += [
         "",
         "## One process",
@@ -301,6 +312,13 @@ def page(
     )
     lines += [f"\n{name}: {reason}." for name, (_, reason) in parts.items() if reason]
     return "\n".join(lines) + "\n"
+
+
+def why_not(row: Row, gpus: int, sharding: str) -> str:
+    """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard a model."""
+    if row.gpus > gpus:
+        return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
+    return sharding if row.shards > 1 else ""
 
 
 def driver() -> str:
@@ -340,14 +358,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = 8
     about, reason = part("machine", given.device, given.size, until_s)
     jobs: dict[str, Measured] = {}
-    rows = [row for row in ROWS if row.gpus <= count]
+    sharding = about.pop("sharding", reason)
+    skipped = {row.name: why for row in ROWS if (why := why_not(row, count, sharding))}
+    rows = [row for row in ROWS if row.name not in skipped]
     jobs_until_s = time.monotonic() + JOBS_SHARE * (until_s - time.monotonic())
     for place, row in enumerate(rows):
         share_s = max(0.0, jobs_until_s - time.monotonic()) / (len(rows) - place)
         print(f"{datetime.now(UTC):%H:%M:%S} {row.name}", file=sys.stderr, flush=True)
         jobs[row.name] = play(row, given.device, given.size, batch, time.monotonic() + share_s)
     parts = {name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")}
-    text = page(given.device, given.size, batch, about, parts, jobs)
+    text = page(given.device, given.size, batch, about, parts, jobs, skipped)
     given.out.write_text(text)
     print(text)
     failed = reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())

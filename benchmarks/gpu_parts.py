@@ -62,8 +62,9 @@ def group_of(device: torch.device, generation: int, port: int, check: Callable[[
 
 
 def machine(device: torch.device, size: str) -> Figures:
-    """What it runs on."""
+    """What it runs on. ``sharding``: why this torch cannot shard a model; else empty."""
     found: Figures = {
+        "sharding": "",
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in make_model(size).parameters()),
@@ -73,6 +74,12 @@ def machine(device: torch.device, size: str) -> Figures:
             "device": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count(),
             "cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }  # fmt: skip
+    from recovery.mechanisms.sharding import require_torch  # takes seconds, and is for this alone
+
+    try:
+        require_torch()
+    except RuntimeError as error:
+        found["sharding"] = str(error)
     return found
 
 

@@ -24,7 +24,7 @@ def main() -> None:
     job = recovery.join(samples=SAMPLES, steps=STEPS, global_batch=batch, seed=1)
     torch.manual_seed(job.seed)
     model = make_model(size).to(job.device)
-    job.attach(model, make_optimizer(list(model.parameters())), clip_norm=1.0)
+    job.attach(model, make_optimizer, clip_norm=1.0)
     kind = torch.device(job.device).type
 
     def loss_of(samples: list[int]) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from benchmarks import gpu, gpu_parts
 from chaos.errors import EXIT_SKIPPED
@@ -33,7 +34,9 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
         "faults": ({"landed": {"gradient nan": True, "rng zero": False}, "where": ["cuda"]}, ""),
         "other": ({}, "not run: no time left"),
     }  # fmt: skip
-    page = gpu.page("cuda", "124m", 8, {"torch": "2.11", "device": "H100"}, parts, {"hot-spare": job})
+    about = {"torch": "2.11", "device": "H100"}
+    page = gpu.page("cuda", "124m", 8, about, parts, {"hot-spare": job}, {"shards": "this torch cannot"})
+    assert "- Not run: shards: this torch cannot\n" in page
     assert "torch 2.11, device H100" in page and "rehearsal" not in page
     assert (
         "| hot-spare | 2 | 0.375 | 0.250 to 0.500 | 1 | 0.010 | 0.010 to 0.010 | 1 | 1.500 | 1.500 to 1.500 |"
@@ -43,7 +46,33 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
     assert "| form a group of one | 3 | 0.25000 | 0.12500 to 0.50000 |" in page
     assert "1 of 2 landed on cuda tensors" in page and "not rng zero" in page
     assert "other: not run: no time left" in page
-    assert "None of these figures is of a GPU" in gpu.page("cpu", "tiny", 8, {}, parts, {})
+    assert "None of these figures is of a GPU" in gpu.page("cpu", "tiny", 8, {}, parts, {}, {})
+
+
+def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as old:
+        old.delattr(FSDPModule, "reset_iter_state")
+        about = gpu_parts.machine(torch.device("cpu"), "tiny")
+    assert "use torch 2.13" in about["sharding"]
+    assert gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"] == ""
+    played: list[gpu.Row] = []
+
+    def play(row: gpu.Row, *_: object) -> gpu.Measured:
+        played.append(row)
+        return gpu.Measured()
+
+    monkeypatch.setattr(gpu, "gpus", lambda: 1)
+    monkeypatch.setattr(gpu, "play", play)
+    monkeypatch.setattr(gpu, "part", lambda name, *_: (dict(about) if name == "machine" else {}, ""))
+    page = tmp_path / "page.md"
+    assert gpu.main(["--out", str(page)]) == 0
+    assert {(row.gpus, row.shards) for row in played} == {(1, 1)}
+    text = page.read_text()
+    for row in gpu.ROWS:
+        assert (f"- Not run: {row.name}: " in text) == (row not in played) and row.name in text
+    assert text.count("use torch 2.13") == 1 and text.count("it needs 2 GPUs, there is 1") == 2
 
 
 def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
@@ -83,7 +112,8 @@ def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("row", gpu.ROWS, ids=[row.name for row in gpu.ROWS])
 def test_a_killed_rank_is_recovered_from(row: gpu.Row) -> None:
-    if row.gpus > GPUS:
-        pytest.skip(f"needs {row.gpus} GPUs, there are {GPUS}")
+    why = gpu.why_not(row, GPUS, gpu_parts.machine(torch.device("cpu"), "tiny")["sharding"])
+    if why:
+        pytest.skip(why)
     found = gpu.play(row, "cuda", "tiny", 8, time.monotonic() + 120)
     assert (found.note, len(found.recovered)) == ("", gpu.INCIDENTS)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cgroups import CgroupControl, lacks_cgroup
 from harness.health import HealthSource, Reading
-from harness.shims.slowness import Slowness
+from harness.shims.slowness import Slowness, _gpu_work
 
 needs_groups = pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
 pytestmark = pytest.mark.real
@@ -84,6 +84,25 @@ def test_without_the_means_nothing_is_done_and_that_is_said() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         assert "no CUDA device" in slow.set(2, "sm-contention")
+
+
+def test_a_competitor_for_a_gpu_comes_after_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is not the one on which its numbers are made."""
+    torch = pytest.importorskip("torch")
+    said: list[object] = []
+
+    class Side:
+        def __init__(self, device: object) -> None:
+            said.append(device)
+
+        def wait_stream(self, other: object) -> None:
+            said.append(other)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch, "randn", lambda *_, device: said.append("numbers"))
+    _gpu_work("cuda:1")
+    assert said == ["cuda:1", "numbers", "current of cuda:1"]
 
 
 def test_a_health_report_is_read_once_and_nonsense_is_passed_over(tmp_path: Path) -> None:

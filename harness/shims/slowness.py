@@ -122,6 +122,7 @@ def _gpu_work(device: Any) -> Callable[[], None]:
 
     stream = torch.cuda.Stream(device)
     matrix = torch.randn(4096, 4096, device=device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # which makes the matrix
 
     def work() -> None:
         with torch.cuda.stream(stream):

@@ -123,6 +123,7 @@ class GpuRank:
                 if messages is None:
                     self._thread.join(WAIT_S)
                     raise AssertionError(f"{self.name} ended: {self.error!r}")
+                assert messages, f"{self.name} says nothing for {WAIT_S:g} s; another may have ended"
                 self._heard.extend(messages)
             message = self._heard.pop(0)
             if isinstance(message, kind):

@@ -1,4 +1,4 @@
-"""One job that fails again and again, and what its processes hold while it does."""
+"""One job that fails again and again, on this machine or on nodes, and what its processes hold while it does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster import Cluster
 from running import Running, kill
 
 from chaos.events import Event, Kind
@@ -38,7 +39,7 @@ SETTLE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What one process holds."""
+    """What processes of one role hold together."""
 
     descriptors: int
     threads: int
@@ -57,8 +58,17 @@ class Sample:
     held: Mapping[str, Held]
 
 
-def held_by(pid: int) -> Held:
+def held_by(pids: Sequence[int]) -> Held:
     """By the kernel's word."""
+    each = [_held_by_one(pid) for pid in pids]
+    return Held(
+        descriptors=sum(held.descriptors for held in each),
+        threads=sum(held.threads for held in each),
+        rss_kib=sum(held.rss_kib for held in each),
+    )
+
+
+def _held_by_one(pid: int) -> Held:
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return Held(
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
@@ -105,10 +115,10 @@ class Known:
 
 
 class LongRun:
-    """Plays failures in one job, one after the other. ``folder``: for its logs."""
+    """Plays failures in one job on this machine, one after the other. ``folder``: for its logs."""
 
     def __init__(self, folder: Path, *, seed: int, spares: int = 2) -> None:
-        self._job = Running(folder, "--ranks", RANKS, "--spares", spares, "--logs", folder / "logs", JOB)
+        self._job = self._begin(folder, "--ranks", str(RANKS), "--spares", str(spares))
         self._spares = spares
         self._random = random.Random(seed)
         self._tail = Tail(self._job.events / "orchestrator.jsonl")
@@ -118,6 +128,18 @@ class LongRun:
         self._committed_generation = 0
         self._started_s = time.monotonic()
         self.count = {kind: 0 for kind in KINDS}
+
+    def _begin(self, folder: Path, *options: str) -> Running:
+        return Running(folder, *options, "--logs", folder / "logs", JOB)
+
+    def _who(self) -> Mapping[str, Sequence[int]]:
+        """Pids of those whose holdings are looked at, by their roles."""
+        supervisor = self._job.process.pid
+        return {
+            "supervisor": [supervisor],
+            "survivor": [self.known.pids[SURVIVOR]],
+            "fork server": [self._fork_server(supervisor)],
+        }
 
     def _look(self) -> None:
         for event in self._tail.read():
@@ -157,10 +179,11 @@ class LongRun:
     def _until_told_of(self, failures: int) -> None:
         self._until(lambda: self.known.failures >= failures)
 
-    def mixed(self, count: int) -> Iterator[str]:
-        """Kinds by the seed, and every one of them once before any a second time."""
+    def mixed(self, count: int, *, sparing: Collection[str] = ()) -> Iterator[str]:
+        """Kinds by the seed, but for some, and every one of them once before any a second time."""
         while count > 0:
-            due = [kind for kind in KINDS if kind != "spare" or self.count["spare"] < MAX_SPARES]
+            spares_end = self.count["spare"] >= MAX_SPARES
+            due = [kind for kind in KINDS if kind not in sparing and not (kind == "spare" and spares_end)]
             kinds = self._random.sample(due, min(count, len(due)))
             yield from kinds
             count -= len(kinds)
@@ -168,11 +191,10 @@ class LongRun:
     def sample(self, *, keys: Callable[[int], int] | None = None) -> Sample:
         """What is held now that all is steady again. ``keys``: counts those of the store at a port."""
         self.steady(self._spares)
-        supervisor = self._job.process.pid
-        who = {"supervisor": supervisor, "survivor": self.known.pids[SURVIVOR], "fork server": self._forker()}
         return Sample(
             failures=self.failures, lost=self.lost, seconds=time.monotonic() - self._started_s, step=self.step,
-            keys=keys(self._port()) if keys else -1, held={role: held_by(pid) for role, pid in who.items()},
+            keys=keys(self._port()) if keys else -1,
+            held={role: held_by(pids) for role, pids in self._who().items()},
         )  # fmt: skip
 
     def sample_once(self, enough: Callable[[Sample], bool]) -> Sample:
@@ -195,25 +217,55 @@ class LongRun:
         self._job.process.communicate(timeout=FAILURE_LIMIT_S)
 
     def zombies(self) -> int:
-        """Children of the supervisor that nobody has waited for."""
-        return sum(fields[:2] == ["Z", str(self._job.process.pid)] for _, fields in processes.everybody())
+        """Children of theirs that nobody has waited for."""
+        ours = {str(pid) for pids in self._who().values() for pid in pids}
+        return sum(fields[0] == "Z" and fields[1] in ours for _, fields in processes.everybody())
 
-    def _forker(self) -> int:
+    def _fork_server(self, parent: int) -> int:
         for pid, fields in processes.everybody():
-            ours = fields[1] == str(self._job.process.pid) and pid not in self.known.pids.values()
+            ours = fields[1] == str(parent) and pid not in self.known.pids.values()
             if ours and b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         raise AssertionError("no fork server")
 
+    def _door(self) -> int:
+        """Where it listens for agents; 0: nowhere."""
+        return 0
+
     def _port(self) -> int:
-        """Where the supervisor's store listens."""
+        """Where the supervisor's store listens, and nobody else does."""
         folder = Path(f"/proc/{self._job.process.pid}/fd")
         sockets = {os.readlink(path) for path in folder.iterdir()}
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
-                return int(words[1].split(":")[1], 16)
+            port = int(words[1].split(":")[1], 16)
+            if words[3] == "0A" and port != self._door() and f"socket:[{words[9]}]" in sockets:
+                return port
         raise AssertionError("no store")
+
+
+class NodesRun(LongRun):
+    """The same on two nodes, each an agent of this machine. The survivor is on the first."""
+
+    def _begin(self, folder: Path, *options: str) -> Running:
+        self._cluster = Cluster(folder)
+        return self._cluster.run(*options, JOB)
+
+    def _who(self) -> Mapping[str, Sequence[int]]:
+        # An agent holds more for each process of its node, and those go from one node to the other.
+        agents = [agent.pid for agent in self._cluster.agents]
+        return {
+            "coordinator": [self._job.process.pid],
+            "survivor": [self.known.pids[SURVIVOR]],
+            "agents": agents,
+            "fork servers": [self._fork_server(agent) for agent in agents],
+        }
+
+    def _door(self) -> int:
+        return int(self._cluster.at.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self._cluster.close()
 
 
 def curve(samples: list[Sample]) -> str:

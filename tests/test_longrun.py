@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from longrun import KINDS, LongRun, Sample, curve
+from longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
 
 from recovery.jobconfig import LOOPBACK
 from recovery.nameless import nameless
 
-FAILURES, EVERY, WARM = 1000, 50, 200
+FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
 # Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3 keys and a survivor
 # 0.03 descriptors and 0.03 threads more for each failure (1,000 failures, 868 lost).
 MOMENTARY = 3  # descriptors or threads of a process just starting or ending
@@ -28,11 +28,39 @@ def memory_run(memory: Path) -> Iterator[LongRun]:
     run.kill()
 
 
+@pytest.fixture
+def nodes_run(memory: Path) -> Iterator[NodesRun]:
+    run = NodesRun(memory, seed=20)
+    yield run
+    run.kill()
+
+
 def keys(port: int) -> int:
     """In the store."""
     import torch.distributed as dist
 
     return nameless(lambda: dist.TCPStore(LOOPBACK, port, is_master=False)).num_keys()
+
+
+def bound(role: str) -> int:
+    """Descriptors, or threads, that a process may hold for a moment."""
+    return ABANDONED if role == "survivor" else MOMENTARY
+
+
+def assert_flat(run: LongRun, samples: list[Sample], capsys: pytest.CaptureFixture[str]) -> None:
+    """The curve, and that it does not rise. The run is ended."""
+    told = curve(samples)
+    with capsys.disabled():
+        print(f"\n{told}\n{run.count}")
+    warm = [sample for sample in samples if sample.failures >= WARM]
+    failures = warm[-1].failures - warm[0].failures
+    for role in warm[0].held:
+        assert grew(warm, role, "descriptors") <= bound(role), told
+        assert grew(warm, role, "threads") <= bound(role), told
+        assert grew(warm, role, "rss_kib") <= RSS_KIB * failures, told
+    assert max(sample.keys for sample in samples) <= KEYS, told
+    assert run.zombies() <= MOMENTARY
+    assert run.end() == 143
 
 
 def grew(samples: list[Sample], role: str, what: str) -> float:
@@ -41,26 +69,37 @@ def grew(samples: list[Sample], role: str, what: str) -> float:
     return median(values[-3:]) - median(values[:3])
 
 
-@pytest.mark.real
-@pytest.mark.timeout(120)
-@pytest.mark.long
-def test_thirty_failures_leave_nothing(memory_run: LongRun) -> None:
-    run = memory_run
+def assert_thirty_leave_nothing(run: LongRun) -> None:
+    """Neither descriptors nor threads. The run is ended."""
     run.play(KINDS)
     before = run.sample()
     run.play(run.mixed(24))
-    bounds = (("supervisor", 0), ("survivor", ABANDONED), ("fork server", 0))
 
     def flat(after: Sample) -> bool:
         return all(
-            after.held[role].descriptors <= before.held[role].descriptors + more
-            and after.held[role].threads <= before.held[role].threads + more
-            for role, more in bounds
+            held.descriptors <= before.held[role].descriptors + more
+            and held.threads <= before.held[role].threads + more
+            for role, held in after.held.items()
+            for more in [ABANDONED if role == "survivor" else 0]
         )
 
     after = run.sample_once(flat)
     assert flat(after), curve([before, after])
     assert run.end() == 143
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+@pytest.mark.long
+def test_thirty_failures_leave_nothing(memory_run: LongRun) -> None:
+    assert_thirty_leave_nothing(memory_run)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+@pytest.mark.long
+def test_thirty_failures_leave_nothing_on_nodes(nodes_run: NodesRun) -> None:
+    assert_thirty_leave_nothing(nodes_run)
 
 
 @pytest.mark.real
@@ -75,16 +114,21 @@ def test_a_thousand_failures_of_all_kinds_in_one_job(
         samples.append(run.sample(keys=keys))
         if run.failures < FAILURES:
             run.play(run.mixed(EVERY))
-    told = curve(samples)
-    with capsys.disabled():
-        print(f"\n{told}\n{run.count}")
-    assert samples[-1].failures == FAILURES
-    warm = [sample for sample in samples if sample.failures >= WARM]
-    failures = warm[-1].failures - warm[0].failures
-    for role, more in (("supervisor", MOMENTARY), ("survivor", ABANDONED), ("fork server", MOMENTARY)):
-        assert grew(warm, role, "descriptors") <= more, told
-        assert grew(warm, role, "threads") <= more, told
-        assert grew(warm, role, "rss_kib") <= RSS_KIB * failures, told
-    assert max(sample.keys for sample in samples) <= KEYS, told
-    assert run.zombies() <= MOMENTARY
-    assert run.end() == 143
+    while run.lost < FAILURES:
+        run.play(run.mixed(min(EVERY, FAILURES - run.lost), sparing=COSTS_NOBODY))
+        samples.append(run.sample(keys=keys))
+    assert samples[-1].lost == FAILURES
+    assert_flat(run, samples, capsys)
+
+
+@pytest.mark.real
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_hundreds_of_failures_leave_nothing_on_nodes(
+    nodes_run: NodesRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, samples = nodes_run, []
+    while run.lost < LOST_ON_NODES:
+        run.play(run.mixed(EVERY))
+        samples.append(run.sample(keys=keys))
+    assert_flat(run, samples, capsys)

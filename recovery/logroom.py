@@ -15,7 +15,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +107,10 @@ class LogRoom:
         if time.monotonic() < self._due_s:
             return None
         self._due_s = time.monotonic() + EVERY_S
-        files = self._files()
-        excess = sum(file.held for file in files) - self._limit
-        return self._clear(files, living, excess + int((1 - LEAVE) * self._limit)) if excess > 0 else None
+        excess = sum(file.held for file in self._files()) - self._limit  # one at a time: there may be many
+        if excess <= 0:
+            return None
+        return self._clear(list(self._files()), living, excess + int((1 - LEAVE) * self._limit))
 
     def _clear(self, files: list[_File], living: Collection[str], wanted: int) -> Cleared | None:
         dropped: list[str] = []
@@ -127,24 +128,19 @@ class LogRoom:
                 dropped += [file.path.name] if got else []
         return Cleared(files=tuple(dropped), bytes=freed + cut, cut=cut) if dropped else None
 
-    def _files(self) -> list[_File]:
+    def _files(self) -> Iterator[_File]:
         """Of this job."""
-        return [
-            _File(path=path, held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns)
-            for path, s in self._there()
-            if path not in self._foreign and _actor(path) in self._names
-        ]
+        for path, s in self._there():
+            if path not in self._foreign and _actor(path) in self._names:
+                yield _File(path=path, held=s.st_blocks * 512, size=s.st_size, changed_ns=s.st_mtime_ns)
 
-    def _there(self) -> list[tuple[Path, os.stat_result]]:
-        found = []
+    def _there(self) -> Iterator[tuple[Path, os.stat_result]]:
         for folder in dict.fromkeys(self._folders):
             with suppress(OSError), os.scandir(folder) as entries:
-                found += [
-                    (Path(entry.path), entry.stat(follow_symlinks=False))
-                    for entry in entries
-                    if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False)
-                ]
-        return found
+                for entry in entries:
+                    if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False):
+                        with suppress(FileNotFoundError):  # it was deleted meanwhile; the others are there
+                            yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
 def _actor(path: Path) -> str:

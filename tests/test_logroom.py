@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,23 @@ def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
         assert name in names
     assert "s1" in names and "w1" not in names and "w01" not in names and "w100001" not in names
     assert sys.getsizeof(names._letters) < 150_000 and len(names._others) <= 6
+
+
+def test_looking_takes_no_more_memory_with_many_files(memory: Path) -> None:
+    room = LogRoom([memory], MB, before=[f"w{number}" for number in range(3000)])
+
+    def peak(files: range) -> int:
+        for number in files:
+            (memory / f"w{number}.jsonl").touch()
+        tracemalloc.start()
+        try:
+            assert room.look(()) is None
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few = peak(range(100))
+    assert peak(range(100, 3000)) < few + 64_000, "more than 20 bytes for each"
 
 
 OFTEN = "import sys; from recovery import logroom, run; logroom.EVERY_S = 0.0; sys.exit(run.main())"

@@ -22,7 +22,7 @@ recovery: hot-spare
 baseline: none
 stop_conditions: [{when: "wall_time > 240s"}]
 """
-POISONED = (20, 45, 70, 95)
+POISONED = (12, 24, 36, 48)
 """Steps from which on one sample more gives NaN."""
 FAULT = "{id: p%d, kind: poison-sample, target: {role: worker, select: all}, at: {step: %d}}"
 POISON = f"""\
@@ -30,7 +30,7 @@ version: 1
 name: poison-busy
 description: Samples that nobody can compute are looked for, one by one, where there is little of the processors.
 seed: 1
-workload: {{kind: gpt, size: nano, ranks: 4, steps: 110, global_batch: 32, checkpoint: {{every: 50, keep: 2}}}}
+workload: {{kind: gpt, size: nano, ranks: 4, steps: 60, global_batch: 128, checkpoint: {{every: 50, keep: 2}}}}
 recovery: ${{matrix.recovery}}
 matrix: {{recovery: [drop-replica, hot-spare]}}
 faults: [{", ".join(FAULT % (step, step) for step in POISONED)}]

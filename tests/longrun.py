@@ -114,6 +114,15 @@ class Known:
         return sorted(self.ready - set(self.members))
 
 
+def fork_server(parent: int, *, but: Collection[int]) -> int:
+    """Pid of the one that a supervisor or an agent has. ``but``: of those that it has forked."""
+    for pid, fields in processes.everybody():
+        ours = fields[1] == str(parent) and pid not in but
+        if ours and b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError("no fork server")
+
+
 class LongRun:
     """Plays failures in one job on this machine, one after the other. ``folder``: for its logs."""
 
@@ -222,11 +231,7 @@ class LongRun:
         return sum(fields[0] == "Z" and fields[1] in ours for _, fields in processes.everybody())
 
     def _fork_server(self, parent: int) -> int:
-        for pid, fields in processes.everybody():
-            ours = fields[1] == str(parent) and pid not in self.known.pids.values()
-            if ours and b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        raise AssertionError("no fork server")
+        return fork_server(parent, but=self.known.pids.values())
 
     def _door(self) -> int:
         """Where it listens for agents; 0: nowhere."""

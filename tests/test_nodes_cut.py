@@ -82,7 +82,9 @@ def test_a_node_behind_a_cut_of_four_seconds_is_as_it_was(tmp_path: Path, sites:
 
 
 class CutJob(Running):
-    """A job on two nodes at two sites, four ranks, and its agents."""
+    """A job on two nodes at two sites, four ranks, and its agents. ``epochs``: for its script."""
+
+    script = RECOVERABLE
 
     def __init__(self, folder: Path, sites: Sites, *options: str, epochs: int) -> None:
         self.folder, self.sites = folder, sites
@@ -94,7 +96,7 @@ class CutJob(Running):
         self.command = sites.at(0, [sys.executable, "-m", "recovery.run"])
         super().__init__(
             folder, "--nodes", "2", "--listen", self.at, "--token-file", self.token, "--ranks", "4",
-            *options, RECOVERABLE, str(epochs),
+            *options, self.script, str(epochs),
         )  # fmt: skip
 
     def _agent(self, node: int) -> subprocess.Popen[str]:

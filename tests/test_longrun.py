@@ -17,7 +17,10 @@ FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
 # 0.03 descriptors and 0.03 threads more for each failure (1,000 failures, 868 lost).
 MOMENTARY = 3  # descriptors or threads of a process just starting or ending
 ABANDONED = 16  # of groups whose wake-up was lost in the last 20 s, 4 descriptors and 4 threads each
-RSS_KIB = 3.0  # a failure: the allocator's pools still fill; a leaked page or ring would be more
+RSS_KIB = {"supervisor": 2.0, "fork server": 1.0, "fork servers": 1.0}  # a failure: 1.1 and 0.3 measured
+USUAL_RSS_KIB = (
+    3.0  # of the others, 2.3 measured: pools and the newest 1,024 still fill; a leaked page would be more
+)
 KEYS = 9  # three generations' of three ranks: who deletes them is not waited for
 
 
@@ -57,7 +60,7 @@ def assert_flat(run: LongRun, samples: list[Sample], capsys: pytest.CaptureFixtu
     for role in warm[0].held:
         assert grew(warm, role, "descriptors") <= bound(role), told
         assert grew(warm, role, "threads") <= bound(role), told
-        assert grew(warm, role, "rss_kib") <= RSS_KIB * failures, told
+        assert grew(warm, role, "rss_kib") <= RSS_KIB.get(role, USUAL_RSS_KIB) * failures, told
     assert max(sample.keys for sample in samples) <= KEYS, told
     assert run.zombies() <= MOMENTARY
     assert run.end() == 143

@@ -23,7 +23,7 @@ test: $(STAMP) ## all tests but those of clusters, real processes included (seve
 	$(PYTEST_2) -m "not real and not soak and not long"
 	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks"
 
-test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (three to five minutes)
+test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (four to six minutes)
 	$(PYTEST_2) -m "long and not soak and not docker and not slurm and not stacks"
 
 lint: $(STAMP) ## format, lint, types

@@ -115,7 +115,7 @@ class Orchestrator:
             self._coordinator.start()
             self._last_commit = (0, self.now_ns())
             while not self.controller.done:
-                self._turn(self.controller.timing.tick_s)
+                self._turn(self.controller.look_in_s)
         except BaseException as error:
             if not self.controller.outcome:
                 interrupted = isinstance(error, KeyboardInterrupt)

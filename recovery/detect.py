@@ -8,7 +8,8 @@ wanted a processor and got none does not count (``recovery.starvation``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
@@ -145,6 +146,8 @@ class HangDetector:
     """
 
     limits: HangLimits = field(default_factory=HangLimits)
+    due_s: float = math.inf
+    """In how long somebody is late who does not move till then."""
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
@@ -156,7 +159,7 @@ class HangDetector:
     def resumed(self, members: Collection[str]) -> None:
         """A generation of these processes starts training: silence is counted from now."""
         self._last_step = -1
-        self._last_look_s = None
+        self._last_look_s, self.due_s = None, math.inf
         self._silences = {}
         self.pace.resumed(members)
 
@@ -164,12 +167,17 @@ class HangDetector:
         """How long a rank may be silent in a phase."""
         return self.pace.deadline_s(phase)
 
-    def observe(self, now_s: float, committed: int) -> None:
-        """Learn from the slowest member's committed step."""
-        if self._last_step >= 0 and committed > self._last_step:
-            self.pace.step_took((now_s - self._last_time_s) / (committed - self._last_step))
-        if committed > self._last_step:
-            self._last_step, self._last_time_s = committed, now_s
+    def observe(self, now_s: float, committed: int, moved_s: Iterable[float] = ()) -> None:
+        """Learn from the slowest member's committed step. ``moved_s``: when each member began what it does now: the
+        step was done by then. Without it a step would be known to a look, and eight steps to eight looks.
+        """
+        if committed <= self._last_step:
+            return
+        before_s = now_s if self._last_look_s is None else self._last_look_s
+        done_s = min((time_s for time_s in moved_s if before_s <= time_s <= now_s), default=now_s)
+        if self._last_step >= 0:
+            self.pace.step_took((done_s - self._last_time_s) / (committed - self._last_step))
+        self._last_step, self._last_time_s = committed, done_s
 
     def look(
         self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str],
@@ -186,7 +194,7 @@ class HangDetector:
         """
         kernel = cache(kernel)
         look = _Look.after(self._last_look_s, now_s)
-        self._last_look_s = now_s
+        self._last_look_s, self.due_s = now_s, math.inf
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
             group = replicas.get(name, 0)
@@ -265,11 +273,13 @@ class HangDetector:
             elif silence.common_s > self.limits.between_s:
                 late, deadline = silence.common_s, self.limits.between_s
             elif late and silence.shared_s <= 2 * self.pace.step_s:
-                # While the others did their part of the step it was silent too, and had no more to do than they.
-                late += min(silence.shared_s, self.pace.step_s)
+                # While the others did their part of the step it was silent too, and had no more to do than they. They
+                # may take longer than usual for it: one that spins is in their way.
+                late += silence.shared_s
         if state == DISK:
             deadline *= self.limits.disk_factor
         if late <= deadline:
+            self.due_s = min(self.due_s, deadline - late) if late else self.due_s
             return None
         # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
         # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has

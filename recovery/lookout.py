@@ -12,6 +12,9 @@ from recovery.settling import Settling
 from recovery.strategy import Cause, ClusterView, Decision
 from recovery.supervision import Stage
 
+SOONEST_S = 0.005
+"""Between two looks at least, however soon somebody is late: one that is kept from running may be so for long."""
+
 
 class Lookout(Adopter):
     """What ``tick`` does; ``recovery.controller`` has the rest."""
@@ -41,6 +44,13 @@ class Lookout(Adopter):
             self.stage = Stage.DONE  # what no signal ends is for whoever started it to report
         elif self.stage is Stage.ENDING and now > self._deadline_s:
             self._crew.dismiss(kill=True)
+
+    @property
+    def look_in_s(self) -> float:
+        """In how long to call ``tick`` again at the latest: in ``tick_s``, sooner where somebody is late by then."""
+        if self.stage not in (Stage.TRAINING, Stage.PAUSING):
+            return self.timing.tick_s
+        return min(self.timing.tick_s, max(SOONEST_S, self._progress.detector.due_s))
 
     def _look_at_forming(self, now: float) -> None:
         # All wait for each other here, so that marks tell nothing of a single one; but a stopped process will not join,

@@ -23,9 +23,11 @@ NOT_COMPILING = ("collective", "between", "idle")
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """Bounds of the learned deadline, seconds. ``factor``: deadline in median step times. ``stopped_s``: how long the
-    kernel may show a process as stopped. That is no guess, so it is only waited for about as long as its replacement
-    takes (0.07 to 0.1 s, docs/performance.md): waiting then costs about twice the best choice at the most.
+    """Bounds of the learned deadline, seconds. ``floor_s``, ``factor`` in median step times: within which, whichever is
+    longer, a hang is to be declared, from its begin on. A rank may be silent for ``ahead_s`` less: it takes up to a
+    look to see that it is, and something to say so. ``stopped_s``: how long the kernel may show a process as stopped.
+    That is no guess, so it is only waited for about as long as its replacement takes (0.07 to 0.1 s,
+    docs/performance.md): waiting then costs about twice the best choice at the most.
 
     ``between_s``: in code of the user's between two steps, such as an evaluation; ``first_step_s``: before the job's
     first step is done, and ``compile_s`` for a process that uses a processor then, since it may compile;
@@ -34,6 +36,7 @@ class HangLimits:
     """
 
     floor_s: float = 0.6
+    ahead_s: float = 0.03
     factor: float = 8.0
     stopped_s: float = 0.08
     ceiling_s: float = 7200.0
@@ -69,8 +72,8 @@ class Pace:
 
     @property
     def usual_s(self) -> float:
-        """``factor`` median steps; 0 before the first."""
-        return self.limits.factor * self.step_s
+        """What is left of ``factor`` median steps; 0 before the first."""
+        return max(0.0, self.limits.factor * self.step_s - self.limits.ahead_s)
 
     @property
     def step_s(self) -> float:
@@ -101,7 +104,7 @@ class Pace:
         limits = self.limits
         if limits.given_s is not None:
             return limits.given_s
-        least = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s
+        least = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s - limits.ahead_s
         if phase == "between":
             least = limits.between_s
         if not self._durations:

@@ -62,7 +62,8 @@ class ProgressWatch:
         if not current:
             return None
         if len(current) == len(marks):
-            self.detector.observe(now, min(mark.committed for mark in current))
+            moved_s = [mark.time_ns / 1e9 for mark in current]
+            self.detector.observe(now, min(mark.committed for mark in current), moved_s)
         # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
         marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
         replicas = {name: rank // self._shards for rank, name in enumerate(self._members) if self._shards > 1}

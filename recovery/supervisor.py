@@ -185,7 +185,7 @@ class Supervisor:
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
-        for report in self._home.wait(self.controller.timing.tick_s):
+        for report in self._home.wait(self.controller.look_in_s):
             if isinstance(report, Said):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)

@@ -128,22 +128,25 @@ def test_only_a_kernel_without_a_device_is_emulated() -> None:
 
 FAMILIES: Mapping[str, dict[str, Any]] = {
     "stopped": {"kind": "process-stop"},
+    "sleep": {"kind": "rank-hang", "params": {"how": "sleep", "hold_s": 600}},
     "spin": {"kind": "rank-hang", "params": {"how": "spin", "hold_s": 600}},
+    "kernel": {"kind": "rank-hang", "params": {"how": "kernel", "hold_s": 600}},
 }
-LOOKS_S = 0.1
 
 
-@pytest.mark.parametrize("step_s", [0.05, 1.0])
+@pytest.mark.parametrize("step_s", [0.05, 0.089, 0.131, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, memory: Path) -> None:
-    """On simulated time, with the detector itself: from the act on, whatever the others still had to do."""
+    """On simulated time, with the detector itself: from the act on, whatever the others still had to do, however steps
+    and looks fall together, and with nothing added."""
     fault = {"id": "hang", "target": {"rank": 2}, "at": {"step": 21, "phase": "forward"}, **FAMILIES[family]}
     cell = cell_of("hot-spare", [fault], steps=30)
     found = measure(simulate(cell, memory, seed=3, sim=Sim(step_ms=step_s * 1000)).log, None)
     (incident,) = found.incidents
     assert (incident.detected_by, incident.blamed_rank) == ("hang", 2)
     assert incident.detection_time is not None and found.step_time is not None
-    assert incident.detection_time <= max(0.6, 8 * found.step_time) + LOOKS_S
+    assert incident.detection_time <= max(0.6, 8 * found.step_time)
+    assert family == "stopped" or incident.detection_time > 0.9 * max(0.6, 8 * found.step_time), "not sooner"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +174,8 @@ def test_whether_it_uses_a_processor_makes_no_difference(step_s: float) -> None:
         job = Watched(step_s)
         began = job.now
         while (hang := job.look(waits, state=letter, pulse=lambda _: Pulse(working=True))) is None:
-            assert job.now - began <= limit + LOOKS_S
-        assert hang.process == "w1" and job.now - began >= limit - LOOKS_S
+            assert job.now - began <= limit
+        assert hang.process == "w1" and job.now - began >= 0.95 * limit
 
 
 # ---- for real

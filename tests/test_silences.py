@@ -169,6 +169,44 @@ def test_data_that_often_come_late_are_waited_for() -> None:
     assert job.watch(ranks("collective", "data", "collective", "collective", step=40), for_s=0.2) is not None
 
 
+@pytest.mark.parametrize("step_s", [0.089, 0.131, 1.009])
+def test_steps_are_measured_by_marks_and_not_by_looks(step_s: float) -> None:
+    """A step ends between two looks; eight times that error is more than a hang may be late."""
+    detector, now, step = HangDetector(), 1000.0, 0
+    detector.resumed(())
+    while step < 30:
+        now += TICK_S
+        step = int((now - 1000.0) / step_s)
+        done_s = 1000.0 + step * step_s
+        detector.observe(now, step, [done_s - step_s, done_s + 0.001])
+        detector.look(
+            now, {f"w{n}": mark("data", step=step + 1, moves=step) for n in range(2)}, lambda _: "S"
+        )
+    assert detector.deadline_s("forward") == pytest.approx(8 * step_s - 0.03, abs=1e-3)
+
+
+def test_the_clock_of_another_machine_tells_nothing_of_a_step() -> None:
+    detector = HangDetector()
+    detector.resumed(())
+    for step in range(20):
+        now = 1000.0 + 0.1 * step
+        detector.observe(now, step, [1e6 + 0.35 * step, 5.0])
+        detector.look(now, {"w0": mark("data", step=step + 1, moves=step)}, lambda _: "S")
+    assert detector.deadline_s("forward") == pytest.approx(8 * 0.1 - 0.03)
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0])
+def test_one_that_is_in_the_others_way_gains_nothing_by_that(step_s: float) -> None:
+    """It spins on a processor that they need, so that their part of the step takes half as long again."""
+    job = Watched(step_s)
+    began = job.now
+    assert job.watch(ranks("forward", "forward", "forward", "forward"), for_s=1.5 * step_s) is None
+    marks = ranks("forward", "collective", "collective", "collective", moves=1) | {"w0": mark("forward")}
+    hang = job.watch(marks, for_s=8 * step_s)
+    assert hang is not None and hang.process == "w0"
+    assert 0.9 * 8 * step_s <= job.now - began <= 8 * step_s
+
+
 # ---- starvation
 
 

@@ -126,7 +126,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger;
         # lasts: it goes on after its act, until it is healed (missing in older logs)
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
-        # act: number of the first occurrence of those that hit at once (missing in older logs); late_steps, late,
+        # act: number of the first occurrence of those that hit at once (missing in older logs); phase: of the step,
+        # where its ranks hold or are due (missing in older logs, and where nobody waits for a point); late_steps, late,
         # missed (only if it acts later than planned): so many steps, why, and whether ranks should have held for it
         Kind.FAULT_INJECTED: frozenset({"fault", "kind", "occurrence", "target"}),
         # witness: who saw it, never the injector; evidence: what was seen

@@ -120,7 +120,7 @@ class Injector:
     def _on_hold(self, planned: PlannedFault, process: str, rank: int | None, at: Point) -> None:
         if rank is not None and (planned.id, rank) in self._waiting:
             self._waiting.discard((planned.id, rank))
-            self._fire_in_ranks(planned, {rank: process}, at[0], None)
+            self._fire_in_ranks(planned, {rank: process}, at, None)
             return
         if rank is None or rank not in self._holders(planned, at):
             self._release(planned, process)
@@ -174,11 +174,12 @@ class Injector:
             self._fired[planned.id, point, rank] += 1
         if self._refused(planned, point[0]):
             return ()
+        at = self._point(planned, point)
         if self._faults[planned.id].where is Where.RANK:
-            self._fire_in_ranks(planned, held, point[0], point)
+            self._fire_in_ranks(planned, held, at, point)
             return held
         hit = dataclasses.replace(planned, ranks=tuple(held), spares=spares)
-        self._fire_outside(hit, point[0], point=point, held=True)
+        self._fire_outside(hit, at, point=point, held=True)
         return ()
 
     def _fire_for_all(self, planned: PlannedFault, point: Point) -> None:
@@ -189,7 +190,7 @@ class Injector:
         self._fired[planned.id, point] += 1
         self._attempt_of[planned.id, point] = self._attempt
         if not self._refused(planned, point[0]):
-            self._fire_outside(planned, point[0], point=point)
+            self._fire_outside(planned, self._point(planned, point), point=point)
 
     def _release(self, planned: PlannedFault, process: str) -> None:
         self._scene.send(process, Extra(topic="go", payload={"act": False, "fault": planned.id}))
@@ -282,7 +283,7 @@ class Injector:
         if self._refused(planned, None):
             return
         if self._faults[planned.id].where is not Where.RANK:
-            self._fire_outside(planned, step=None, late=late)
+            self._fire_outside(planned, None, late=late)
             return
         act = self._struck.next_number(planned)
         for rank in planned.ranks:
@@ -294,18 +295,18 @@ class Injector:
                 self.arm(process, rank)
 
     def _fire_in_ranks(
-        self, planned: PlannedFault, held: Mapping[int, str], step: int, point: Point | None
+        self, planned: PlannedFault, held: Mapping[int, str], at: Point, point: Point | None
     ) -> None:
-        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside. ``point``:
-        None where no step was named."""
+        """Have the agents in the ranks act, if the fault is theirs to do; else act on them from outside. ``at``: where
+        they hold; ``point``: the planned one, None where no step was named."""
         if self._faults[planned.id].where is not Where.RANK:
             hit = dataclasses.replace(planned, ranks=tuple(held), spares=())
-            self._fire_outside(hit, step, point=point, held=True)
+            self._fire_outside(hit, at, point=point, held=True)
             for process in held.values():
                 self._release(planned, process)
             return
         if self._faults[planned.id].everywhere:
-            self._fire_everywhere(planned, held, step)
+            self._fire_everywhere(planned, held, at)
             return
         act = self._act_of(planned, held)
         for rank, process in sorted(held.items()):
@@ -313,14 +314,14 @@ class Injector:
             groups = self._scene.groups if Need.CGROUP in self._faults[planned.id].wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = Aim(target=None, who=who, processes=(process,), rank=rank, undo=undo)
-            live = self._begin(planned, aim, step, point=point, held=True, act=act)
-            self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, step)))
+            live = self._begin(planned, aim, at, point=point, held=True, act=act)
+            self._scene.send(process, Extra(topic="go", payload=command_of(planned, live, at[0])))
 
-    def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], step: int) -> None:
+    def _fire_everywhere(self, planned: PlannedFault, held: Mapping[int, str], at: Point) -> None:
         """One occurrence in all ranks; those that do not hold hear of it when they are armed anew."""
         names = tuple(process for _, process in sorted(held.items()))
         aim = Aim(target=None, who={"processes": list(names), "everywhere": True}, processes=names)
-        command = command_of(planned, self._begin(planned, aim, step), step)
+        command = command_of(planned, self._begin(planned, aim, at), at[0])
         self._standing.append(command)
         self._waiting -= {(planned.id, rank) for rank in planned.ranks}
         for process in names:
@@ -345,19 +346,23 @@ class Injector:
         waited = [act for rank in ranks if (act := self._acts.pop((planned.id, rank), None)) is not None]
         return min(waited, default=self._struck.next_number(planned))
 
-    def _begin(self, planned: PlannedFault, aim: Aim | Miss, step: int | None, **more: Any) -> Live:
+    def _begin(self, planned: PlannedFault, aim: Aim | Miss, at: Point | None, **more: Any) -> Live:
+        step, phase = at or (None, None)
         committed = self._committed if step is None else step - 1
-        return self._struck.begin(planned, self._faults[planned.id], aim, step, committed=committed, **more)
+        return self._struck.begin(
+            planned, self._faults[planned.id], aim, step, committed=committed, phase=phase, **more
+        )
 
-    def _fire_outside(self, planned: PlannedFault, step: int | None, **more: Any) -> None:
-        """Act from outside on all that it aims at; whoever is to hold for its end hears of it before it goes on."""
+    def _fire_outside(self, planned: PlannedFault, at: Point | None, **more: Any) -> None:
+        """Act from outside on all that it aims at; whoever is to hold for its end hears of it before it goes on.
+        ``at``: where ranks hold for it, None where none does."""
         fault = self._faults[planned.id]
         aims: Sequence[Aim | Miss] = self._site(fault.where).aims(
             planned, fault, self._struck.next_number(planned)
         )
         ends, act = False, self._act_of(planned, planned.ranks)
         for aim in aims or [miss_rank(-1)]:
-            live = self._begin(planned, aim, step, act=act, **more)
+            live = self._begin(planned, aim, at, act=act, **more)
             if isinstance(aim, Miss):
                 self._struck.fail(live, aim.reason)
                 continue

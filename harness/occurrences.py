@@ -41,11 +41,13 @@ class Occurrences:
 
     def begin(
         self, planned: PlannedFault, fault: Fault, aim: Aim | Miss, step: int | None, *, committed: int,
-        point: Point | None = None, held: bool = False, late: Late | None = None, act: int | None = None,
+        point: Point | None = None, phase: str | None = None, held: bool = False, late: Late | None = None,
+        act: int | None = None,
     ) -> Live:  # fmt: skip
         """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done when it acts;
-        ``point``: the planned one; ``held``: whether its process holds for it; ``act``: number of the first of those
-        that hit at once, None for one alone."""
+        ``point``: the planned one; ``phase``: of the step, at which ranks hold or are said to be, None where no point
+        was waited for; ``held``: whether its process holds for it; ``act``: number of the first of those that hit at
+        once, None for one alone."""
         number = self._numbers[planned.id]
         self._numbers[planned.id] += 1
         now = self._scene.now_ns()
@@ -70,9 +72,10 @@ class Occurrences:
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
         live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
         self.live.append(live)
+        when: dict[str, Any] = {} if phase is None else {"phase": phase}
         self._scene.record(
             Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
-            target=dict(aim.who), act=live.act, **(late.recorded() if late else {}),
+            target=dict(aim.who), act=live.act, **when, **(late.recorded() if late else {}),
         )  # fmt: skip
         return live
 

@@ -25,15 +25,11 @@ OURS = ("gpt", "mlp")
 def ending(evidence: Evidence) -> Finding:
     """Every process ended as it was asked to, or as a fault explains; no survivor raised an error; nobody who could
     have filled a job that ended too small was left waiting; and the job learned: gradients, learning rates, losses and
-    parameters are those of one that trains.
+    parameters are those of one that trains. Of a command: a job that is done had one whose last attempt ended well.
     """
     history = evidence.history
     if history.info.observed:
-        ended = list(evidence.log.of(Kind.COMMAND_ENDED))
-        how = f"; the command ended with {_how(ended[-1])}" if ended else ""
-        return passed(
-            f"nothing to check: of a command, what it prints and exits with is all that is known{how}"
-        )
+        return _of_a_command(evidence)
     ends = _ends(evidence)
     sure = [*_exits(evidence, ends), *_errors(evidence, ends), *_too_small(evidence)]
     idle = list(_learned_nothing(evidence))
@@ -45,6 +41,24 @@ def ending(evidence: Evidence) -> Finding:
     world = history.worked[-1].world if history.worked else 0
     size = f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
     return passed(f"{len(ends)} processes ended as asked or explained; {size}")
+
+
+def _of_a_command(evidence: Evidence) -> Finding:
+    """How a command of a job that did not get to its end, or was ended by the harness, exits says nothing."""
+    ended = list(evidence.log.of(Kind.COMMAND_ENDED))
+    how = f"its command ended with {_how(ended[-1])}" if ended else "its command was never seen to end"
+    problems = []
+    if evidence.history.outcome == "completed":
+        if not ended or ended[-1].data["exit_code"] != 0 or ended[-1].data["signal"] is not None:
+            problems.append(f"the job is said to be completed, and {how}")
+        elif ended[-1].data["asked"]:
+            problems.append("the job is said to be completed, and its command was asked to end")
+    for event in ended[:-1]:
+        if event.data["exit_code"] == 0:
+            problems.append(
+                f"attempt {event.data['attempt']} of the command ended well, and was started again"
+            )
+    return failed(some(problems)) if problems else passed(f"{how}; what else it did is not known")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chaos.events import Event, Kind
+from chaos.events import Kind
+from harness.checkers.aimed import aimed
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.results import Finding
 
@@ -28,8 +29,9 @@ def identity(evidence: Evidence) -> Finding:
     if not evidence.history.info.observed:
         problems += list(_provisioned(evidence))
     if expected.plan is not None:
-        problems += list(_planned(evidence, expected.plan))
-        problems += list(_injected(evidence, expected.plan))
+        plan = _drawn(evidence, expected.plan)
+        problems += list(_planned(evidence, plan))
+        problems += list(_injected(evidence, plan))
     if problems:
         return failed(some(problems))
     if expected.problem:
@@ -76,6 +78,16 @@ def _provisioned(evidence: Evidence) -> Iterator[str]:
         yield f"{roles['spare']} spares were started at first, the strategy holds {expected.spares} ready"
 
 
+def _drawn(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """The plan, with a fault on one of a replica where that is what was announced, and may be."""
+    found = dict(plan)
+    for event in evidence.log.of(Kind.FAULT_PLANNED):
+        other = evidence.expected.or_else.get(event.data["fault"])
+        if other is not None and _plain(event.data["target"]) == other["target"]:
+            found[event.data["fault"]] = other
+    return found
+
+
 def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     announced = list(evidence.log.of(Kind.FAULT_PLANNED))
     for event in announced:
@@ -89,9 +101,7 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
             said = event.data[part] or {}
             for key in keys:
                 drawn = plan[name][part][key]
-                if key not in said or _plain(said[key]) == drawn:
-                    continue
-                if not (key == "ranks" and name in evidence.expected.loose and {*said[key]} <= {*drawn}):
+                if key in said and _plain(said[key]) != drawn:
                     yield f"{part}.{key} of {name} is {said[key]} in the log, and the seed draws {drawn}"
     missing = plan.keys() - {event.data["fault"] for event in announced}
     if evidence.history.runs:
@@ -100,6 +110,7 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
 
 def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     fired: Counter[str] = Counter()
+    failed_ones = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_FAILED)}
     for event in evidence.log.of(Kind.FAULT_INJECTED):
         name = event.data["fault"]
         fired[name] += 1
@@ -107,29 +118,13 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
             yield f"{name} was injected, and is no fault of this arm"
         elif event.data["kind"] != plan[name]["kind"]:
             yield f"{name} was injected as {event.data['kind']}, and is {plan[name]['kind']}"
-        elif not evidence.history.info.observed:
-            yield from _aimed(evidence, event, plan[name])
+        else:
+            missed = (name, event.data["occurrence"]) in failed_ones
+            yield from aimed(evidence, event, plan[name], missed=missed)
     void = Counter(e.data["fault"] for e in evidence.log.of(Kind.FAULT_FAILED) if e.data.get("again"))
     for name, most in (evidence.expected.most or {}).items():
         if fired[name] - void[name] > most:
             yield f"{name} was injected {fired[name]} times, {most} are planned"
-
-
-def _aimed(evidence: Evidence, event: Event, planned: Mapping[str, Any]) -> Iterator[str]:
-    """Where and when one occurrence acted, as far as its plan names ranks and steps."""
-    target, due = event.data["target"] or {}, planned["target"]
-    rank, process, name = target.get("rank"), target.get("process"), event.data["fault"]
-    ranks = {*due["ranks"], *(r for each in due["each"] for r in each["ranks"])}
-    if rank is None or not ranks:
-        return
-    if rank not in ranks:
-        yield f"{name} hit rank {rank}, planned is {', '.join(map(str, sorted(ranks)))}"
-    generation = evidence.history.generation(event.generation)
-    if generation is not None and process in generation.members and generation.members.index(process) != rank:
-        yield f"{name} hit {process} as rank {rank}, which was rank {generation.members.index(process)}"
-    steps = {point[0] for point in planned["at"]["points"]}
-    if steps and event.step is not None and event.step - event.data.get("late_steps", 0) not in steps:
-        yield f"{name} was injected in step {event.step}, planned is {', '.join(map(str, sorted(steps)))}"
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ SEEN_FROM_OUTSIDE = (
     "lifecycle",
     "recovery-shown",
     "identity",
+    "ending",
     "no-orphans",
     "evidence-complete",
 )

@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import chaos.faults
 import recovery.strategies
@@ -28,8 +28,9 @@ _TELLING = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
 class Expected:
     """Of one arm. ``repeat``, ``seed``: which it is, None where only its cell is known; ``spares``: the strategy's;
     ``plan``: fault -> what is to be announced of it, as ``harness.struck.announcement`` does; ``most``: fault -> how
-    often it may be injected at most; ``loose``: faults that hit these ranks or some; ``twins``: other arms whose
-    log has the same content; ``problem``: why a part of this could not be worked out.
+    often it may be injected at most; ``or_else``: fault that hits a whole replica by ``plan`` -> the same where it hits
+    one of it; ``twins``: other arms whose log has the same content; ``problem``: why a part of this could not be worked
+    out.
     """
 
     repeat: int | None = None
@@ -37,7 +38,7 @@ class Expected:
     spares: int | None = None
     plan: Mapping[str, Facts] | None = None
     most: Mapping[str, int] | None = None
-    loose: frozenset[str] = frozenset()
+    or_else: Mapping[str, Facts] = field(default_factory=dict)
     twins: tuple[str, ...] = ()
     problem: str = ""
 
@@ -50,7 +51,8 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
         if scenario.workload.command is None:
             strategies = load(recovery.strategies.__name__, Strategy)
             spares = strategies[scenario.recovery.strategy](**scenario.recovery.params).spares_wanted
-        planned = _plan(cell, seed, spares) if arm == "faulted" else {}
+        planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
+        other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}
     except Exception as error:  # a scenario of another version: what is in it is not known here
         return Expected(repeat=repeat, seed=seed, problem=f"{type(error).__name__}: {error}")
     return Expected(
@@ -59,13 +61,16 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
         spares=spares,
         plan={name: facts for name, (facts, _) in planned.items()},
         most={name: most for name, (_, most) in planned.items()},
-        loose=frozenset(fault.id for fault in scenario.faults if _is_loose(fault)),
+        or_else={fault.id: other[fault.id][0] for fault in scenario.faults if _is_loose(fault) and other},
     )
 
 
-def _plan(cell: Cell, seed: int, spares: int) -> dict[str, tuple[Facts, int]]:
+def _plan(
+    cell: Cell, seed: int, spares: int, *, select: Literal["all", "one"]
+) -> dict[str, tuple[Facts, int]]:
+    """``select``: of a replica, where the scenario does not tell."""
     kinds = load(chaos.faults.__name__, Fault)
-    faults = [_as_written(fault) if _is_loose(fault) else fault for fault in cell.scenario.faults]
+    faults = [_of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults]
     scenario = cell.scenario.model_copy(update={"faults": faults})
     plan = plan_scenario(scenario, kinds, seed=seed, spares=spares)
     if any(kinds[each.kind].everywhere for each in plan):
@@ -85,10 +90,9 @@ def _is_loose(fault: FaultSpec) -> bool:
     return fault.target.replica is not None and fault.target.select == TargetSpec().select
 
 
-def _as_written(fault: FaultSpec) -> FaultSpec:
-    """The same, hitting the whole replica."""
-    target = TargetSpec.model_validate(fault.target.model_dump(exclude={"select"}, exclude_none=True))
-    return fault.model_copy(update={"target": target})
+def _of_replica(fault: FaultSpec, select: Literal["all", "one"]) -> FaultSpec:
+    """The same, hitting the whole replica or one of it."""
+    return fault.model_copy(update={"target": fault.target.model_copy(update={"select": select})})
 
 
 def _most(planned: PlannedFault) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.events import Kind
-from mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control
+from mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control, the_injection
 
 
 def _started(**values: object) -> Change:
@@ -24,6 +24,42 @@ def _one_more_spare(tape: Tape) -> None:
     ended = tape.find(Kind.PROCESS_EXITED, process=spare.data["process"])[0]
     tape.add(spare, data={"process": "w9", "pid": 99_999, "role": "worker"})
     tape.add(ended, data={"process": "w9", "pid": 99_999, "last_seq": None, "asked_ns": 1, "expected": True})
+
+
+def injected(**values: object) -> Change:
+    """Other data of the first act, which it still lands by."""
+    return lambda tape: the_injection(tape).data.update(values)
+
+
+def at_step(step: int) -> Change:
+    """It is said to have acted and landed in another step."""
+
+    def do(tape: Tape) -> None:
+        for row in (*tape.find(Kind.FAULT_INJECTED), *tape.find(Kind.FAULT_LANDED)):
+            row.step = step
+
+    return do
+
+
+def _on_node(node: int) -> Change:
+    """All that were hit stay the same."""
+    return lambda tape: the_injection(tape).data["target"].update(nodes=[node])
+
+
+def _with_processes(*names: str) -> Change:
+    return lambda tape: the_injection(tape).data["target"].update(processes=list(names))
+
+
+def _older(tape: Tape) -> None:
+    """Not the newest checkpoint was hit, which all say."""
+    hit = the_injection(tape, "rot")
+    hit.step = 8
+    hit.data["target"]["checkpoint"] = "step-00000008"
+
+
+def _of_another_member(tape: Tape) -> None:
+    """The rank is the one planned, and the process another's."""
+    the_injection(tape).data["target"]["process"] = "w1"
 
 
 def _swapped(tape: Tape) -> None:
@@ -69,6 +105,18 @@ MUTATIONS = [
         "it hit another rank, which all say",
         "straggler",
         edit(Kind.FAULT_INJECTED, {"target": {"process": "w1", "rank": 1}}),
+        identity=FAIL,
+    ),
+    Mutation("it hit another node, it is said", "node", _on_node(0), identity=FAIL),
+    Mutation("it hit a process of another node", "node", _with_processes("w2", "w3", "w0"), identity=FAIL),
+    Mutation("a node was hit in another step", "node", at_step(9), identity=FAIL),
+    Mutation("it hit another member than the rank's", "straggler", _of_another_member, identity=FAIL),
+    Mutation("it acted in another phase", "hot-spare", injected(phase="forward"), identity=FAIL),
+    Mutation("an older checkpoint was hit", "rot", _older, identity=FAIL),
+    Mutation(
+        "a spare was hit instead",
+        "straggler",
+        injected(target={"process": "w2", "rank": None}),
         identity=FAIL,
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chaos.events import Kind
+from mutations.tables.identities import at_step, injected
 from mutations.tape import (
     FAIL,
     MS,
@@ -94,6 +95,11 @@ def _first_blames(process: str, rank: int) -> Change:
     return do
 
 
+def _ends(**values: object) -> Change:
+    """The last attempt ended otherwise."""
+    return lambda tape: tape.find(Kind.COMMAND_ENDED)[-1].data.update(values)
+
+
 def _of(base: str) -> list[Mutation]:
     """What must be seen of any command."""
 
@@ -141,6 +147,20 @@ def _of(base: str) -> list[Mutation]:
             "another fault was planned", edit(Kind.FAULT_PLANNED, {"kind": "process-segv"}), identity=FAIL
         ),
         mutation("a fault in the run without one", _hit_there_too, identity=FAIL),
+        mutation(
+            "it was planned for the other rank", injected(target={"process": "w1", "rank": 0}), identity=FAIL
+        ),
+        mutation("it acted in another step", at_step(5), identity=FAIL),
+        mutation("it acted in another phase", injected(phase="optimizer"), identity=FAIL),
+        mutation(
+            "it hit a process that is no rank", injected(target={"process": "w3", "rank": 1}), identity=FAIL
+        ),
+        mutation("the command of a job that is done failed", _ends(exit_code=1), ending=FAIL),
+        mutation(
+            "the command of a job that is done was killed", _ends(exit_code=None, signal=9), ending=FAIL
+        ),
+        mutation("the command of a job that is done was asked to end", _ends(asked=True), ending=FAIL),
+        mutation("nobody saw the command end", drop(Kind.COMMAND_ENDED), ending=FAIL),
         mutation("the runs are swapped", _swapped, identity=FAIL),
         mutation("the end is missing", drop(Kind.RUN_FINISHED), evidence_complete=OPEN),
         mutation(
@@ -166,6 +186,12 @@ MUTATIONS = [
         "it ends on losses that are no numbers", "script", in_both(_loss("nan", 33)), finite_losses=FAIL
     ),
     Mutation("a loss is another one", "script", _loss(0.5, 20), loss_equality=OPEN),
+    Mutation(
+        "a command that had ended well was started again",
+        "script",
+        edit(Kind.COMMAND_ENDED, {"exit_code": 0}, attempt=1),
+        ending=FAIL,
+    ),
     Mutation("lines are written in another order", "script", _runs_back, time_closure=FAIL),
     Mutation(
         "an alarm in the control arm", "script", in_control(drop(Kind.RUN_FINISHED)), evidence_complete=OPEN

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench bench-hangs schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,11 @@ soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, la
 	$(PYTEST_2) -m "(soak or long) and not real"
 	$(BIN)/python -m pytest -m "(soak or long) and real and not docker and not slurm"
 
+AA_RUNS ?= 40
+
+test-busy: $(STAMP) ## arms beside processor hogs, 40 with nothing done to them: none may fail; before a release (more than an hour)
+	AA_RUNS=$(AA_RUNS) $(BIN)/python -m pytest -m real tests/test_busy_machine.py tests/test_hogs_real.py
+
 test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)
 	$(BIN)/python -m pytest -m docker
 
@@ -75,6 +80,9 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.control_plane
+
+bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
+	$(BIN)/python -m benchmarks.hangs
 
 schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json

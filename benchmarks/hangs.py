@@ -1,0 +1,225 @@
+"""How fast a rank that hangs is found and replaced, by the way in which it hangs: four families, at two step times.
+
+    python -m benchmarks.hangs [--seeds 6] [--long-seeds 2] [--runs runs/bench]
+
+Every arm meets all four, in an order, at ranks and at phases that its seed draws. A hang is to be declared within 8
+median steps of its begin, or within 0.6 s where that is more; the steps are those before it, by the event log. On a
+machine that does something else meanwhile this says little: such incidents are counted, and kept in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.recovery import play
+from chaos.events import Event, Kind, Log, read_log
+from harness.judging.measure import measure, median_ci95
+from harness.judging.pressure import pressure_of
+
+FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
+NS = 1e9
+FAMILIES = {
+    "stopped": "kind: process-stop",
+    "sleeping deadlock": "kind: rank-hang, params: {how: sleep, hold_s: 120}",
+    "spinning on the host": "kind: rank-hang, params: {how: spin, hold_s: 120}",
+    "kernel that does not end": "kind: rank-hang, params: {how: kernel, hold_s: 120}",
+}
+LOOKED_AT_S = 10.0
+OWN_WAIT, LEAST_WAIT, MOST_STEAL, MOST_WANTED = 1.5, 0.3, 0.05, 0.1
+"""Of a machine that is somebody else's too: ranks wait for processors so many times as long as they keep each other
+waiting, and so much longer; its hypervisor takes so much; and in so much of a silence somebody wants one in vain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """``batch``: global, which makes a step short or long; ``first``, ``gap``, ``last``: steps before the first hang,
+    between two, and after the last."""
+
+    batch: int
+    first: int
+    gap: int
+    last: int
+
+
+PACES = {
+    "short": Pace(batch=16, first=15, gap=25, last=5),
+    "long": Pace(batch=640, first=8, gap=5, last=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One hang. ``step_s``: the median step before it; ``busy``: what else the machine did meanwhile, if it did."""
+
+    family: str
+    detection_s: float
+    recovery_s: float
+    step_s: float
+    busy: str
+
+    @property
+    def bound_s(self) -> float:
+        """Within which it is to be declared."""
+        return max(FLOOR_S, FACTOR * self.step_s)
+
+
+def scenario(seed: int, pace: Pace) -> str:
+    """All families, one after the other, as YAML text."""
+    draw = random.Random(seed)
+    faults = []
+    for number, family in enumerate(draw.sample(list(FAMILIES), len(FAMILIES))):
+        at = f"{{step: {pace.first + number * pace.gap}, phase: {draw.choice(('forward', 'backward'))}}}"
+        name = family.replace(" ", "-")
+        faults.append(
+            f"  - {{id: {name}, {FAMILIES[family]}, target: {{role: worker, select: one}}, at: {at}}}"
+        )
+    lines = "\n".join(faults)
+    steps = pace.first + (len(FAMILIES) - 1) * pace.gap + pace.last
+    return f"""version: 1
+name: bench-hangs
+seed: {seed}
+workload: {{kind: gpt, size: nano, ranks: 4, steps: {steps}, global_batch: {pace.batch}, checkpoint: {{every: 20}}}}
+recovery: hot-spare
+faults:
+{lines}
+baseline: none
+stop_conditions: [{{when: "no_committed_step_for > 90s"}}]
+"""
+
+
+def found_in(log: Log) -> list[Found]:
+    """The hangs of an arm, in order."""
+    families = {family.replace(" ", "-"): family for family in FAMILIES}
+    acts = {event.data["fault"]: event.time_ns for event in log.of(Kind.FAULT_INJECTED)}
+    found = []
+    for incident in measure(log, None).incidents:
+        injected_ns = acts.get(incident.fault)
+        if injected_ns is None:
+            continue
+        detection_s = math.inf if incident.detection_time is None else incident.detection_time
+        until_ns = injected_ns + int(min(detection_s, 60.0) * NS)
+        found.append(
+            Found(
+                family=families.get(incident.fault, incident.fault), detection_s=detection_s,
+                recovery_s=math.inf if incident.recovery_time is None else incident.recovery_time,
+                step_s=step_before(log, injected_ns), busy=busy(log, injected_ns, until_ns),
+            )
+        )  # fmt: skip
+    return found
+
+
+def step_before(log: Log, before_ns: int) -> float:
+    """The median of the last steps that all ranks had done by then; those of one generation follow each other."""
+    done: dict[tuple[int, int], int] = {}
+    for event in log.of(Kind.STEP_COMMITTED):
+        if event.time_ns < before_ns and event.step is not None:
+            key = (event.generation, event.step)
+            done[key] = max(done.get(key, 0), event.time_ns)
+    steps = sorted(done)
+    took = [done[b] - done[a] for a, b in itertools.pairwise(steps) if b == (a[0], a[1] + 1)]
+    return median(took[-WINDOW:]) / NS if took else 0.0
+
+
+def busy(log: Log, since_ns: int, until_ns: int) -> str:
+    """What else the machine did while a rank was silent, and shortly before; "": nothing that was recorded."""
+    first_ns = min((event.time_ns for event in log.of(Kind.PRESSURE_READ)), default=since_ns)
+    pressure = pressure_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns)
+    started = next(iter(log.of(Kind.RUN_STARTED)), None)
+    if pressure is not None and started is not None:
+        own = max(0.0, started.data["ranks"] / pressure.cpus - 1)
+        if pressure.wait > OWN_WAIT * own + LEAST_WAIT:
+            return f"ranks waited {pressure.wait:.1f} s for each second that they ran"
+        if pressure.steal > MOST_STEAL:
+            return f"{pressure.steal:.0%} of the processors' time were stolen"
+    wanted_s, silent_s = _wanted(log, since_ns, until_ns), (until_ns - since_ns) / NS
+    if wanted_s > MOST_WANTED * silent_s:
+        return f"processors were wanted in vain for {wanted_s:.2f} of {silent_s:.2f} s at least"
+    return ""
+
+
+def _wanted(log: Log, since_ns: int, until_ns: int) -> float:
+    """For how long of a silence, at least, somebody wanted a processor in vain: ranks that train do all the time."""
+    readings = [event for event in log.of(Kind.PRESSURE_READ) if event.data["some_s"] is not None]
+    before = [event for event in readings if event.time_ns <= since_ns]
+    after = [event for event in readings if event.time_ns >= until_ns]
+    if not before or not after:
+        return 0.0
+    first: Event = before[-1]
+    last: Event = after[0]
+    trained_s = (last.time_ns - first.time_ns - (until_ns - since_ns)) / NS
+    return max(0.0, float(last.data["some_s"] - first.data["some_s"]) - trained_s)
+
+
+def table(found: Mapping[str, Sequence[Found]]) -> str:
+    """A row for each family and step time, as Markdown. ``found``: by step time, in words."""
+    head = [
+        "a rank",
+        "median step",
+        "n",
+        "declared after, s",
+        "new step after, s",
+        "bound, s",
+        "within",
+        "beside others",
+    ]
+    rows = [head, ["---"] * len(head)]
+    for hangs in found.values():
+        for family in FAMILIES:
+            ours = [one for one in hangs if one.family == family]
+            if not ours:
+                continue
+            step_s = median(one.step_s for one in ours)
+            within = sum(one.detection_s <= one.bound_s for one in ours)
+            rows.append(
+                [family, f"{1e3 * step_s:.0f} ms", str(len(ours)), _spread([one.detection_s for one in ours]),
+                 _spread([one.recovery_s for one in ours]), _range([one.bound_s for one in ours]),
+                 f"{within} of {len(ours)}", str(sum(bool(one.busy) for one in ours))]
+            )  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Median with its 95 % interval, or with all of the values where there are too few."""
+    interval = median_ci95(values)
+    if interval is not None:
+        return f"{median(values):.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return f"{median(values):.3f} (all: {', '.join(f'{value:.3f}' for value in sorted(values))})"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def main() -> None:
+    """Measure and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=6, help="arms with short steps")
+    parser.add_argument("--long-seeds", type=int, default=2, help="arms with steps of about a second")
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
+    options = parser.parse_args()
+    options.runs.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[Found]] = {name: [] for name in PACES}
+    verdicts = []
+    for seed in range(max(options.seeds, options.long_seeds)):
+        for name, wanted in (("short", options.seeds), ("long", options.long_seeds)):
+            if seed >= wanted:
+                continue
+            results = play(f"hangs-{name}-{seed}", scenario(seed, PACES[name]), options.runs)
+            verdicts.append(results.verdict)
+            for arm in results.arms:
+                log = read_log(options.runs / results.scenario / results.run_id / arm.events)
+                found[name] += found_in(log)
+    print(table(found))
+    print(f"\n{len(verdicts)} arms; verdicts other than pass: {len(verdicts) - verdicts.count('pass')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -32,6 +32,7 @@ _WITNESS: dict[OutcomeClass, str] = {
     "started over": "step 1 was committed again at 9.2 s", "all ranks died": "exit codes 1, 1, -9",
     "hung": "no step for 120 s, then ended", "committed bad values": "loss not finite from step 31 on, committed",
     "not landed": "the rank had ended before the fault was due", "not offered": "has no checkpoint to damage",
+    "refuted": "identity: the log says seed 99, the scenario 1",
 }  # fmt: skip
 
 
@@ -48,6 +49,8 @@ def outcome_of(label: str, family: str, number: int) -> OutcomeClass:
         return "not offered" if "checkpoint" in family else "degraded" if number == 1 else "recovered"
     if label.startswith("ray") and family == "hang":
         return "not landed"
+    if label == "nvrx-ft-launcher tuned" and family == "hang":
+        return "refuted"
     if label.startswith("dlrover"):
         return "started over" if family == "corrupted-checkpoint" else "rolled back"
     if label == "drop-replica":
@@ -101,7 +104,7 @@ def _trial(label: str, family: str, number: int) -> Trial | None:
     never = outcome in ("all ranks died", "hung", "committed bad values")
     noise = math.exp(generator.gauss(0, 0.12)) * (4.0 if number == 7 and label == "torchrun tuned" else 1.0)
     recovery: float | None = STACKS[label] * noise
-    if outcome in ("masked", "not landed"):
+    if outcome in ("masked", "not landed", "refuted"):
         recovery = None
     elif never:
         recovery = math.inf

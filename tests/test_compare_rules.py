@@ -315,26 +315,29 @@ def test_a_stack_is_left_out_of_a_family_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a simulated run of one arm, with the outputs of its ranks."""
+    """A directory of simulated runs, one with a fault and one without, with the outputs of their ranks."""
     place = tmp_path_factory.mktemp("run")
-    path = place / "family.yaml"
-    path.write_text(FAMILY.format(name="family", fault=KILL) + "launcher: sim\nbaseline: none\n")
-    invoke(["run", str(path), "--runs", str(place), "-q"])
-    made = (place / "family" / "latest").resolve()
-    (made / "logs").mkdir(exist_ok=True)
-    (made / "logs" / "rank.txt").write_text("what a rank printed")
-    return made
+    for name, fault in (("ours-default.family", KILL), ("ours-default.control-of-family", "")):
+        path = place / f"{name}.yaml"
+        text = FAMILY.format(name=name, fault=fault)
+        text = text if fault else text.replace("faults:\n  - \n", "")
+        path.write_text(text + "seed: 7\nlauncher: sim\nbaseline: none\n")
+        invoke(["run", str(path), "--runs", str(place), "-q"])
+        logs = (place / name / "latest").resolve() / "logs"
+        logs.mkdir(exist_ok=True)
+        (logs / "rank.txt").write_text("what a rank printed")
+    return place
 
 
 def comparison(tmp_path: Path, run: Path) -> Directory:
-    """A comparison of two arms, each of which is that run."""
+    """A comparison of two arms, the runs of that directory."""
     directory = Directory(tmp_path / "made")
     plan = planned(tmp_path, stacks=["ours"], repeat=1)
     directory.write_plan(plan)
     for arm in plan.arms:
         directory.scenario(arm).parent.mkdir(parents=True, exist_ok=True)
         directory.scenario(arm).write_text(f"command: {ROOT}/x\n")
-        shutil.copytree(run, directory.runs / arm.id / "1")
+        shutil.copytree((run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1")
         one = Played(
             arm=arm,
             run=f"runs/{arm.id}/1",

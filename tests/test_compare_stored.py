@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,19 @@ def test_the_strategies_of_one_run_are_set_against_each_other(first: Path) -> No
     assert all(trial.phases and trial.goodput for trial in made.trials)
     assert not made.cautions
     assert Comparison.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.parametrize("arm", ["faulted", "control"])
+def test_a_record_that_cannot_be_counts_for_nothing(first: Path, tmp_path: Path, arm: str) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(first, path)
+    (log,) = path.glob(f"events/*hot-spare*r0.{arm}/orchestrator.jsonl")
+    log.write_text(log.read_text().replace('"repeat":0', '"repeat":1', 1))
+    made = compared(path)
+    (trial,) = [one for one in made.trials if "identity" in one.witness + one.note]
+    assert trial.label == "hot-spare" and (trial.outcome == "refuted") == (arm == "faulted")
+    assert (trial.control_goodput is None, trial.recovery is None) == (True, arm == "faulted")
+    assert len(made.cautions) == 1 and "identity: the log says repeat 1" in made.cautions[0]
 
 
 def test_two_versions_of_one_strategy_are_told_apart(first: Path, tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chaos.errors import LogError
-from chaos.events import Log, read_log
+from chaos.events import Kind, Log, read_log
 from chaos.files import read_model
 from harness import naming
 from harness.compare import rules, summary
+from harness.compare.believed import Record, without_twins
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
 from harness.compare.model import Comparison, StackInfo, Trial
 from harness.compare.outcome import FOR_EVER, Judged, completed, ended, judged
@@ -18,7 +19,7 @@ from harness.compare.plan import AGAIN, Arm, control_of
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import ArmMeasures, goodput_of, measure
 from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.rundir import RunDirectory, read_resolved
 
 MOST_POINTS = 200
 BARE = "none"
@@ -28,7 +29,8 @@ BARE = "none"
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A faulted arm and what it is compared with. ``ideal``: whose fault-free steps are the measure of goodput;
-    ``beside``: processes provisioned beside the ranks."""
+    ``beside``: processes provisioned beside the ranks; ``contradictions``: why its record cannot be what happened,
+    ``against``: what is to be said of those it is compared with (``harness.compare.believed``)."""
 
     label: str
     family: str
@@ -41,23 +43,53 @@ class Source:
     verdict: str
     reproduce: str
     beside: int = 0
+    contradictions: Sequence[str] = ()
+    against: Sequence[str] = ()
 
 
 @dataclass(kw_only=True)
 class _Runs:
-    """The runs of a comparison, each log read once."""
+    """The runs of a comparison, each log read once and judged once."""
 
     directory: Directory
     played: Mapping[Arm, Played]
     logs: dict[Arm, Log | None] = field(default_factory=dict)
+    records: dict[Arm, Record | None] = field(default_factory=dict)
 
     def log(self, arm: Arm | None) -> Log | None:
         """None: not played, or nothing left to read."""
         if arm is None or arm not in self.played:
             return None
         if arm not in self.logs:
-            self.logs[arm] = log_of(RunDirectory(self.directory.root / self.played[arm].run))
+            self.logs[arm] = log_of(self._run(arm))
         return self.logs[arm]
+
+    def record(self, arm: Arm | None) -> Record | None:
+        """What the arm should be, beside its log; None: it has no log, or nobody says what it should be."""
+        log = self.log(arm)
+        if arm is None or log is None:
+            return None
+        if arm not in self.records:
+            self.records[arm] = _record(self._run(arm), log, arm)
+        return self.records[arm]
+
+    def contradictions(self, arm: Arm | None) -> list[str]:
+        """Why the arm's record cannot be what happened."""
+        record = self.record(arm)
+        return record.contradictions if record is not None else []
+
+    def trusted(self, arm: Arm | None) -> Log | None:
+        """The log of an arm that can be what happened."""
+        return None if self.contradictions(arm) else self.log(arm)
+
+    def set_apart(self) -> None:
+        """Find arms with the log of another one, of all that were played."""
+        known = {arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None}
+        told = without_twins({name: record for name, (_, record) in known.items()})
+        self.records |= {known[name][0]: record for name, record in told.items()}
+
+    def _run(self, arm: Arm) -> RunDirectory:
+        return RunDirectory(self.directory.root / self.played[arm].run)
 
 
 def gather(directory: Directory) -> Comparison:
@@ -65,6 +97,7 @@ def gather(directory: Directory) -> Comparison:
     plan = directory.read_plan()
     played = directory.played()
     runs = _Runs(directory=directory, played=played)
+    runs.set_apart()
     trials = [
         trial_of(source)
         for arm in plan.arms
@@ -86,7 +119,8 @@ def gather(directory: Directory) -> Comparison:
     same = [ratio for ratio in ratios if ratio.label == again]
     done = [one.finished for one in played.values()]
     missing = sum(1 for arm in plan.arms if arm not in played)
-    broken = rules.broken_by(plan, played.values(), same, missing) if plan.closed else []
+    refuted = list(_refuted(plan.arms, runs))
+    broken = rules.broken_by(plan, played.values(), same, missing, refuted) if plan.closed else []
     return Comparison(
         name=plan.name, started=plan.started, finished=max(done, default=None) if not missing else None,
         machine=plan.provenance, workload=_workload(plan), stacks=stacks,
@@ -94,7 +128,8 @@ def gather(directory: Directory) -> Comparison:
         ratios=[ratio for ratio in ratios if ratio.label != again], reference=plan.reference,
         same=same, skipped=plan.skipped, price=plan.price,
         currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
-        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline, cautions=_cautions(plan),
+        reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline,
+        cautions=[*_cautions(plan), *refuted],
         missing=missing, script=script, division="closed" if plan.closed and not broken else "open", broken=broken,
     )  # fmt: skip
 
@@ -106,6 +141,28 @@ def log_of(run: RunDirectory) -> Log | None:
         return read_log(run.events(arms[0])) if arms else None
     except LogError:
         return None
+
+
+def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
+    """None where the run does not say what it was to be, or not in the words of this version."""
+    try:
+        resolved = read_resolved(run)
+    except LogError:
+        return None
+    if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
+        return None
+    name = arm.id.rpartition(".")[0]
+    return Record(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
+
+
+def _refuted(arms: Iterable[Arm], runs: _Runs) -> Iterator[str]:
+    """Arms whose record cannot be what happened, or that do not say what they were to be, for people."""
+    for arm in arms:
+        who = f"{arm.label}, {arm.family or f'control of {arm.like}'}, seed {arm.seed}"
+        if why := runs.contradictions(arm):
+            yield f"the record of {who} cannot be what happened, and counts for nothing: {why[0]}"
+        elif runs.log(arm) is not None and runs.record(arm) is None:
+            yield f"the run of {who} does not say what it was to be, so its record was not judged again"
 
 
 def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
@@ -146,26 +203,32 @@ def _source(arm: Arm, plan: Plan, runs: _Runs) -> Source | None:
     control = control_of(arm, plan.arms, plan.workloads)
     bare = next((stack.label for stack in plan.stacks if stack.name == BARE), None)
     as_bare = arm.model_copy(update={"label": bare}) if bare else None
-    ideal = runs.log(control_of(as_bare, plan.arms, plan.workloads)) if as_bare else None
-    played = runs.played[arm]
+    bare_control = control_of(as_bare, plan.arms, plan.workloads) if as_bare else None
+    ideal = runs.trusted(bare_control)
+    played, record = runs.played[arm], runs.record(arm)
     against = runs.played.get(control) if control else None
+    others = {"its control": control, f"the control of {bare}": bare_control}
     return Source(
-        label=arm.label, family=arm.family, seed=arm.seed, log=log, control=runs.log(control),
-        ideal=ideal or runs.log(control), run=played.run, control_run=against.run if against else "",
-        verdict=played.verdict,
+        label=arm.label, family=arm.family, seed=arm.seed, log=log, control=runs.trusted(control),
+        ideal=ideal or runs.trusted(control), run=played.run, control_run=against.run if against else "",
+        verdict=record.verdict(played.verdict) if record else played.verdict,
         reproduce=f"chaos run scenarios/{arm.id}.yaml",
         beside=next((stack.ranks_beside for stack in plan.stacks if stack.label == arm.label), 0),
+        contradictions=runs.contradictions(arm),
+        against=[said for who, one in others.items() if (known := runs.record(one)) for said in known.said_as(who)],
     )  # fmt: skip
 
 
 def trial_of(source: Source) -> Trial:
-    """One pair of arms, measured and judged."""
+    """One pair of arms, measured and judged; of a record that cannot be what happened nothing is."""
+    if source.contradictions:
+        return _nothing_of(source)
     ideal, control = _usable(source.ideal), _usable(source.control)
     measures = measure(source.log, ideal)
     against = history_of(control) if control else None
     own = measure(control, ideal) if control else None
     result = judged(measures, against)
-    notes = [result.note]
+    notes = [result.note, *source.against]
     if source.control is not None and (against is None or not completed(against)):
         notes.append("its control did not get to its end either: see control_run")
     history = measures.history
@@ -182,6 +245,17 @@ def trial_of(source: Source) -> Trial:
         run=source.run, control_run=source.control_run, reproduce=source.reproduce, note="; ".join(filter(None, notes)),
         losses=losses_of(history), control_losses=losses_of(against) if against else (),
         **_until_whole(source.log, measures, ideal, control, result),
+    )  # fmt: skip
+
+
+def _nothing_of(source: Source) -> Trial:
+    info = history_of(source.log).info
+    return Trial(
+        label=source.label, family=source.family, seed=source.seed, outcome="refuted",
+        witness="; ".join(source.contradictions), recovery=None, detection=None, phases=[], steps_lost=0,
+        samples_lost=None, goodput=None, control_goodput=None, badput={}, step_time=None, wall=0.0,
+        ranks=info.ranks + info.spares + source.beside, verdict=source.verdict, run=source.run,
+        control_run=source.control_run, reproduce=source.reproduce,
     )  # fmt: skip
 
 

@@ -29,11 +29,12 @@ Number = Annotated[
 
 OutcomeClass = Literal[
     "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung", "committed bad values",
-    "not landed", "not offered",
+    "not landed", "not offered", "refuted",
 ]  # fmt: skip
 """What became of a job. ``rolled back``: recovered from a checkpoint, steps were done again; ``started over``: from
 step 0; ``degraded``: went on slower or with fewer ranks to its end; ``committed bad values``: a non-finite or corrupted
-state was trained on unnoticed; ``not offered``: this stack cannot be put under this fault, and the note says why."""
+state was trained on unnoticed; ``not offered``: this stack cannot be put under this fault, and the note says why;
+``refuted``: its record cannot be what happened, and counts for nothing (``harness.compare.believed``)."""
 
 Difference = Literal[
     "faster", "slower", "no difference shown", "only this one recovers", "only the other recovers", "neither recovers",

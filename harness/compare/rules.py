@@ -45,9 +45,12 @@ def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> l
     return found
 
 
-def broken_by(plan: Plan, played: Iterable[Played], same: Sequence[Ratio], missing: int) -> list[str]:
-    """Of what was played."""
+def broken_by(
+    plan: Plan, played: Iterable[Played], same: Sequence[Ratio], missing: int, refuted: Sequence[str] = ()
+) -> list[str]:
+    """Of what was played. ``refuted``: arms whose record cannot be what happened."""
     found = [f"{missing} arms of the plan were not played"] if missing else []
+    found += refuted
     found += plan.changes
     arms = list(played)
     noisy = [one for one in arms if one.busy is None or one.busy > BUSY]

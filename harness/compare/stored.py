@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import LogError, NoRun, ScenarioError
-from chaos.events import Log, read_log
-from chaos.scenario import Cell
+from chaos.events import Kind, Log, read_log
+from chaos.scenario import Cell, ResolvedRun
 from harness.compare import summary
+from harness.compare.believed import Record
 from harness.compare.directory import Directory, differences
 from harness.compare.gather import Source, gather, read_results, trial_of
 from harness.compare.model import Comparison, StackInfo, Trial
@@ -39,6 +40,7 @@ class Part:
     workload: dict[str, Any]
     fidelity: list[str]
     started: str
+    cautions: list[str]
 
 
 def compare_stored(
@@ -72,7 +74,7 @@ def _part(path: Path) -> Part:
         made = gather(directory)
         return Part(
             path=path, stacks=made.stacks, trials=made.trials, families=made.families, machine=made.machine,
-            workload=made.workload, fidelity=made.fidelity, started=made.started,
+            workload=made.workload, fidelity=made.fidelity, started=made.started, cautions=made.cautions,
         )  # fmt: skip
     run = open_run(path)
     results = read_results(run)
@@ -82,24 +84,31 @@ def _part(path: Path) -> Part:
 
 
 def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
-    cells = {cell.id: cell for cell in read_resolved(run).cells}
+    resolved = read_resolved(run)
+    cells = {cell.id: cell for cell in resolved.cells}
     names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
-    trials, stacks, families = [], {}, {}
+    trials, stacks, families, cautions = [], {}, {}, []
     for arm in results.arms:
         cell = cells.get(arm.cell)
-        source = _source(path, run, arm, cell, names[cell.id]) if cell else None
+        source = _source(path, run, arm, cell, names[cell.id], resolved) if cell else None
         if source is None or cell is None:
             continue
         trials.append(trial_of(source))
+        cautions += [
+            f"the record of {source.run} cannot be what happened: {why}" for why in source.contradictions
+        ]
+        cautions += [f"{source.run}: {said}" for said in source.against]
         families[source.family] = source.family
         stacks[source.label] = _info(source.label, cell, results)
     return Part(
         path=path, stacks=list(stacks.values()), trials=trials, families=families, machine=results.system,
-        workload=results.workload, fidelity=results.fidelity, started=results.started,
+        workload=results.workload, fidelity=results.fidelity, started=results.started, cautions=cautions,
     )  # fmt: skip
 
 
-def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str) -> Source | None:
+def _source(
+    path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str, resolved: ResolvedRun
+) -> Source | None:
     """None: a control, an arm without faults, or one that was cut short."""
     kinds = sorted({fault.kind for fault in cell.scenario.faults})
     log = _log(run, arm.id)
@@ -107,10 +116,17 @@ def _source(path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: st
         return None
     control_id = arm_id(arm.cell, arm.repeat, "control")
     control = _log(run, control_id) if cell.scenario.baseline == "paired" else None
+    own = Record(log=log, resolved=resolved, cell=cell, repeat=arm.repeat, control=control)
+    other = None
+    if control is not None and control.first(Kind.RUN_STARTED) is not None:
+        other = Record(log=control, resolved=resolved, cell=cell, repeat=arm.repeat, arm="control")
+    if other is not None and other.contradictions:
+        control = None
     return Source(
         label=label, family=" + ".join(kinds), seed=arm.seed, log=log, control=control, ideal=control,
         run=f"{path}/events/{arm.id}", control_run=f"{path}/events/{control_id}" if control else "",
-        verdict=arm.outcome, reproduce=f"chaos analyze {path}",
+        verdict=arm.outcome, reproduce=f"chaos analyze {path}", contradictions=own.contradictions,
+        against=other.left_out_as("its control") if other is not None else (),
     )  # fmt: skip
 
 
@@ -154,6 +170,7 @@ def _told_apart(parts: Sequence[Part]) -> list[Part]:
                 workload=part.workload,
                 fidelity=part.fidelity,
                 started=part.started,
+                cautions=part.cautions,
                 stacks=[s.model_copy(update={"label": names[s.label]}) for s in part.stacks],
                 trials=[t.model_copy(update={"label": names[t.label]}) for t in part.trials],
             )
@@ -168,7 +185,7 @@ def _short(parts: Sequence[Part], index: int) -> str:
 
 def _cautions(parts: Sequence[Part]) -> list[str]:
     """What is not alike between the first directory and each other one."""
-    first, found = parts[0], []
+    first, found = parts[0], [line for part in parts for line in part.cautions]
     for other in parts[1:]:
         where = f"{other.path} and {first.path}"
         for key in MAKES_THE_JOB:

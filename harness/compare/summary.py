@@ -15,10 +15,10 @@ from harness.results import Metric
 
 FROM_BEST: tuple[OutcomeClass, ...] = (
     "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung",
-    "committed bad values", "not landed", "not offered",
+    "committed bad values", "not landed", "not offered", "refuted",
 )  # fmt: skip
 """Classes in order. What did not land says nothing, so it is shown only where nothing else happened."""
-SAYS_NOTHING = ("not landed", "not offered")
+SAYS_NOTHING = ("not landed", "not offered", "refuted")
 METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = ("recovery", "step_time", "goodput")
 RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
     "recovery": lambda trial: trial.recovery,

@@ -17,6 +17,7 @@ from harness.compare.directory import Plan
 from harness.compare.model import Trial
 from harness.compare.outcome import FOR_EVER
 from harness.compare.plan import Entrant
+from harness.compare.summary import SAYS_NOTHING
 from harness.stack import Stack, Value
 from harness.tuned import Sweep, Tried
 
@@ -87,7 +88,7 @@ def score(times: Sequence[Sequence[float]], seeds: int) -> float:
 
 
 def _time(trial: Trial) -> float:
-    if trial.outcome in FOR_EVER or trial.outcome in ("not landed", "not offered"):
+    if trial.outcome in FOR_EVER or trial.outcome in SAYS_NOTHING:
         return math.inf
     return 0.0 if trial.recovery is None else trial.recovery
 

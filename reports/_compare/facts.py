@@ -39,6 +39,9 @@ OUTCOMES: Mapping[OutcomeClass, Outcome] = MappingProxyType(
         ),
         "not landed": Outcome(kept=False, tried=False, meaning="the fault did not take effect; says nothing"),
         "not offered": Outcome(kept=False, tried=False, meaning="this stack cannot be put under this fault"),
+        "refuted": Outcome(
+            kept=False, tried=False, meaning="its record cannot be right, and counts for nothing"
+        ),
     }
 )
 
@@ -149,7 +152,7 @@ class Facts:
 
     def mean_wall(self, label: str, family: str) -> dict[str, float]:
         """Mean seconds of each class of the faulted arms, ``useful`` first; empty without trials."""
-        trials = self.trials(label, family)
+        trials = [trial for trial in self.trials(label, family) if trial.outcome != "refuted"]
         if not trials:
             return {}
         names = list(dict.fromkeys(name for trial in trials for name in trial.badput))

@@ -28,6 +28,7 @@ _ICONS: dict[OutcomeClass, str] = {
     "committed bad values": '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>',
     "not landed": '<circle class="line dashed" cx="8" cy="8" r="6"/>',
     "not offered": '<path class="line" d="M3 8h10"/>',
+    "refuted": '<circle class="line dashed" cx="8" cy="8" r="6"/><path class="line" d="M5 5l6 6M11 5l-6 6"/>',
 }
 
 

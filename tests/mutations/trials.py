@@ -1,0 +1,59 @@
+"""What a comparison makes of the base ``compare``, changed by a mutation: the trial, as its report has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chaos.events import Log
+from harness.compare.believed import Record
+from harness.compare.gather import Source, trial_of
+from harness.compare.model import Trial
+from mutations.bases import ARMS, base
+from mutations.recorded import resolved_of
+from mutations.tape import Mutation, Tape
+
+BASE = "compare"
+
+
+def trial(mutation: Mutation | None = None) -> Trial:
+    """Of both arms, each judged against its own scenario."""
+    made = base(BASE)
+    control = Tape.of(made.control)
+    faulted = Tape.of(made.faulted, control)
+    if mutation is not None:
+        mutation.change(faulted)
+    arms = dict(zip(ARMS, (faulted.log(), control.log()), strict=True))
+    found = {name: _record(name, arms) for name in ARMS}
+    why = {name: record.contradictions for name, record in found.items()}
+    trusted = None if why["control"] else arms["control"]
+    return trial_of(
+        Source(
+            label="torchrun default", family="kill", seed=made.seed, log=arms["faulted"], control=trusted,
+            ideal=trusted, run="run", control_run="control", verdict=found["faulted"].verdict("pass"), reproduce="",
+            contradictions=why["faulted"], against=found["control"].said_as("its control"),
+        )
+    )  # fmt: skip
+
+
+def _record(arm: str, logs: dict[str, Log]) -> Record:
+    resolved = resolved_of(BASE, arm)
+    (cell,) = resolved.cells
+    return Record(log=logs[arm], resolved=resolved, cell=cell, name=cell.scenario.name, seed=resolved.seed)
+
+
+Effect = Mapping[str, object]
+NOT_REFUTED: Mapping[str, Effect] = {
+    "compare: nobody says that it landed": {"outcome": "not landed", "recovery": None, "verdict": "inconclusive"},
+    "compare: a rank is never seen to end": {"verdict": "fail"},
+    "compare: a process is left": {"verdict": "fail"},
+    "compare: nobody looked for leftovers": {"verdict": "inconclusive"},
+    "compare: it left a process running": {"verdict": "fail"},
+    "compare: the job gave up": {"goodput": 0.0, "verdict": "fail"},
+    "compare: a failure without a fault": {"note": "its control fails: detection: "},
+    "compare: a fault in the run without one": {
+        "note": "its control is left out: identity: ", "control_goodput": None, "step_time": None,
+    },
+    "compare: the end is missing": {"goodput": None, "verdict": "inconclusive"},
+    "compare: a step that the run cannot have": {"verdict": "inconclusive"},
+}  # fmt: skip
+"""Mutation -> what it does to its trial, where that still counts. Of others its verdict is not a pass."""

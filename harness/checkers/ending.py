@@ -9,29 +9,28 @@ from dataclasses import dataclass
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
+from harness.checkers.refilled import too_small
 from harness.judging.incidents import CORRUPTIONS, sound_digests
 from harness.results import Finding
 from recovery.memory import ROLE as KEEPER
 
 LEARNING_STEPS = 10
 """So many steps with one and the same loss, or with a learning rate of zero, are no training."""
-IDLE_STEPS = 20
-IDLE_S = 5.0
-"""So long, in steps and in seconds, a process that is ready may wait while the job is short of ranks."""
 OURS = ("gpt", "mlp")
 """Workloads known to learn something in every step; what a script trains, nobody knows here."""
 
 
 def ending(evidence: Evidence) -> Finding:
     """Every process ended as it was asked to, or as a fault explains; no survivor raised an error; nobody who could
-    have filled a job that ended too small was left waiting; and the job learned: gradients, learning rates, losses and
-    parameters are those of one that trains. Of a command: a job that is done had one whose last attempt ended well.
+    have filled a job that ended too small was left waiting, or never started; and the job learned: gradients, learning
+    rates, losses and parameters are those of one that trains. Of a command: a job that is done had one whose last
+    attempt ended well.
     """
     history = evidence.history
     if history.info.observed:
         return _of_a_command(evidence)
     ends = _ends(evidence)
-    sure = [*_exits(evidence, ends), *_errors(evidence, ends), *_too_small(evidence)]
+    sure = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
     idle = list(_learned_nothing(evidence))
     ours = evidence.cell.scenario.workload.kind in OURS
     if sure or (idle and ours):
@@ -133,32 +132,6 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
                 yield f"{what}, and ended with exit code 0"
             elif not (asked or history.cut_short or history.unfinished or (end is not None and end.hit)):
                 yield f"{what}, and no fault explains it"
-
-
-def _too_small(evidence: Evidence) -> Iterator[str]:
-    """Processes that were ready to take a rank for long, in a job that ended with too few."""
-    history, log = evidence.history, evidence.log
-    if history.outcome != "completed" or not history.worked or history.shards > 1:
-        return
-    last = history.worked[-1]
-    if last.world >= history.info.ranks:
-        return
-    gone = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
-    asked = {e.data["process"]: e.data.get("asked_ns") for e in log.of(Kind.PROCESS_EXITED)}
-    failed_ones = {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
-    done = [run for run in history.runs_of(last.number) if run.committed_ns is not None]
-    for event in log.of(Kind.PROCESS_READY):
-        name = event.data["process"]
-        since_ns = max(event.time_ns, last.ready_ns or last.started_ns)
-        after = [run for run in done if run.start_ns >= since_ns]
-        if name in last.members or name in failed_ones or len(after) < IDLE_STEPS:
-            continue
-        left_ns = min(asked.get(name) or after[-1].end_ns, gone.get(name, after[-1].end_ns), after[-1].end_ns)
-        if left_ns >= after[-1].end_ns and (left_ns - since_ns) / 1e9 >= IDLE_S:
-            yield (
-                f"the job ended with {last.world} of {history.info.ranks} ranks, though {name} had been ready for "
-                f"{len(after)} steps"
-            )
 
 
 def _learned_nothing(evidence: Evidence) -> Iterator[str]:

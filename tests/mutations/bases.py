@@ -17,6 +17,7 @@ from chaos.events import Event, Log, read_actor
 from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
 from harness.judging.expected import Expected, expected_of
+from harness.launchers.sim import Sim
 from harness.results import Finding
 from mutations import recorded
 from mutations.tape import Mutation, Tape
@@ -45,11 +46,13 @@ def fault(kind: str, rank: int | None = 2, **more: Any) -> dict[str, Any]:
     return {"id": "fault", "kind": kind, "at": POINT, **target, **more}
 
 
-def _simulated(recovery: Any, *faults: dict[str, Any], **more: Any) -> Callable[[], Base]:
+def _simulated(
+    recovery: Any, *faults: dict[str, Any], sim: Sim | None = None, **more: Any
+) -> Callable[[], Base]:
     def make() -> Base:
         cell = cell_of(recovery, list(faults), steps=STEPS, every=EVERY, **more)
         with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-            arms = [play(cell, Path(folder) / arm, seed=SEED, arm=arm) for arm in ARMS]
+            arms = [play(cell, Path(folder) / arm, seed=SEED, arm=arm, sim=sim) for arm in ARMS]
             faulted, control = (_files(arm.directory) for arm in arms)
         return Base(cell=cell, faulted=faulted, control=control)
 
@@ -82,6 +85,9 @@ ROT = fault("checkpoint-corrupt", None, id="rot", target={"checkpoint": "latest"
 SLOW = fault(
     "straggler", params={"factor": 3.0}, duration={"steps": 6}, expect={"outcome": "masked", "blame": "none"}
 )
+EARLY = {**KILL, "at": {"step": 9, "phase": "backward"}}
+SLOW_STEPS, SLOW_TO_START = Sim(step_ms=300), Sim(step_ms=300, spawn_ms=60_000)
+TWO_REPLICAS = {"hsdp": {"replicas": 2, "shards": 2}}
 MAKERS: Mapping[str, Callable[[], Base]] = {
     "drop-replica": _simulated("drop-replica", KILL),
     "hot-spare": _simulated(SPARE, KILL),
@@ -101,11 +107,15 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "full disk": _simulated("drop-replica", fault("read-only", None, duration={"steps": 8}, at={"step": 14})),
     "deadlock": _simulated(SPARE, fault("gil-deadlock")),
     "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
+    "ends small": _simulated("drop-replica", EARLY, sim=SLOW_TO_START),
+    "stays small": _simulated({"strategy": "drop-replica", "rejoin": False}, EARLY, sim=SLOW_STEPS),
+    "ends a replica short": _simulated("drop-replica", EARLY, sim=SLOW_TO_START, parallelism=TWO_REPLICAS),
     "script": _recorded("script"),
     "agents": _recorded("agents"),
     "compare": _recorded("compare"),
 }
-"""``script``: a command that is started again after a kill, whose ranks report through a beacon; ``agents``: nodes with
+"""``ends small``: whoever is started in place of the lost is not ready before the end, ``stays small``: nobody is;
+``script``: a command that is started again after a kill, whose ranks report through a beacon; ``agents``: nodes with
 agents, one of which is lost while a third has a spare; ``compare``: two runs of a comparison, of torchrun."""
 
 

@@ -53,6 +53,31 @@ def _unasked(tape: Tape) -> None:
     row.data.update(expected=False, asked_ns=None, exit_code=3)
 
 
+def _nobody_started(tape: Tape) -> None:
+    """Nobody was decided on in place of the lost, and nobody came."""
+    decided = [
+        r for r in tape.find(Kind.DECISION) if any(str(a).startswith("spawn") for a in r.data["actions"])
+    ]
+    came = tape.find(Kind.PROCESS_SPAWNED, after=decided[0].time_ns - 1)
+    names = {row.data["process"] for row in came}
+    ended = [row for row in tape.find(Kind.PROCESS_EXITED) if row.data["process"] in names]
+    own = [row for row in tape.rows if row.actor in names]
+    tape.drop([*decided, *came, *ended, *own])
+
+
+def _was_ready(tape: Tape) -> None:
+    """Whoever was started in place of the lost was ready two steps later."""
+    decided = next(r for r in tape.find(Kind.DECISION) if str(r.data["actions"][0]).startswith("spawn"))
+    came = tape.find(Kind.PROCESS_SPAWNED, after=decided.time_ns - 1)[0]
+    like = tape.find(Kind.PROCESS_READY)[0]
+    tape.add(
+        like,
+        time_ns=came.time_ns + 700 * MS,
+        generation=came.generation,
+        data={"process": came.data["process"]},
+    )
+
+
 MUTATIONS = [
     Mutation("a killed rank was asked to end, it is said", "hot-spare", _expected, ending=FAIL),
     Mutation("a killed rank's end was expected, drop-replica", "drop-replica", _expected, ending=FAIL),
@@ -75,5 +100,13 @@ MUTATIONS = [
         "checkpoint-restart",
         all_of(_expected, drop(Kind.FAULT_PLANNED)),
         ending=FAIL,
+    ),
+    Mutation("nobody is started in place of the lost", "ends small", _nobody_started, ending=FAIL),
+    Mutation(
+        "nobody is started in place of one of a replica", "ends a replica short", _nobody_started, ending=FAIL
+    ),
+    Mutation("a replacement that is ready waits to the end", "ends small", _was_ready, ending=FAIL),
+    Mutation(
+        "a replica that could be filled waits to the end", "ends a replica short", _was_ready, ending=FAIL
     ),
 ]

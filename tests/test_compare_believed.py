@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mutations.tape import FAIL, Mutation
+from mutations.tape import FAIL, Mutation, Tape
 from mutations.trials import BASE, NOT_REFUTED, trial
 from test_compare_rules import comparison, run
 from test_mutations import CORPUS
 
+from chaos.events import Kind
 from harness.compare.believed import CONTRADICTS
 from harness.compare.directory import Directory
 from harness.compare.gather import gather
@@ -55,6 +56,17 @@ def test_each_checker_that_refutes_is_needed() -> None:
     found = [trial(one).witness.partition(":")[0] for one in REFUTED]
     assert {*found} == {*CONTRADICTS} and len(found) >= 20
     assert NOT_REFUTED.keys() <= {one.name for one in OURS}
+
+
+def _doubled(tape: Tape) -> None:
+    for row in tape.find(Kind.STEP_REPORTED, generation=2):
+        row.data["samples"] *= 2
+
+
+def test_no_step_of_a_comparison_has_more_samples_than_its_batch() -> None:
+    made = trial(Mutation("twice the samples", BASE, _doubled, progress=FAIL))
+    assert made.outcome == "refuted"
+    assert "had 16 samples, the global batch is 8" in made.witness
 
 
 def _of_another_seed(directory: Directory) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from chaos.events import Event, Kind
-from harness.checkers.evidence import Evidence, passed, unknown
+from harness.checkers.evidence import Evidence, failed, passed, unknown
 from harness.checkers.values import unread_shown
 from harness.judging.lineage import NS, History
-from harness.judging.observed import stride_of
+from harness.judging.observed import samples_of_steps, stride_of
 from harness.results import Finding
 
 PROGRESS = "progress"
@@ -57,6 +58,8 @@ def progress(evidence: Evidence) -> Finding:
             f"the first step reported was {first}: the script went on from an earlier run; give each arm a directory "
             "of its own, $CHAOS_SCRATCH"
         )
+    if many := _too_many_samples(evidence):
+        return failed(many)
     if odd := _beyond(evidence, reports) or _went_back(evidence) or _outlived(history, stride):
         return unknown(odd)
     if history.finished and history.finished.data.get("unused") and not evidence.is_control:
@@ -69,6 +72,27 @@ def progress(evidence: Evidence) -> Finding:
     if refused := history.finished.data.get("refused") if history.finished else 0:
         odd += f"; {refused} reports were left out, as their step is no number"
     return passed(f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}")
+
+
+def _too_many_samples(evidence: Evidence) -> str:
+    """A step of more samples than a batch has, and than any step of the control arm, where most had as many.
+
+    Fewer are a batch that was not full, or fewer ranks; and who reports the whole batch on every rank does so in both
+    arms.
+    """
+    batch, control = evidence.cell.scenario.workload.global_batch, evidence.control_history
+    known = (
+        list(samples_of_steps(control).values()) if control is not None and not evidence.is_control else []
+    )
+    if not known or statistics.median(known) < max(known):
+        return ""
+    for (generation, step), samples in samples_of_steps(evidence.history).items():
+        if samples > max(*known, batch):
+            return (
+                f"step {step} of generation {generation} is said to have trained on {samples} samples, and no step "
+                f"of the control arm on more than {max(known)}"
+            )
+    return ""
 
 
 def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:

@@ -17,6 +17,7 @@ from chaos.events import Kind, Log
 from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import CHECKERS, Evidence, check, check_all
 from harness.judging.expected import expected_of, twins_of
+from harness.judging.observed import samples_of_steps
 from harness.results import Finding, merge
 
 CONTRADICTS = ("identity", "landing", "happens-before", "lifecycle", "recovery-shown")
@@ -82,9 +83,20 @@ class Record:
         if self.seed is not None and seed != self.seed:
             yield f"its run has seed {seed}, planned is {self.seed}"
         command = self.cell.scenario.workload.command
+        yield from self._of_too_many_samples()
         for event in self.log.of(Kind.COMMAND_STARTED):
             if command is not None and not _same_words(event.data["argv"], command):
                 yield f"its command was {' '.join(map(str, event.data['argv']))[:200]}, not that of its scenario"
+                return
+
+    def _of_too_many_samples(self) -> Iterator[str]:
+        """Every stack trains the same job, whose ranks report their own share of the global batch."""
+        batch, history = self.cell.scenario.workload.global_batch, self._evidence.history
+        if not self.name or not history.info.observed:
+            return
+        for (generation, step), samples in samples_of_steps(history).items():
+            if samples > batch:
+                yield f"step {step} of generation {generation} had {samples} samples, the global batch is {batch}"
                 return
 
 

@@ -26,6 +26,7 @@ from chaos.events import Event, Kind, Log
 from harness.judging.lineage import Generation, History, RunInfo, StepRun, owners
 
 MOST_BETWEEN = 10_000
+UNSURE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,29 @@ def stride_of(history: History) -> int:
     """The usual distance between two reported steps."""
     starts = history.log.of(Kind.GENERATION_STARTED)
     return _stride({event.generation: _reports(history.log, event) for event in starts})
+
+
+def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
+    """(generation, step) -> samples that its ranks reported, each its own, of steps that every member reported.
+
+    Without generations of more ranks than the job has, and the last ``UNSURE`` steps of each: whoever does them again
+    with fewer ranks may not be seen as another generation yet.
+    """
+    told: dict[tuple[int, int], dict[int, int]] = {}
+    worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
+    for event in history.log.of(Kind.STEP_REPORTED):
+        rank, samples = event.data["rank"], event.data["samples"]
+        if rank is not None and samples is not None:
+            shares = told.setdefault((event.generation, event.step or 0), {})
+            shares[int(rank)] = min(int(samples), shares.get(int(rank), int(samples)))
+    last: dict[int, list[int]] = {}
+    for number, step in sorted(told):
+        last.setdefault(number, []).append(step)
+    return {
+        (number, step): sum(shares.values())
+        for (number, step), shares in told.items()
+        if len(shares) == worlds.get(number) and step not in last[number][-UNSURE:]
+    }
 
 
 def _reports(log: Log, generation: Event) -> list[_Report]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from chaos.events import Log
 from harness.compare.believed import Record
@@ -35,7 +36,7 @@ def trial(mutation: Mutation | None = None) -> Trial:
     )  # fmt: skip
 
 
-def _record(arm: str, logs: dict[str, Log]) -> Record:
+def _record(arm: str, logs: Mapping[Any, Log]) -> Record:
     resolved = resolved_of(BASE, arm)
     (cell,) = resolved.cells
     return Record(log=logs[arm], resolved=resolved, cell=cell, name=cell.scenario.name, seed=resolved.seed)

@@ -100,6 +100,12 @@ def _ends(**values: object) -> Change:
     return lambda tape: tape.find(Kind.COMMAND_ENDED)[-1].data.update(values)
 
 
+def _doubled(tape: Tape) -> None:
+    """Every rank says that it trained on twice as many samples, once the job was started again."""
+    for row in tape.find(REPORT, generation=2):
+        row.data["samples"] *= 2
+
+
 def _of(base: str) -> list[Mutation]:
     """What must be seen of any command."""
 
@@ -180,6 +186,7 @@ MUTATIONS = [
     *_of("script"),
     *_of("compare"),
     Mutation("a killed rank reports steps", "script", _reports_on, progress=OPEN),
+    Mutation("twice the samples after the restart", "script", _doubled, progress=FAIL),
     Mutation("the job starts over", "script", _starts_over, kept_progress=FAIL),
     Mutation("it crawls after the restart", "script", _crawls, liveness=FAIL),
     Mutation(

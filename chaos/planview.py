@@ -131,8 +131,10 @@ def headline(run: RunPlan) -> str:
     work, spares = scenario.workload, max(cell.spares for cell in run.cells)
     who = f"{work.ranks} ranks{_layout(work)}" + (f" + {_count(spares, 'spare')}" if spares else "")
     arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
-    cells, repeats = _count(len(run.cells), "cell"), _count(scenario.repeat, "repeat")
-    shape = f"{cells} x {repeats} x ({arms}) = {_count(run.arms, 'arm')}"
+    exact = sum(each.cell.exact_for is not None for each in run.cells)
+    cells, repeats = _count(len(run.cells) - exact, "cell"), _count(scenario.repeat, "repeat")
+    beside = f" + {exact} x ({arms}) with elastic sums" if exact else ""
+    shape = f"{cells} x {repeats} x ({arms}){beside} = {_count(run.arms, 'arm')}"
     what = work.title
     takes = f"about {_minutes(run.estimate_s)} (an estimate)"
     return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · {takes}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -242,11 +243,19 @@ class Scenario(Strict):
 
 
 class Cell(Strict):
-    """One matrix combination of a scenario file, concrete. ``id`` is stable: ``recovery=hot-spare`` or ``default``."""
+    """One matrix combination of a scenario file, concrete. ``id`` is stable: ``recovery=hot-spare`` or ``default``.
+
+    ``exact_for``: id of the cell that this one repeats once with elastic sums (``chaos.loading.exactness``).
+    """
 
     id: str
     params: dict[str, Any]
     scenario: Scenario
+    exact_for: str | None = None
+
+    def among(self, only: Collection[str]) -> bool:
+        """Whether it is asked for: all cells are by an empty ``only``, and one named brings the one beside it."""
+        return not only or self.id in only or self.exact_for in only
 
 
 class SkippedCell(Strict):

@@ -183,7 +183,8 @@ class WorkloadSpec(Strict):
     )
     determinism: Literal["default", "elastic"] = Field(
         default="default",
-        description="elastic: the same result, bit for bit, however many ranks take part in a step",
+        description="elastic: the same result, bit for bit, however many ranks take part in a step; left out, a "
+        "strategy that goes on with fewer ranks has one repeat with elastic sums beside its own",
     )
     verify_every: int | None = Field(
         default=None,

@@ -57,7 +57,7 @@ def run_scenario(
     was measured so far judged. What breaks while arms run ends the run; what was logged is judged. Raises
     InfrastructureError when the machine refuses before that, ScenarioError when the data does.
     """
-    cells = [_with_launcher(cell, launcher) for cell in loaded.cells if not only or cell.id in only]
+    cells = [_with_launcher(cell, launcher) for cell in loaded.cells if cell.among(only)]
     base_seed = cells[0].scenario.seed if seed is None else seed
     for cell in cells:
         _launcher(cell).check(cell)

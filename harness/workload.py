@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -98,7 +98,13 @@ class Trainable:
 
 
 class Workload(BaseModel):
-    """Base of a workload; its fields are its YAML parameters."""
+    """Base of a workload; its fields are its YAML parameters.
+
+    ``cuts_batches``: its loop goes over ``step.batches()``, as the harness's own does, so that it can have elastic
+    sums.
+    """
+
+    cuts_batches: ClassVar[bool] = True
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

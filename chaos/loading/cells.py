@@ -16,4 +16,4 @@ def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:
     for name in only:
         if name not in known:
             raise ScenarioError(f"--cell: {unknown('cell', name, known)}")
-    return tuple(cell for cell in loaded.cells if not only or cell.id in only)
+    return tuple(cell for cell in loaded.cells if cell.among(only))

@@ -18,6 +18,7 @@ from chaos.loading.bounds import tree_problems, work_problems
 from chaos.loading.cautions import warnings
 from chaos.loading.checks import check_cell, normalise
 from chaos.loading.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.loading.exactness import beside
 from chaos.loading.explain import validate
 from chaos.loading.extends import extended
 from chaos.loading.interpolate import Names, Resolved, interpolate
@@ -33,7 +34,8 @@ _SAME_IN_ALL_CELLS = ("name", "seed", "order")
 class LoadedScenario:
     """A scenario file, read and checked.
 
-    ``cells`` in the order of the matrix; ``warnings`` are ready to print.
+    ``cells`` in the order of the matrix, then those that are played once with elastic sums beside them; ``warnings``
+    are ready to print.
 
     ``sla_lines``: metric -> line of each of its clauses in the file, in order; ``lines``: of the workload's keys
     (``workload.command``), for what is found out later.
@@ -90,9 +92,10 @@ def load(
     if placed:
         raise scenario_error(placed)
     cells = tuple(_cell(draft) for draft in drafts)
+    exact = (beside(cell, draft.tree, catalogue) for cell, draft in zip(cells, drafts, strict=True))
     return LoadedScenario(
         path=path,
-        cells=cells,
+        cells=(*cells, *(cell for cell in exact if cell is not None)),
         warnings=_warnings(document, drafts, catalogue),
         sla_lines=_sla_lines(original, document, path, drafts),
         lines=_workload_lines(original, document, path, drafts),

@@ -141,6 +141,7 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
     def wrong(what: str, hint: str) -> ScenarioError:
         return ScenarioError(f"{path}: {what}", hint=hint)
 
+    cells = [cell for cell in cells if cell.exact_for is None]
     if len(cells) != 1:
         raise wrong(f"it has {len(cells)} cells", "a fault family is one cell: leave the matrix out")
     scenario = cells[0].scenario

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -16,6 +17,8 @@ class Script(Workload):
 
     What it says to ``recovery.join()`` about steps, global batch and seed must be what the scenario says.
     """
+
+    cuts_batches: ClassVar[bool] = False  # the script's loop is its own
 
     path: str = Field(description="the script, from the directory the run is started in")
     args: list[str] = Field(default_factory=list)

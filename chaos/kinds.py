@@ -119,9 +119,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device, node, rank: whose, or
         # None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
-        # counts of the harness's machine since some beginning, None where the kernel does not say: cpus of it; some_s:
-        # somebody wanted a processor in vain; steal_s: taken by its hypervisor, over all cpus; ranks: process ->
-        # [ran, stood in a run queue] of its training thread, seconds
+        # counts of a machine since some beginning, None where the kernel does not say: cpus of it; some_s: somebody
+        # wanted a processor in vain; steal_s: taken by its hypervisor, over all cpus; ranks: process -> [ran, stood in
+        # a run queue] of its training thread, seconds; node (missing: the harness's machine): whose agent read it, at
+        # read_ns of our clock
         Kind.PRESSURE_READ: frozenset({"cpus", "some_s", "steal_s", "ranks"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger;
         # lasts: it goes on after its act, until it is healed (missing in older logs)

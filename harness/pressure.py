@@ -1,33 +1,22 @@
-"""Writes down how short of processors the machine of an arm is while it trains, for who judges its rates.
+"""Writes down how short of processors the machines of an arm are while it trains, for who judges its rates.
 
-Of the machine: for how long somebody has wanted a processor in vain (/proc/pressure/cpu), and what its hypervisor took
-(/proc/stat, steal). Of each rank's training thread: how long it ran and how long it stood in a run queue
-(/proc/PID/schedstat). All are counts since some beginning: only differences mean anything. What the kernel does not say
-is left out. Nothing is read while the job is not training: a recovery pays for none of it.
+Here the harness reads (``recovery.pressure``), and only while the job trains: a recovery pays for none of it. On nodes
+their agents read, all the time, and the newest of each is written down.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from chaos.events import Event, Kind
+from recovery.pressure import EVERY_S, Reader, Reading
 from recovery.supervision import Stage
 
-EVERY_S = 0.4
-MOST_RANKS = 8
-"""Of which the run queue is read: a reading takes at most 0.4 ms, and ranks of one machine share its fate."""
-STEAL_COSTS_S = 0.1e-3
-SELDOM = 10
-"""On a machine with many processors /proc/stat takes long; it is then read with one reading of so many."""
-NS = 1e9
-HEAD = 256
+MOST_NODES = 8
+"""Whose readings are written down."""
 
 
 class Scene(Protocol):
@@ -49,40 +38,15 @@ class OnThisMachine(Protocol):
     pids: Mapping[str, int]
 
 
-@dataclass(kw_only=True)
-class Reader:
-    """``root``: of the machine's /proc; ``used_s``: processor time of this thread so far."""
+@runtime_checkable
+class OnNodes(Protocol):
+    """Of a cluster whose nodes read for themselves."""
 
-    root: Path = Path("/proc")
-    used_s: Callable[[], float] = time.thread_time
-    ticks: int = field(default_factory=lambda: os.sysconf("SC_CLK_TCK"))
-    cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
-    _count: int = 0
-    _steal_every: int = 1
+    def now_ns(self) -> int:
+        """The time on our clock."""
 
-    def read(self, pids: Mapping[str, int]) -> dict[str, Any] | None:
-        """What ``pressure_read`` holds of these processes; None where the kernel says nothing at all."""
-        ranks = {}
-        for name, pid in islice(pids.items(), MOST_RANKS):
-            with suppress(OSError, ValueError):  # it may end just now
-                ran, queued, _ = self._head(f"{pid}/schedstat").split()
-                ranks[name] = [round(int(ran) / NS, 4), round(int(queued) / NS, 4)]
-        some_s = steal_s = None
-        with suppress(OSError, ValueError, IndexError):
-            some_s = int(self._head("pressure/cpu").split("total=", 1)[1].split(None, 1)[0]) / 1e6
-        if self._count % self._steal_every == 0:
-            began = self.used_s()
-            with suppress(OSError, ValueError, IndexError):
-                steal_s = int(self._head("stat").split("\n", 1)[0].split()[8]) / self.ticks
-            self._steal_every = SELDOM if self.used_s() - began > STEAL_COSTS_S else 1
-        self._count += 1
-        if not ranks and some_s is None and steal_s is None:
-            return None
-        return {"cpus": self.cpus, "some_s": some_s, "steal_s": steal_s, "ranks": ranks}
-
-    def _head(self, name: str) -> str:
-        with open(self.root / name, "rb", buffering=0) as stream:
-            return bytes(stream.read(HEAD)).decode("ascii", "replace")
+    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+        """Node -> its newest reading, and when that was, on our clock."""
 
 
 def follow(scene: Scene, training: Callable[[], Mapping[str, int]], reader: Reader | None = None) -> None:
@@ -94,7 +58,7 @@ def follow(scene: Scene, training: Callable[[], Mapping[str, int]], reader: Read
         pids = training()
         found = read(pids) if pids else None
         if found is not None:
-            scene.record(Kind.PRESSURE_READ, **found)
+            scene.record(Kind.PRESSURE_READ, **asdict(found))
         scene.later(EVERY_S, look)
 
     scene.later(0.0, look)
@@ -104,6 +68,10 @@ class Supervisor(Protocol):
     """See recovery.controller.Controller."""
 
     stage: Stage
+
+    @property
+    def generation(self) -> int:
+        """Which one trains, or did last."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -119,13 +87,33 @@ class Supervised(Scene, Protocol):
 
 
 def follow_built_in(scene: Supervised, cluster: object) -> None:
-    """The same, where the ranks of a cluster are of this machine; of others nothing is recorded."""
-    if not isinstance(cluster, OnThisMachine):
-        return
-    pids = cluster.pids
+    """The same for ranks on this machine or on nodes; of others, the simulator's, nothing is written down."""
+    if isinstance(cluster, OnThisMachine):
+        pids = cluster.pids
 
-    def training() -> Mapping[str, int]:
+        def training() -> Mapping[str, int]:
+            now = scene.controller
+            return {n: pids[n] for n in now.members if n in pids} if now.stage is Stage.TRAINING else {}
+
+        follow(scene, training)
+    elif isinstance(cluster, OnNodes):
+        _follow_nodes(scene, cluster)
+
+
+def _follow_nodes(scene: Supervised, cluster: OnNodes) -> None:
+    since: dict[int, int] = {}  # generation -> when it was first seen to train
+    written: dict[int, int] = {}
+
+    def look() -> None:
         now = scene.controller
-        return {n: pids[n] for n in now.members if n in pids} if now.stage is Stage.TRAINING else {}
+        if now.stage is Stage.TRAINING:
+            began_ns = since.setdefault(now.generation, cluster.now_ns())
+            for node, (read_ns, reading) in islice(sorted(cluster.pressures().items()), MOST_NODES):
+                ranks = {name: reading.ranks[name] for name in now.members if name in reading.ranks}
+                if ranks and read_ns > max(began_ns, written.get(node, 0)):  # none of a recovery
+                    written[node] = read_ns
+                    data = {**asdict(reading), "ranks": ranks, "node": node, "read_ns": read_ns}
+                    scene.record(Kind.PRESSURE_READ, **data)
+        scene.later(EVERY_S, look)
 
-    follow(scene, training)
+    scene.later(0.0, look)

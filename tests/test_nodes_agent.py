@@ -112,6 +112,19 @@ def test_a_process_of_a_node_is_started_heard_and_ends(arm: Yard, mode: str) -> 
     assert [e["kind"] for e in events_of(arm, "w0")] == ["actor_started", "actor_ended"]
 
 
+def test_a_node_says_now_and_again_how_short_of_processors_its_ranks_are(arm: Yard) -> None:
+    def newest(node: int) -> tuple[int, dict[str, tuple[float, float]]]:
+        read_ns, reading = arm.fleet.pressures().get(node, (0, None))
+        return read_ns, reading.ranks if reading else {}
+
+    arm.spawn("w0", 1)
+    arm.until(lambda _: "w0" in newest(1)[1])
+    first_ns, first = newest(1)
+    arm.until(lambda _: newest(1)[0] > first_ns)
+    assert all(b >= a >= 0 for a, b in zip(first["w0"], newest(1)[1]["w0"], strict=True))
+    assert "w0" not in newest(0)[1]
+
+
 def test_what_a_killed_process_wrote_is_there_before_its_exit(arm: Yard) -> None:
     arm.spawn("w0", 0)
     ready(arm, "w0")

@@ -15,7 +15,8 @@ from chaos.cli import cli
 from chaos.events import Kind
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake
-from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NotKept
+from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned, NotKept
+from recovery.nodes.clock import boot_id
 from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.link import Link
 from recovery.nodes.news import event_of
@@ -30,12 +31,15 @@ from recovery.nodes.protocol import (
     Lines,
     Ping,
     Pong,
+    Pressed,
     Sinking,
     Start,
     Started,
     Tell,
+    Warned,
     Welcome,
 )
+from recovery.pressure import Reading
 from recovery.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
@@ -196,6 +200,27 @@ def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None
     )
     (end,) = [r for r in stage.until_kind(Exited) if isinstance(r, Exited)]
     assert abs(end.time_ns - stage.clock.now_ns) <= info.bound_ns
+
+
+def pressed(at_ns: int) -> Pressed:
+    return Pressed(time_ns=at_ns, cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+
+
+def test_what_an_agent_reads_of_its_processors_is_known_at_its_time(stage: Stage) -> None:
+    puppet = stage.join(boot=boot_id())
+    puppet.say(pressed(stage.clock.now_ns - 7), reliable=False)
+    stage.until(lambda _: bool(stage.fleet.pressures()))
+    read_ns, reading = stage.fleet.pressures()[0]
+    assert read_ns == stage.clock.now_ns - 7
+    assert reading == Reading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+
+
+def test_nothing_is_known_of_a_machine_whose_clock_is_not(stage: Stage) -> None:
+    puppet = stage.join()
+    puppet.say(pressed(1), reliable=False)
+    puppet.say(Warned())
+    stage.until(lambda reports: any(isinstance(r, NodeWarned) for r in reports))
+    assert stage.fleet.pressures() == {}
 
 
 def beating(puppet: Puppet, **states: str) -> None:

@@ -70,6 +70,8 @@ def test_a_lost_node_is_taken_over_by_a_spare_one_and_begins_anew(tmp_path: Path
     ready = [e for e in log.of(Kind.GENERATION_READY)]
     assert {where[name] for name in ready[1].data["members"]} == {1, 2}
     assert {e.data["node"] for e in log.of(Kind.NODE_JOINED)} == {0, 1, 2}
+    for reading in log.of(Kind.PRESSURE_READ):
+        assert {where[name] for name in reading.data["ranks"]} == {reading.data["node"]}
     (incident,) = results.faults
     assert incident.recovery_time is not None and incident.recovery_time < 1.0
     assert nobody_left(tmp_path) and not (tmp_path / "runs/real/latest/agents").exists()

@@ -15,12 +15,13 @@ from arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
 from logs import ORCHESTRATOR, Line, Script
 from readings import NS, Load, readings, steady, until
 
-from chaos.events import Event, Kind
+from chaos.events import Event, Kind, Log
 from harness.checkers import check_all
 from harness.judging.gates import judge_cell
-from harness.judging.pressure import TOO_BUSY, pressure_of
-from harness.pressure import EVERY_S, MOST_RANKS, Reader, follow, follow_built_in
+from harness.judging.pressure import TOO_BUSY, Pressure, pressures_of
+from harness.pressure import MOST_NODES, follow, follow_built_in
 from harness.results import Finding
+from recovery.pressure import EVERY_S, MOST_RANKS, Reader, Reading
 from recovery.supervision import Stage
 
 QUIET = steady(0.5, 0.1)
@@ -194,6 +195,53 @@ def test_readings_that_are_not_there_or_cannot_be_true_excuse_nothing(
     assert liveness(script, paired).verdict == FAIL
 
 
+def read_on(node: int, script: Script, load: Load) -> None:
+    """Have a node's agent read a load, a moment before it is written down."""
+    known = len(script.find(Kind.PRESSURE_READ))
+    read(script, load)
+    for line in script.find(Kind.PRESSURE_READ)[known:]:
+        line.data |= {"node": node, "read_ns": line.time_ns - NS // 50}
+
+
+@pytest.mark.parametrize("busy", [0, 3])
+def test_of_nodes_the_one_that_is_worst_off_excuses(busy: int) -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    for node in (0, 3):
+        read_on(node, paired, steady(0.8, 0.0))
+        read_on(node, script, until(ready, steady(0.8, 0.0), BUSY if node == busy else steady(0.2, 0.0)))
+    assert liveness(script, paired).verdict == OPEN
+    for line in script.find(Kind.PRESSURE_READ):
+        if line.data["node"] == busy:
+            line.data["node"] = 7  # of which nothing is known in the control arm
+    assert liveness(script, paired).verdict == FAIL
+
+
+@pytest.mark.parametrize(
+    "change", [{"node": "two"}, {"node": None}, {"read_ns": 1}, {"read_ns": "now"}, {"node": 1e400}], ids=str
+)
+def test_readings_of_a_node_that_make_no_sense_excuse_nothing(change: dict[str, Any]) -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    read_on(1, paired, steady(0.8, 0.0))
+    read_on(1, script, until(ready, steady(0.8, 0.0), BUSY))
+    for data in _lines(script):
+        data |= change
+    assert liveness(script, paired).verdict == FAIL
+
+
+def test_one_node_whose_readings_cannot_be_true_spoils_all() -> None:
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    for node in (0, 1):
+        read_on(node, paired, steady(0.8, 0.0))
+        read_on(node, script, until(ready, steady(0.8, 0.0), BUSY))
+    for data in _lines(script):
+        if data["node"] == 1:
+            data["ranks"] = {name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()}
+    assert liveness(script, paired).verdict == FAIL
+
+
 def test_the_first_line_says_that_the_machine_was_too_busy() -> None:
     script, paired = arm_and_control()
     ready = slowed(script, 4)
@@ -208,20 +256,25 @@ def test_the_first_line_says_that_the_machine_was_too_busy() -> None:
     assert judge_cell("default", [], worse, 2, 2, "x.yaml") == (FAIL, "detection: nobody")
 
 
+def here(log: Log, start_ns: int, end_ns: int) -> Pressure | None:
+    """Of the harness's own machine."""
+    return pressures_of(log, start_ns, end_ns).get(0)
+
+
 def test_too_few_readings_say_nothing() -> None:
     script, _ = arm_and_control()
     read(script, QUIET)
     log = evidence_of(script, [KILL]).log
     times = [event.time_ns for event in log.of(Kind.PRESSURE_READ)]
-    whole = pressure_of(log, times[0], times[-1])
+    whole = here(log, times[0], times[-1])
     assert whole is not None and (whole.ran, whole.queued, whole.odd) == (
         pytest.approx(2.0, rel=0.01),
         pytest.approx(0.4, rel=0.01),
         "",
     )
-    assert pressure_of(log, times[-1] + 10 * NS, times[-1] + 12 * NS) is None
-    assert pressure_of(log, times[0], times[0] + NS // 10) is not None, "readings on both sides will do"
-    assert pressure_of(log, times[-1] - NS, times[-1] + 9 * NS) is None
+    assert here(log, times[-1] + 10 * NS, times[-1] + 12 * NS) is None
+    assert here(log, times[0], times[0] + NS // 10) is not None, "readings on both sides will do"
+    assert here(log, times[-1] - NS, times[-1] + 9 * NS) is None
 
 
 # ---- the readings
@@ -244,13 +297,13 @@ def test_a_reader_reads_what_there_is(tmp_path: Path) -> None:
         tmp_path, p7_schedstat="1500000000 250000000 99\n", p9_schedstat="gone\n", stat="cpu  1 2 3 4 5 6 7 80 0 0\n"
     )  # fmt: skip
     reader = Reader(root=root, ticks=100, cpus=3, used_s=lambda: 0.0)
-    assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == {
-        "cpus": 3, "some_s": None, "steal_s": 0.8, "ranks": {"w0": [1.5, 0.25]},
-    }  # fmt: skip
+    assert reader.read({"w0": 7, "w1": 9, "w2": 11}) == Reading(
+        cpus=3, some_s=None, steal_s=0.8, ranks={"w0": (1.5, 0.25)}
+    )
     (root / "pressure").mkdir()
     (root / "pressure/cpu").write_text(PSI)
     found = reader.read({})
-    assert found is not None and found["some_s"] == pytest.approx(132.920012)
+    assert found is not None and found.some_s == pytest.approx(132.920012)
     assert Reader(root=tmp_path / "nowhere").read({"w0": 7}) is None
 
 
@@ -259,13 +312,13 @@ def test_a_table_of_many_processors_is_read_seldom(tmp_path: Path) -> None:
     used = iter(range(1000))
     reader = Reader(root=root, used_s=lambda: float(next(used)))
     found = [reader.read({"w0": 7}) for _ in range(21)]
-    assert [n for n, one in enumerate(found) if one and one["steal_s"] is not None] == [0, 10, 20]
+    assert [n for n, one in enumerate(found) if one and one.steal_s is not None] == [0, 10, 20]
 
 
 def test_of_many_ranks_some_are_read(tmp_path: Path) -> None:
     root = proc(tmp_path, p7_schedstat="1 2 3\n")
     found = Reader(root=root).read({f"w{n}": 7 for n in range(100)})
-    assert found is not None and len(found["ranks"]) == MOST_RANKS
+    assert found is not None and len(found.ranks) == MOST_RANKS
 
 
 class Scene:
@@ -274,7 +327,7 @@ class Scene:
     def __init__(self) -> None:
         self.waiting: list[tuple[float, Callable[[], None]]] = []
         self.events: list[dict[str, Any]] = []
-        self.stage, self.members = Stage.STARTING, ("w0", "w1")
+        self.stage, self.members, self.generation = Stage.STARTING, ("w0", "w1"), 1
         self.controller = self
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -315,7 +368,7 @@ def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
 def test_only_ranks_that_train_on_this_machine_are_read() -> None:
     elsewhere = Scene()
     follow_built_in(elsewhere, object())
-    assert elsewhere.waiting == [], "an agent's, a container's, a simulator's"
+    assert elsewhere.waiting == [], "a simulator's"
     scene = Scene()
     follow_built_in(scene, Here({"w0": 1, "w1": 1, "s0": 1}))
     for stage in Stage:
@@ -323,6 +376,62 @@ def test_only_ranks_that_train_on_this_machine_are_read() -> None:
         scene.turn()
     assert [list(event["ranks"]) for event in scene.events if event["ranks"]] in ([["w0", "w1"]], [])
     assert len(scene.events) <= 1
+
+
+class Nodes:
+    """A cluster of nodes that read for themselves."""
+
+    def __init__(self) -> None:
+        self.now = 100
+        self.said: dict[int, tuple[int, Reading]] = {}
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+        return self.said
+
+    def say(self, node: int, read_ns: int, *ranks: str) -> None:
+        counts = dict.fromkeys(ranks, (1.0, 0.5))
+        self.said[node] = (read_ns, Reading(cpus=2, some_s=1.0, steal_s=None, ranks=counts))
+
+
+def test_what_nodes_read_is_written_down_once_and_of_their_ranks_alone() -> None:
+    scene, nodes = Scene(), Nodes()
+    follow_built_in(scene, nodes)
+    nodes.say(0, 90, "w0", "s0")
+    scene.turn()
+    assert scene.events == [], "nothing trains yet"
+    scene.stage = Stage.TRAINING
+    scene.turn()
+    assert scene.events == [], "it was read before the generation trained"
+    nodes.say(0, 110, "w0", "s0")
+    nodes.say(1, 111, "s1")
+    scene.turn()
+    scene.turn()
+    (event,) = scene.events
+    assert event == {
+        "kind": Kind.PRESSURE_READ, "cpus": 2, "some_s": 1.0, "steal_s": None, "ranks": {"w0": (1.0, 0.5)},
+        "node": 0, "read_ns": 110,
+    }  # fmt: skip
+    scene.generation, nodes.now = 2, 200
+    nodes.say(0, 150, "w0")
+    nodes.say(1, 151, "w1")
+    scene.turn()
+    nodes.say(1, 210, "w1")
+    scene.turn()
+    assert [(e["node"], e["read_ns"]) for e in scene.events] == [(0, 110), (1, 210)]
+
+
+def test_of_many_nodes_the_readings_of_some_are_written_down() -> None:
+    scene, nodes = Scene(), Nodes()
+    scene.stage = Stage.TRAINING
+    follow_built_in(scene, nodes)
+    scene.turn()
+    for node in range(100):
+        nodes.say(node, 101, "w0")
+    scene.turn()
+    assert [event["node"] for event in scene.events] == list(range(MOST_NODES))
 
 
 def test_a_reading_takes_less_than_0_4_ms() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chaos.events import Kind
 from harness.checkers.evidence import Evidence
 from harness.judging.lineage import History, StepRun
-from harness.judging.pressure import LIMIT, Excuse, Pressure, excuse, pressure_of
+from harness.judging.pressure import LIMIT, Excuse, Pressure, excuse, pressures_of
 
 NO_STEP_S = 1e-9
 LIKE = 1.5
@@ -32,13 +32,16 @@ def net_of_pressure(evidence: Evidence, ideal_s: float, step_s: float, tail: Seq
     compared = _compared(evidence, ideal_s)
     if compared is None or not tail:
         return None
-    ideal = _over(*compared)
-    now = _over(evidence.history, tail)
-    if ideal is None or now is None or ideal.odd or now.odd:
+    ideals, nows = _over(*compared), _over(evidence.history, tail)
+    if any(one.odd for one in (*ideals.values(), *nows.values())):
         return None
-    found = excuse(ideal_s, step_s, ideal, now)
-    if found.most_s <= 0:
+    # a step takes as long as it does on the node that is worst off
+    pairs = {node: (ideals[node], nows[node]) for node in sorted(ideals.keys() & nows.keys())}
+    excuses = {node: excuse(ideal_s, step_s, *pair) for node, pair in pairs.items()}
+    worst = max(excuses, key=lambda node: (excuses[node].most_s, excuses[node].likely_s), default=None)
+    if worst is None or excuses[worst].most_s <= 0:
         return None
+    found, (ideal, now) = excuses[worst], pairs[worst]
     return Net(
         likely_s=max(NO_STEP_S, step_s - found.likely_s), least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s, why=_why(ideal, now, found, step_s),
@@ -46,7 +49,7 @@ def net_of_pressure(evidence: Evidence, ideal_s: float, step_s: float, tail: Seq
 
 
 def unrecorded(evidence: Evidence) -> str:
-    """What has to be said where nobody knows how busy the machine was: nodes, containers, logs of older versions."""
+    """What has to be said where nobody knows how busy the machine was: the kernel did not say, or the log is old."""
     known = evidence.log.first(Kind.PRESSURE_READ) is not None
     return "" if known else "; how busy its machines were is not recorded"
 
@@ -64,8 +67,8 @@ def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun
     return (source, runs) if runs else None
 
 
-def _over(history: History, runs: Sequence[StepRun]) -> Pressure | None:
-    return pressure_of(history.log, min(run.start_ns for run in runs), max(run.end_ns for run in runs))
+def _over(history: History, runs: Sequence[StepRun]) -> dict[int, Pressure]:
+    return pressures_of(history.log, min(run.start_ns for run in runs), max(run.end_ns for run in runs))
 
 
 def _why(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class Excuse:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
+    node: int
     time_ns: int
     generation: int
     cpus: float
@@ -80,9 +81,19 @@ class _Reading:
     ranks: Mapping[str, tuple[float, float]]
 
 
-def pressure_of(log: Log, start_ns: int, end_ns: int) -> Pressure | None:
-    """Of a stretch of an arm; None where too little of it was read."""
-    readings = [found for event in log.of(Kind.PRESSURE_READ) if (found := _reading(event)) is not None]
+def pressures_of(log: Log, start_ns: int, end_ns: int) -> dict[int, Pressure]:
+    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too little was read."""
+    by_node: dict[int, list[_Reading]] = {}
+    for event in log.of(Kind.PRESSURE_READ):
+        if (read := _reading(event)) is not None:
+            by_node.setdefault(read.node, []).append(read)
+    found = {node: _pressure(readings, start_ns, end_ns) for node, readings in by_node.items()}
+    return {node: pressure for node, pressure in found.items() if pressure is not None}
+
+
+def _pressure(found: Sequence[_Reading], start_ns: int, end_ns: int) -> Pressure | None:
+    """By the readings of one node."""
+    readings = sorted(found, key=lambda one: one.time_ns)
     first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
     last = min((n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1)
     pairs = [
@@ -133,12 +144,16 @@ def _reading(event: Event) -> _Reading | None:
     data = event.data
     try:
         ranks = {str(name): (_number(row[0]), _number(row[1])) for name, row in data["ranks"].items()}
+        read_ns = int(data.get("read_ns", event.time_ns))
+        if abs(event.time_ns - read_ns) > LONGEST_S * NS:
+            return None
         return _Reading(
-            time_ns=event.time_ns, generation=event.generation, cpus=max(1.0, _number(data["cpus"])),
+            node=int(data.get("node", 0)), time_ns=read_ns, generation=event.generation,
+            cpus=max(1.0, _number(data["cpus"])),
             some_s=None if data["some_s"] is None else _number(data["some_s"]),
             steal_s=None if data["steal_s"] is None else _number(data["steal_s"]), ranks=ranks,
         )  # fmt: skip
-    except (AttributeError, TypeError, ValueError, LookupError):
+    except (AttributeError, TypeError, ValueError, LookupError, OverflowError):
         return None
 
 

@@ -22,6 +22,7 @@ from harness.rank_setup import Desk, rank_config, strategy_of
 from harness.storage import mount_for
 from harness.stores import StoreKeeper
 from harness.undoing import Undo
+from recovery import pressure
 from recovery.jobconfig import Net
 from recovery.local import start_store
 from recovery.marks import Mark
@@ -193,6 +194,10 @@ class NodesCluster:
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors."""
         return self._fleet.pulse(name)
+
+    def pressures(self) -> Mapping[int, tuple[int, pressure.Reading]]:
+        """How short of processors each node is, as last heard."""
+        return self._fleet.pressures()
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Of ranks and spares; a process's last messages come before its exit."""

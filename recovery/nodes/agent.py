@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from recovery.nodes.link import FULL, Link, Post
 from recovery.nodes.node import Recipe
 from recovery.nodes.protocol import MarkWords
 from recovery.nodes.ward import Ward
+from recovery.pressure import EVERY_S as PRESSURE_EVERY_S
+from recovery.pressure import Reader
 from recovery.shown import say
 
 BEAT_S = 0.05
@@ -83,7 +85,8 @@ class Agent:
             os.set_blocking(fd, False)
         self._strays: set[int] = set()
         self._read: list[Path] = []  # files of arms that are over
-        self._strays_due_s = 0.0
+        self._strays_due_s = self._press_due_s = 0.0
+        self._pressure = Reader()
         self._begin()
 
     def _begin(self) -> None:
@@ -146,6 +149,7 @@ class Agent:
             if self._keeps_up and not self._post.unsent:
                 self._ward.forward()
             self._beat(now_s)
+            self._press(now_s)
         self._send()
         self._look_around(now_s)
 
@@ -179,6 +183,17 @@ class Agent:
             time_ns=time.monotonic_ns(), marks=moved, states=turned, pulses=dict(self._ward.pulses())
         )  # fmt: skip
         self._link.put(beat, got=self._post.received)
+
+    def _press(self, now_s: float) -> None:
+        """Tell how short of processors the ranks are; dropped when the coordinator does not keep up."""
+        pids = self._ward.ranks()
+        if now_s < self._press_due_s or not pids or not self._keeps_up or self._link is None:
+            return
+        self._press_due_s = now_s + PRESSURE_EVERY_S
+        found = self._pressure.read(pids)
+        if found is not None:
+            pressed = protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))
+            self._link.put(pressed, got=self._post.received)
 
     def _show(self) -> None:
         """Still here, though something takes long on this machine."""

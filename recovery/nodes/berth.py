@@ -11,6 +11,7 @@ from recovery.nodes.link import Link
 from recovery.nodes.loss import How
 from recovery.nodes.outbox import Outbox
 from recovery.nodes.protocol import Hello, MarkWords
+from recovery.pressure import Reading
 from recovery.starvation import Pulse
 
 MAX_KEPT = 20_000  # messages that wait for one agent
@@ -110,7 +111,8 @@ class Remote:
 @dataclass(kw_only=True)
 class Berth:
     """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``beat_ns``: when
-    its marks came last; ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
+    its marks came last; ``pressed``: its newest reading of how short of processors it is, and when that was made;
+    ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
     the other nodes then; ``asked``: something was to be started on it while it was silent; ``wanted_ns``: since when
     the job waits for it; ``traffic``: bytes sent and received over earlier connections."""
 
@@ -121,6 +123,7 @@ class Berth:
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
+    pressed: tuple[int, Reading] | None = None
     left_ns: int = 0
     how: How = ""
     pace: int = 0
@@ -148,6 +151,11 @@ class Berth:
         """A time of the node on our clock; ``boot``: of our machine, with which it may share one."""
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
+
+    def known_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int | None:
+        """The same; None as long as its clock is not known."""
+        known = self.hello.boot == boot or self.clock.offset(now_ns) is not None
+        return self.ours_ns(theirs_ns, now_ns, boot) if known else None
 
     def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
         """A progress mark, its time on our clock. Raises IndexError for a phase that there is not."""

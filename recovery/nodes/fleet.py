@@ -34,6 +34,7 @@ from recovery.nodes.files import land
 from recovery.nodes.handshake import Refused
 from recovery.nodes.harbour import FIRST_PINGS, LOOK_S, FleetReport, Harbour
 from recovery.nodes.loss import Data, FleetLimits
+from recovery.pressure import Reading
 from recovery.starvation import Pulse
 from recovery.wire import Abort, Inquiry, Join, Message, Stop
 
@@ -186,6 +187,12 @@ class Fleet(Harbour):
         """What it got of the processors, as last heard of."""
         return process.pulse if (process := self._known(name)) is not None else Pulse()
 
+    def pressures(self) -> Mapping[int, tuple[int, Reading]]:
+        """Node -> how short of processors it was when it last said so, and when that was, on our clock."""
+        return {
+            node: berth.pressed for node, berth in self._berths.items() if berth.pressed and not berth.lost
+        }
+
     def wait(self, timeout_s: float) -> list[FleetReport]:
         """What happened; waits up to ``timeout_s`` for something to. A process's last messages, and what it wrote, come
         before its exit. What cannot be kept of it is dropped, and told."""
@@ -242,6 +249,13 @@ class Fleet(Harbour):
                     )
             case protocol.Cleared():
                 berth.cleared = frame.left
+            case protocol.Pressed():
+                read_ns = berth.known_ns(frame.time_ns, self._clock_ns(), self._boot)
+                if read_ns is not None:
+                    reading = Reading(
+                        cpus=frame.cpus, some_s=frame.some_s, steal_s=frame.steal_s, ranks=frame.ranks
+                    )
+                    berth.pressed = (read_ns, reading)
             case protocol.Warned():
                 self._news.append(NodeWarned(node=berth.node))
 

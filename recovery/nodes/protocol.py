@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from recovery.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 2
+VERSION = 3
 MAX_LINE = 4 << 20
 
 
@@ -97,6 +97,17 @@ class Beat(Frame):
     marks: dict[str, MarkWords]
     states: dict[str, str]
     pulses: dict[str, tuple[float, bool]] = {}
+
+
+class Pressed(Frame):
+    """How short of processors the node and its ranks are, now and again (``recovery.pressure``)."""
+
+    type: Literal["pressed"] = "pressed"
+    time_ns: int
+    cpus: int = Field(ge=1)
+    some_s: float | None
+    steal_s: float | None
+    ranks: dict[str, tuple[float, float]]
 
 
 class Lines(Frame):
@@ -202,7 +213,7 @@ class Bye(Frame):
     type: Literal["bye"] = "bye"
 
 
-FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Lines | Pong | Cleared | Warned
+FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
 FromCoordinator = Welcome | Fence | Start | Tell | Signal | Ping | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])

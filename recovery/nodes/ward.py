@@ -95,6 +95,10 @@ class Ward:
         """The kernel's word on all that live."""
         return {name: self._node.os_state(name) for name in self.pids}
 
+    def ranks(self) -> Mapping[str, int]:
+        """The pids of those that train, or wait to."""
+        return {name: pid for name, pid in self.pids.items() if name in self._ranks}
+
     def pulses(self) -> Mapping[str, tuple[float, bool]]:
         """Of those that are silent: nobody asks for others'."""
         now_ns = time.monotonic_ns()

@@ -358,7 +358,8 @@ def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[
     assert cli.invoke(["plan", str(ROOT / "scenarios/kill-one-rank.yaml"), "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     strategies = [cell["scenario"]["recovery"]["strategy"] for cell in planned["cells"]]
-    assert strategies == ["checkpoint-restart", "drop-replica", "hot-spare"] and planned["arms"] == 18
+    assert strategies == ["checkpoint-restart", "drop-replica", "hot-spare", "drop-replica"]
+    assert planned["cells"][3]["scenario"]["workload"]["determinism"] == "elastic" and planned["arms"] == 20
 
 
 def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:

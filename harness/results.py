@@ -326,6 +326,9 @@ class CellResult(Model):
     id: str
     label: str = Field(default="", description="what reports call it, no two alike; empty in older results")
     params: dict[str, Any]
+    exact_for: str | None = Field(
+        default=None, description="cell that this one repeats once with elastic sums"
+    )
     strategy: str
     verdict: Verdict
     reason: str
@@ -365,3 +368,8 @@ class Results(Model):
     skipped: list[Skip]
     fidelity: list[str] = Field(description="what was emulated rather than real")
     reproduce: str
+
+    @property
+    def timed(self) -> list[CellResult]:
+        """The cells whose figures are compared: those with elastic sums are there for their exactness."""
+        return [cell for cell in self.cells if cell.exact_for is None]

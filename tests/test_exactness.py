@@ -12,6 +12,7 @@ from chaos.loading.cells import chosen
 from chaos.loading.load import LoadedScenario, load
 from chaos.planview import headline, plan_run
 from harness.compare.plan import family_of
+from harness.compare.stored import compare_stored
 from harness.runner import run_scenario
 
 TEXT = """\
@@ -119,3 +120,7 @@ def test_a_run_is_compared_bit_for_bit(read: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     assert [cell.label for cell in results.cells] == ["drop-replica", "drop-replica determinism=elastic"]
     assert not any(sla.cell == "determinism=elastic" for sla in results.slas)
+    assert [cell.id for cell in results.timed] == ["default"], "its figures are compared with nobody's"
+    run = tmp_path / "runs/exact" / results.run_id
+    compared = compare_stored([run], name="stored", argv=[], price=None, currency="EUR")
+    assert [trial.label for trial in compared.trials] == ["drop-replica"]

@@ -85,7 +85,7 @@ def _part(path: Path) -> Part:
 
 def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
     resolved = read_resolved(run)
-    cells = {cell.id: cell for cell in resolved.cells}
+    cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
     names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
     trials, stacks, families, cautions = [], {}, {}, []
     for arm in results.arms:

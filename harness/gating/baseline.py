@@ -71,7 +71,7 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
             strategy=cell.strategy, test=test_of(scenarios[cell.id]),
             metrics={name: metric for name, metric in cell.metrics.items() if metric.values and _one_way(name)},
         )
-        for cell in results.cells
+        for cell in results.timed
     }  # fmt: skip
     if not any(cell.metrics for cell in cells.values()):
         raise BaselineError(f"{run.root} is no baseline: it has no value of any metric")

@@ -105,7 +105,7 @@ def gate(results: Results, against: Against | None = None, looks: Looks = ONE) -
         scenario=results.scenario, run_id=results.run_id, verdict=verdict, reason=reason,
         exit_code=results.exit_code if verdict not in ("pass", "fail", "inconclusive") else EXIT_CODES[verdict],
         level=level, share=share, family=chancy, planned=looks.planned, looks=len(looks.looks), extended=looks.extended,
-        notes=[*_settled(verdict, clauses), *_notes(looks, chancy, share, len(results.cells))],
+        notes=[*_settled(verdict, clauses), *_notes(looks, chancy, share, len(results.timed))],
         baseline=against.baseline.run_id if against else None,
         warnings=[*(against.warnings if against else ()), *warnings], clauses=clauses,
     )  # fmt: skip
@@ -219,7 +219,7 @@ def _pairs(results: Results, against: Against) -> tuple[list[_Pair], list[str]]:
     """What can be compared, and what of either side has no counterpart."""
     pairs, warnings = [], []
     before = against.baseline.cells
-    for cell in results.cells:
+    for cell in results.timed:
         if cell.id not in before:
             warnings.append(f"{cell.id} is not in the baseline: save a new one")
             continue

@@ -135,7 +135,7 @@ def _of_gate(run: RunDirectory) -> Looks | None:
 def arms_of(results: Results) -> dict[str, list[int]]:
     """Repeats of each cell that have a faulted arm."""
     faulted = [arm for arm in results.arms if arm.arm == "faulted"]
-    return {cell.id: sorted(a.repeat for a in faulted if a.cell == cell.id) for cell in results.cells}
+    return {cell.id: sorted(a.repeat for a in faulted if a.cell == cell.id) for cell in results.timed}
 
 
 def _count(one: Look) -> int:

@@ -210,7 +210,8 @@ def _judge_cell(
         untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
     )  # fmt: skip
     result = CellResult(
-        id=cell.id, label=label, params=cell.params, strategy=cell.scenario.recovery.strategy, verdict=verdict,
+        id=cell.id, label=label, params=cell.params, exact_for=cell.exact_for,
+        strategy=cell.scenario.recovery.strategy, verdict=verdict,
         reason=reason,
         metrics={
             name: summarise(name, found, bounds[name], owners[name], possible[name]) for name, found in values.items()

@@ -265,7 +265,9 @@ def test_judging_an_extended_run_again_forgets_no_look(chaos: Say, played: Path,
     extended = looked_at(played, tmp_path / "extended", [0, 1, 2], None)
     (extended / "gate.json").unlink(missing_ok=True)
     assert chaos("analyze", extended, "-q")[0] in (0, 1, 3)
-    assert len(json.loads((extended / "results.json").read_text())["arms"]) == 12, "five pairs, and one with elastic sums"
+    assert len(json.loads((extended / "results.json").read_text())["arms"]) == 12, (
+        "five pairs, and one with elastic sums"
+    )
     code, out, _ = chaos("gate", extended)
     assert code == 3 and "extended from 3 to 5 arms: look 2 of 1 planned" in out
 

@@ -12,7 +12,6 @@ other hosts, ``read_log`` brings them to the coordinator's clock
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,11 +21,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from chaos import disk
+from chaos.budget import Budget, Told
 from chaos.clocks import Clocks
 from chaos.errors import DISK_TAKES_NOTHING, LogError
+from chaos.event import Event, require_keys
 from chaos.files import open_regular
 from chaos.holes import MAX_LINE_BYTES, extent, skip_hole
-from chaos.kinds import REQUIRED, Kind
+from chaos.kinds import Kind
 
 __all__ = [
     "ORCHESTRATOR",
@@ -43,65 +44,7 @@ __all__ = [
 
 ORCHESTRATOR = "orchestrator"
 MAX_LOG_BYTES = 512 << 20  # of one actor; a larger file is not read
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One line of one actor's log. ``time_ns``: monotonic nanoseconds; ``step``: the training step
-    concerned, from 1.
-    """
-
-    kind: Kind
-    actor: str
-    seq: int
-    time_ns: int
-    generation: int
-    step: int | None
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_line(self) -> str:
-        """The event as one JSON line, keys in a fixed order, without newline."""
-        # The head by hand: a rank makes two lines a step, and this halves their cost.
-        step = "null" if self.step is None else self.step
-        return (
-            f'{{"kind":"{self.kind}","actor":{_ENCODE(self.actor)},"seq":{self.seq},"time_ns":{self.time_ns},'
-            f'"generation":{self.generation},"step":{step},"data":{_ENCODE(self.data)}}}'
-        )
-
-    @classmethod
-    def from_line(cls, line: str) -> Event:
-        """Parse one line. Raises LogError when it is not a valid event."""
-        try:
-            raw = json.loads(line)
-            _require_types(raw)
-            event = cls(
-                kind=Kind(raw["kind"]), actor=raw["actor"], seq=raw["seq"], time_ns=raw["time_ns"],
-                generation=raw["generation"], step=raw["step"], data=raw["data"],
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise LogError(f"not an event: {line[:120]!r} ({str(error)[:200]})") from error
-        require_keys(event.kind, event.data)
-        return event
-
-
-def _require_types(raw: Any) -> None:
-    """Raise TypeError for what no writer of events writes: everybody who reads them relies on it."""
-    for name in ("seq", "time_ns", "generation", "step"):
-        number = raw[name]
-        if type(number) is not int and not (name == "step" and number is None):
-            raise TypeError(f"{name} is no whole number")
-        if number is not None and not -(2**63) <= number < 2**63:
-            raise TypeError(f"{name} is too large")
-    if not isinstance(raw["actor"], str) or not isinstance(raw["data"], dict):
-        raise TypeError("actor is no text, or data is no mapping")
-
-
-def require_keys(kind: Kind, data: Mapping[str, Any]) -> None:
-    """Raise LogError if ``data`` lacks a key that ``kind`` must carry."""
-    if not REQUIRED[kind] <= data.keys():
-        missing = REQUIRED[kind] - data.keys()
-        raise LogError(f"event {kind.value} lacks {', '.join(sorted(missing))}")
+_LONGEST = 200  # of what a problem cites
 
 
 class EventWriter:
@@ -274,6 +217,11 @@ class Log:
         )
 
     @property
+    def unread(self) -> str:
+        """Why a file was not read: what it would say is not known then, and nothing is judged. "": all of them were."""
+        return next((log.problems[0] for log in self.actors.values() if log.unread), "")
+
+    @property
     def has_dropped(self) -> bool:
         """Whether anything was left out for want of room: what is missing proves nothing then."""
         return self.first(Kind.EVENTS_DROPPED) is not None or self.first(Kind.FILES_DROPPED) is not None
@@ -290,56 +238,78 @@ class Log:
         return max(self.clock_bounds_s.values(), default=0.0)
 
 
-def read_actor(path: Path) -> ActorLog:
+def read_actor(path: Path, budget: Budget | None = None) -> ActorLog:
     """Read one actor's file. Gaps and broken lines become ``problems``; a torn last line is dropped and noted. One that
-    holds more than MAX_LOG_BYTES is not read at all."""
+    holds more than MAX_LOG_BYTES is not read at all, nor what is beyond the budget of all files read together."""
+    budget = budget or Budget()
+    budget.begins()
     try:
         stream = open_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        problem = f"{path.name}: cannot be read: {error.strerror}"
-        return ActorLog(actor=path.stem, events=(), problems=(problem,), ended=False, unread=True)
+        return _unread(path, f"{path.name}: cannot be read: {error.strerror}")
     with stream:
         start, held = extent(stream)
         if held > MAX_LOG_BYTES:
             most = f"{MAX_LOG_BYTES / 1e6:.0f} MB"
-            problem = f"{path.name}: holds {held / 1e6:.0f} MB, more than the {most} that are read"
-            return ActorLog(actor=path.stem, events=(), problems=(problem,), ended=False, unread=True)
-        return _read_lines(path, stream, start)
+            return _unread(
+                path, f"{path.name}: holds {held / 1e6:.0f} MB, more than the {most} that are read"
+            )
+        found = None if budget.spent else _read_lines(path, stream, start, budget)
+        return found or _unread(path, budget.refused(path.name))
 
 
-def _read_lines(path: Path, stream: BinaryIO, start: int) -> ActorLog:
+def _unread(path: Path, problem: str) -> ActorLog:
+    return ActorLog(actor=path.stem, events=(), problems=(problem,), ended=False, unread=True)
+
+
+def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> ActorLog | None:
+    """None: the budget is spent."""
     cut = skip_hole(stream, start)
     torn = b""
     events: list[Event] = []
-    problems = [f"{path.name}: its first {cut} bytes were dropped"] if cut else []
+    problems = Told()
+    if cut:
+        problems.add(f"{path.name}: its first {cut} bytes were dropped")
     for number, raw in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES), b""), start=1):
+        if budget.spent:
+            return None
         if not raw.endswith(b"\n"):
             torn = raw
             if len(raw) == MAX_LINE_BYTES:
-                problems.append(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
+                problems.add(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
             break  # what follows such a line is not read
-        line = raw[:-1].decode(errors="replace")
         try:
-            event = Event.from_line(line)
+            event = Event.from_line(raw[:-1].decode(errors="replace"), budget.parse)
         except LogError as error:
-            problems.append(f"{path.name}:{number}: {error.message}")
+            budget.charge(None, len(raw))
+            problems.add(f"{path.name}:{number}: {error.message}")
             continue
-        if event.actor != path.stem:
-            problems.append(f"{path.name}:{number}: written by {event.actor}")
-        expected = events[-1].seq + 1 if events else 0
-        if event.kind is Kind.EVENTS_DROPPED:
-            first, last, why = (event.data[key] for key in ("first", "last", "why"))
-            problems.append(f"{path.name}:{number}: events {first} to {last} were dropped: {why}")
-            expected = last + 1 if first == expected else expected
-        if event.seq != expected and (events or not cut):
-            problems.append(f"{path.name}:{number}: seq {event.seq} where {expected} was due")
+        budget.charge(event.data, len(raw))
+        for problem in _out_of_place(path.stem, event, events[-1].seq if events else None, bool(cut)):
+            problems.add(f"{path.name}:{number}: {problem}")
         events.append(event)
     if torn:
-        problems.append(f"{path.name}: last line is torn ({len(torn)} bytes)")
+        problems.add(f"{path.name}: last line is torn ({len(torn)} bytes)")
+    if budget.spent:
+        return None
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
-    return ActorLog(actor=path.stem, events=tuple(events), problems=tuple(problems), ended=ended)
+    return ActorLog(actor=path.stem, events=tuple(events), problems=problems.all(path.name), ended=ended)
+
+
+def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:
+    """What is wrong with an event where it stands. ``before``: the number of the one before it."""
+    if event.actor != actor:
+        yield f"written by {event.actor[:_LONGEST]}"
+    expected = 0 if before is None else before + 1
+    if event.kind is Kind.EVENTS_DROPPED:
+        first, last, why = (event.data[key] for key in ("first", "last", "why"))
+        yield f"events {str(first)[:_LONGEST]} to {str(last)[:_LONGEST]} were dropped: {str(why)[:_LONGEST]}"
+        if type(last) is int and first == expected:
+            expected = last + 1
+    if event.seq != expected and (before is not None or not cut):
+        yield f"seq {event.seq} where {expected} was due"
 
 
 def make_log(actors: Iterable[ActorLog]) -> Log:
@@ -373,11 +343,13 @@ def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | No
     return None
 
 
-def read_log(directory: Path) -> Log:
-    """Read every ``*.jsonl`` of one arm. Raises LogError when there is none."""
+def read_log(directory: Path, budget: Budget | None = None) -> Log:
+    """Read every ``*.jsonl`` of one arm. ``budget``: of all logs that are held beside it. Raises LogError when there is
+    none."""
     files = sorted(directory.glob("*.jsonl"))
     if not files:
         raise LogError(
             f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest"
         )
-    return make_log(read_actor(path) for path in files)
+    budget = budget or Budget()
+    return make_log(read_actor(path, budget) for path in files)

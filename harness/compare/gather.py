@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from chaos.budget import Budget
 from chaos.errors import LogError
 from chaos.events import Kind, Log, read_log
 from chaos.files import read_model
@@ -49,19 +51,20 @@ class Source:
 
 @dataclass(kw_only=True)
 class _Runs:
-    """The runs of a comparison, each log read once and judged once."""
+    """The runs of a comparison, each log read once and judged once; all together are within one budget."""
 
     directory: Directory
     played: Mapping[Arm, Played]
     logs: dict[Arm, Log | None] = field(default_factory=dict)
     records: dict[Arm, Record | None] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
 
     def log(self, arm: Arm | None) -> Log | None:
         """None: not played, or nothing left to read."""
         if arm is None or arm not in self.played:
             return None
         if arm not in self.logs:
-            self.logs[arm] = log_of(self._run(arm))
+            self.logs[arm] = log_of(self._run(arm), self.budget)
         return self.logs[arm]
 
     def record(self, arm: Arm | None) -> Record | None:
@@ -134,13 +137,22 @@ def gather(directory: Directory) -> Comparison:
     )  # fmt: skip
 
 
-def log_of(run: RunDirectory) -> Log | None:
-    """The log of the only arm of a run; None when it has none that can be read."""
+def log_of(run: RunDirectory, budget: Budget) -> Log | None:
+    """The log of the only arm of a run; None when there is none. Raises LogError when it was not read to its end."""
     arms = run.arms()
+    return log_in(run.events(arms[0]), budget) if arms else None
+
+
+def log_in(events: Path, budget: Budget) -> Log | None:
+    """The log of one arm; None when there is none. Raises LogError when it was not read to its end: a comparison
+    without a trial that it has played would be another one."""
     try:
-        return read_log(run.events(arms[0])) if arms else None
+        log = read_log(events, budget)
     except LogError:
         return None
+    if log.unread:
+        raise LogError(f"{events}: {log.unread}")
+    return log
 
 
 def _record(run: RunDirectory, log: Log, arm: Arm) -> Record | None:
@@ -167,6 +179,13 @@ def _refuted(arms: Iterable[Arm], runs: _Runs) -> Iterator[str]:
 
 def seen_of(directory: Directory, plan: Plan, played: Played) -> str:
     """What became of one arm, in a few words, as soon as it was played."""
+    try:
+        return _seen(directory, plan, played)
+    except LogError as error:
+        return error.message
+
+
+def _seen(directory: Directory, plan: Plan, played: Played) -> str:
     runs = _Runs(directory=directory, played={**directory.played(), played.arm: played})
     if played.arm.family is None:
         log = runs.log(played.arm)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import LogError, NoRun, ScenarioError
-from chaos.events import Kind, Log, read_log
+from chaos.budget import Budget
+from chaos.errors import NoRun, ScenarioError
+from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun
 from harness.compare import summary
 from harness.compare.believed import Record
 from harness.compare.directory import Directory, differences
-from harness.compare.gather import Source, gather, read_results, trial_of
+from harness.compare.gather import Source, gather, log_in, read_results, trial_of
 from harness.compare.model import Comparison, StackInfo, Trial
 from harness.compare.play import now
 from harness.judging.labels import Named, labels
@@ -111,11 +112,12 @@ def _source(
 ) -> Source | None:
     """None: a control, an arm without faults, or one that was cut short."""
     kinds = sorted({fault.kind for fault in cell.scenario.faults})
-    log = _log(run, arm.id)
+    budget = Budget()
+    log = log_in(run.events(arm.id), budget)
     if arm.arm != "faulted" or not kinds or log is None or arm.outcome in ("broken", "interrupted"):
         return None
     control_id = arm_id(arm.cell, arm.repeat, "control")
-    control = _log(run, control_id) if cell.scenario.baseline == "paired" else None
+    control = log_in(run.events(control_id), budget) if cell.scenario.baseline == "paired" else None
     own = Record(log=log, resolved=resolved, cell=cell, repeat=arm.repeat, control=control)
     other = None
     if control is not None and control.first(Kind.RUN_STARTED) is not None:
@@ -128,13 +130,6 @@ def _source(
         verdict=arm.outcome, reproduce=f"chaos analyze {path}", contradictions=own.contradictions,
         against=other.left_out_as("its control") if other is not None else (),
     )  # fmt: skip
-
-
-def _log(run: RunDirectory, arm: str) -> Log | None:
-    try:
-        return read_log(run.events(arm))
-    except LogError:
-        return None
 
 
 def _program(cell: Cell) -> str:

@@ -162,11 +162,13 @@ def judge_cell(
     source: str,
     *,
     untried: str = "",
+    unread: str = "",
 ) -> tuple[Verdict, str]:
     """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
     inconclusive.
 
-    ``untried``: why nothing was put to the test, if so; such a cell does not pass.
+    ``untried``: why nothing was put to the test, if so; such a cell does not pass. ``unread``: why the log of an arm
+    was not read.
     """
     hard = [sla for sla in slas if sla.severity == "fail"]
     verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
@@ -191,7 +193,7 @@ def judge_cell(
     for name, finding in named:
         if finding.verdict == verdict and not (verdict == "inconclusive" and ran < planned):
             return verdict, f"{name}: {finding.witness}"
-    return verdict, f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
+    return verdict, unread or f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
 
 
 def _too_busy(invariants: Mapping[str, Finding]) -> str:

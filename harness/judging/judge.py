@@ -15,6 +15,7 @@ from typing import Any, Literal
 import chaos.faults
 import harness.launchers
 import recovery.strategies
+from chaos.budget import Budget
 from chaos.errors import InfrastructureError, LogError
 from chaos.events import ORCHESTRATOR, Kind, Log, read_log
 from chaos.fault import Fault, Fidelity
@@ -65,13 +66,13 @@ class _JudgedCell:
 def judge(run: RunDirectory) -> Results:
     """Judge a run. Raises LogError when the directory holds no readable resolved scenario."""
     resolved = read_resolved(run)
-    logs = _read_logs(run, resolved)
+    logs, unread = _read_logs(run, resolved)
     arms = _judge_arms(resolved, logs)
     system = _read_system(run)
     names = labels(
         Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params) for c in resolved.cells
     )
-    judged = [_judge_cell(cell, names[cell.id], arms, resolved, system) for cell in resolved.cells]
+    judged = [_judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
     incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
     # a harness that was killed wrote no end: that is missing evidence, not a verdict on the machine
@@ -108,18 +109,21 @@ def write_results(run: RunDirectory, results: Results) -> None:
         ) from error
 
 
-def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> dict[str, Log]:
-    """Arm -> log, for the arms that at least began."""
-    logs = {}
+def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
+    """Arm -> log, for the arms that at least began, within what all of them may take; and why others were not read."""
+    budget = Budget()
+    logs, unread = {}, {}
     for cell in resolved.cells:
         for name, _, _ in _planned(cell):
             try:
-                log = read_log(run.events(name))
+                log = read_log(run.events(name), budget)
             except LogError:
                 continue
-            if log.first(Kind.RUN_STARTED) is not None:
+            if log.unread:
+                unread[name] = log.unread
+            elif log.first(Kind.RUN_STARTED) is not None:
                 logs[name] = log
-    return logs
+    return logs, unread
 
 
 def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
@@ -185,7 +189,12 @@ def _exactness(evidence: Evidence) -> str:
 
 
 def _judge_cell(
-    cell: Cell, label: str, arms: list[_Arm], resolved: ResolvedRun, system: Mapping[str, Any]
+    cell: Cell,
+    label: str,
+    arms: list[_Arm],
+    resolved: ResolvedRun,
+    system: Mapping[str, Any],
+    unread: Mapping[str, str],
 ) -> _JudgedCell:
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
@@ -198,16 +207,17 @@ def _judge_cell(
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
     planned = len(_planned(cell))
+    gone = next((f"{name}: {unread[name]}" for name, *_ in _planned(cell) if name in unread), "")
     landed = invariants.get("fault-landed")
     missing = landed.witness if landed and landed.verdict == "inconclusive" else ""
     seen = invariants.get("progress")
     missing = seen.witness if seen and seen.verdict == "inconclusive" else missing
     if not faulted:
-        missing = f"{len(mine)} of {planned} arms ran"
+        missing = gone or f"{len(mine)} of {planned} arms ran"
     slas = gates.judge_slas(cell, values, resolved.sla_lines, missing, bounds, owners, possible)
     verdict, reason = gates.judge_cell(
         cell.id, slas, invariants, len(mine), planned, resolved.source,
-        untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults",
+        untried="" if cell.scenario.faults else "nothing was tried: the scenario has no faults", unread=gone,
     )  # fmt: skip
     result = CellResult(
         id=cell.id, label=label, params=cell.params, exact_for=cell.exact_for,

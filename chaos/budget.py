@@ -1,0 +1,143 @@
+"""What event logs that are held together may take of memory, however they are written.
+
+Bytes of a file say little: an empty list of three characters takes 80 bytes of memory. So each event is charged what it
+really takes, and something for what a judge makes of it; every line that is none is charged too, for the time it takes.
+The order of reading is fixed, so what is read of a directory is the same everywhere.
+
+A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.1 GB by this account, of
+which judging takes 3.1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from sys import getsizeof
+from typing import Any
+
+MOST_BYTES = 4 << 30
+MOST_TOLD = 100  # things that are wrong with one file
+VARIABLE = "CHAOS_LOG_MEMORY_GIB"
+_EVENT = 750  # itself (200), and what lineage, metrics and checkers keep of it, most in a job of one rank
+_FILE = 4096
+_NAMES = 10_000  # of keys and actors, each kept once; all kinds of events together have some 300
+_NAME = 200
+_SHORT = 5
+_SHARED = 10**_SHORT  # such numbers take 15 MB together
+_LONG_LINE = 1 << 20
+_MOST_VALUES = 1_000_000  # of one line
+
+
+class Budget:
+    """``most``: bytes; None: MOST_BYTES, or what ``CHAOS_LOG_MEMORY_GIB`` says."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = _limit() if most is None else most
+        self._left = self.most
+        self._names: dict[str, str] = {}
+        self._decode = json.JSONDecoder(
+            object_pairs_hook=self._mapping, parse_int=_Wholes().__getitem__
+        ).decode
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more is read."""
+        return self._left < 0
+
+    @property
+    def charged(self) -> int:
+        """Bytes taken so far."""
+        return self.most - self._left
+
+    def begins(self) -> None:
+        """A file is read."""
+        self._left -= _FILE
+
+    def parse(self, line: str) -> Any:
+        """What a line holds, its keys shared with those of all others. Raises ValueError when it is no JSON."""
+        if len(line) > _LONG_LINE and sum(map(line.count, ",[{")) > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        raw = self._decode(line)
+        if isinstance(raw, dict) and isinstance(actor := raw.get("actor"), str):
+            raw["actor"] = self._name(actor)
+        return raw
+
+    def charge(self, data: Mapping[str, Any] | None, length: int) -> None:
+        """A line of so many bytes was read, and ``data`` is kept of it."""
+        self._left -= _EVENT + max(length, 0 if data is None else _held(data))
+
+    def refused(self, name: str) -> str:
+        """Why a file was not read, or not to its end."""
+        return (
+            f"{name}: not read: it takes, with the logs before it, more than the {self.most / (1 << 30):.3g} GiB of "
+            f"memory for event logs ({VARIABLE} sets them)"
+        )
+
+    def _mapping(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = self._names
+        try:
+            made = {names[key]: value for key, value in pairs}
+        except KeyError:
+            made = {self._name(key): value for key, value in pairs}
+        return made
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            self._left -= getsizeof(name) + _NAME
+            if len(self._names) >= _NAMES:
+                return name
+            self._names[name] = name
+        return self._names[name]
+
+
+class Told:
+    """What is wrong with a file: the first things, and how many more there are."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._more = 0
+
+    def add(self, problem: str) -> None:
+        """Something more is wrong."""
+        if len(self._told) < MOST_TOLD:
+            self._told.append(problem)
+        else:
+            self._more += 1
+
+    def all(self, name: str) -> tuple[str, ...]:
+        """What was told, and the count of the rest."""
+        return (*self._told, *([f"{name}: {self._more} more problems"] if self._more else []))
+
+
+class _Wholes(dict[str, int]):
+    """Small whole numbers by their text, each once: steps, and samples of each epoch again."""
+
+    def __missing__(self, text: str) -> int:
+        value = int(text)
+        if len(text) <= _SHORT:
+            self[text] = value
+        return value
+
+
+def _held(data: Mapping[str, Any]) -> int:
+    """Bytes of memory that a parsed text takes, but for what is shared."""
+    total, todo = 0, [data]
+    while todo:
+        one: Any = todo.pop()
+        kind = type(one)
+        if kind is int and 0 <= one < _SHARED:
+            continue
+        total += getsizeof(one)
+        if kind is dict:
+            todo.extend(one.values())
+        elif kind is list:
+            todo.extend(one)
+    return total
+
+
+def _limit() -> int:
+    try:
+        return int(float(os.environ[VARIABLE]) * (1 << 30))
+    except (KeyError, ValueError, OverflowError):
+        return MOST_BYTES

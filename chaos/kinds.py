@@ -125,7 +125,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # read_ns of our clock
         Kind.PRESSURE_READ: frozenset({"cpus", "some_s", "steal_s", "ranks"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at: resolved trigger;
-        # lasts: it goes on after its act, until it is healed (missing in older logs)
+        # lasts: it goes on after its act, until it is healed; at.fires: how often at each point, time or event at most
+        # (both missing in older logs)
         Kind.FAULT_PLANNED: frozenset({"fault", "kind", "target", "at"}),
         # act: number of the first occurrence of those that hit at once (missing in older logs); phase: of the step,
         # where its ranks hold or are due (missing in older logs, and where nobody waits for a point); late_steps, late,
@@ -136,7 +137,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.FAULT_FAILED: frozenset({"fault", "occurrence", "reason"}),
         Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
         # failure: running number; cause: see recovery.strategy.Cause (exit|hang|error|nonfinite|diverged|start-timeout|
-        # unfit|notice); process and rank blamed
+        # unfit|notice); process and rank blamed. Of a hang (missing in older logs): silent_s: it showed no sign of life
+        # for so long, more than limit_s; last_seq: of the last event it had noted by then; stopped: the kernel showed
+        # it as stopped for all of silent_s
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
         # a supervisor took the job over from one that was lost. down_s: nobody supervised for so long; events: lines
         # of the log it knows the job by; stage: the lost one's, for people

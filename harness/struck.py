@@ -156,6 +156,7 @@ def announcement(planned: PlannedFault, fault: Fault, points: Sequence[Point]) -
         "at": {
             "points": [list(point) for point in points], "times_s": planned.times_s, "event": planned.event,
             "nth": planned.nth, "probability": planned.probability, "declined": planned.declined,
+            "fires": planned.max_fires,
         },
     }  # fmt: skip
 

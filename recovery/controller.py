@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from chaos.events import Kind
 from recovery import limits
@@ -15,7 +16,7 @@ from recovery.corruption import Corruptions
 from recovery.crew import Crew, Process
 from recovery.deeds import carry_out
 from recovery.divergence import DigestBook
-from recovery.failures import FailureBook
+from recovery.failures import NOTHING, FailureBook
 from recovery.formation import Formation
 from recovery.lookout import Lookout
 from recovery.progress import ProgressWatch
@@ -237,8 +238,8 @@ class Controller(Corruptions, Lookout):
             if Pause(save=True) in more.actions:
                 self._act(more)
 
-    def _fail(self, entry: Process, cause: Cause, detail: str) -> None:
-        failure = self._declare(entry, cause, self._crew.step_of(entry), detail)
+    def _fail(self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING) -> None:
+        failure = self._declare(entry, cause, self._crew.step_of(entry), detail, measured)
         if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT):
             self._crew.kill(entry)  # a hung process may take a while to die; nobody waits for it
         concerned = self._crew.rank_of(entry.name) is not None or self._formation.awaits(entry.name)
@@ -259,10 +260,11 @@ class Controller(Corruptions, Lookout):
         elif self.stage is Stage.TRAINING:
             self._act(self.strategy.on_spare_lost(self._view()))
 
-    def _declare(self, entry: Process | None, cause: Cause, step: int, detail: str) -> Failure:
-        return self._failures.declare(
-            entry, cause, step=step, detail=detail, generation=self.generation, size=len(self.members)
-        )
+    def _declare(
+        self, who: Process | None, cause: Cause, step: int, detail: str, measured: Mapping[str, Any] = NOTHING
+    ) -> Failure:
+        where = {"step": step, "generation": self.generation, "size": len(self.members)}
+        return self._failures.declare(who, cause, detail=detail, measured=measured, **where)
 
     def _stop_generation(self) -> None:
         """Have every survivor leave the generation at once, or replace all where the strategy keeps none."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
+from typing import Any
 
 from recovery.marks import Mark
 from recovery.pace import HangLimits, Pace
@@ -35,7 +36,8 @@ SURE = 0.25
 @dataclass(frozen=True, kw_only=True)
 class Hang:
     """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already;
-    ``missed``: collectives of its step that others have entered, and it has not, though it waits in one.
+    ``missed``: collectives of its step that others have entered, and it has not, though it waits in one; ``last_seq``:
+    the last event it had noted before; ``stopped``: the kernel showed it as stopped, for so long.
     """
 
     process: str
@@ -46,6 +48,13 @@ class Hang:
     deadline_s: float
     missed: int = 0
     busy: bool = False
+    last_seq: int = -1
+    stopped: bool = False
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """For the record: so that others can tell whether it can have been silent for so long."""
+        return _measured(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
 
     @property
     def detail(self) -> str:
@@ -298,6 +307,8 @@ class HangDetector:
             deadline_s=deadline,
             missed=missed if mark.phase == "collective" else 0,
             busy=bool(mark.busy_s),
+            last_seq=mark.last_seq,
+            stopped=stopped,
         )
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
@@ -326,11 +337,12 @@ class Leaving:
 
     def late(
         self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str], pulse: Callable[[str], Pulse]
-    ) -> list[str]:  # fmt: skip
-        """Those that are late by now. Arguments as of ``HangDetector.look``."""
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments as of
+        ``HangDetector.look``."""
         look = _Look.after(self._last_look_s, now_s)
         self._last_look_s = now_s
-        late = []
+        late = {}
         for name, mark in marks.items():
             silence = self._silences.get(name)
             # Who is not heard of may have left; its node comes back, and the word with it, or is given up.
@@ -345,8 +357,13 @@ class Leaving:
             elif state == DISK:
                 limit *= self.pace.limits.disk_factor
             if silence.behind_s > limit:
-                late.append(name)
+                late[name] = _measured(silence.behind_s, limit, mark.last_seq)
         return late
+
+
+def _measured(silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False) -> dict[str, Any]:
+    more = {"stopped": True} if stopped else {}
+    return {"silent_s": round(silent_s, 6), "limit_s": round(limit_s, 6), "last_seq": last_seq, **more}
 
 
 def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:

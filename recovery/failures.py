@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from chaos.events import Kind
 from recovery.crew import Process
@@ -14,6 +16,7 @@ Place = tuple[int, int]
 """A rank of a generation of a size: another process may hold it by the next failure."""
 
 MAX_HISTORY = 1_000  # generations
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def answer_of(state: StateFrom, cause: str) -> str:
@@ -40,10 +43,18 @@ class FailureBook:
         self._falls: dict[Place, tuple[int, int]] = {}  # place -> step it died at last, how often in a row
 
     def declare(
-        self, process: Process | None, cause: Cause, *, step: int, detail: str, generation: int, size: int
+        self,
+        process: Process | None,
+        cause: Cause,
+        *,
+        step: int,
+        detail: str,
+        generation: int,
+        size: int,
+        measured: Mapping[str, Any] = NOTHING,
     ) -> Failure:
         """Write a failure down, a process's or nobody's. It is answered only if added to ``current`` too. ``size``: of
-        the generation."""
+        the generation; ``measured``: of a hang (``recovery.detect.Hang.measured``)."""
         failure = Failure(
             process=process.name if process else "",
             rank=process.rank if process else None,
@@ -66,6 +77,7 @@ class FailureBook:
             process=failure.process or None,
             rank=failure.rank,
             detail=detail,
+            **measured,
         )
         return failure
 

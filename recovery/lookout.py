@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from recovery.adoption import Adopter
 from recovery.crew import EARLY_TRIES, Process
+from recovery.failures import NOTHING
 from recovery.progress import ProgressWatch
 from recovery.settling import Settling
 from recovery.strategy import Cause, ClusterView, Decision
@@ -72,8 +75,8 @@ class Lookout(Adopter):
                 self._abort()
             return
         staying = self._crew.training()
-        for name in self._progress.staying([entry.name for entry in staying]):
-            self._fail(self._crew[name], Cause.HANG, "did not leave an aborted generation")
+        for name, measured in self._progress.staying([entry.name for entry in staying]).items():
+            self._fail(self._crew[name], Cause.HANG, "did not leave an aborted generation", measured)
         if not staying and not self._failures.current and now > self._deadline_s:
             self._decide_if_parked()
 
@@ -94,7 +97,7 @@ class Lookout(Adopter):
         if hang is None:
             return
         if hang.process:
-            self._fail(self._crew[hang.process], Cause.HANG, hang.detail)
+            self._fail(self._crew[hang.process], Cause.HANG, hang.detail, hang.measured)
         else:
             self._suspect(hang.detail)
 
@@ -111,7 +114,9 @@ class Lookout(Adopter):
         self._form_if_ready()
 
     @abstractmethod
-    def _fail(self, entry: Process, cause: Cause, detail: str) -> None: ...
+    def _fail(
+        self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
+    ) -> None: ...
     @abstractmethod
     def _abort(self) -> None: ...
     @abstractmethod

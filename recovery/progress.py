@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from recovery.detect import Hang, HangDetector, Leaving
 from recovery.marks import Mark
@@ -75,11 +76,11 @@ class ProgressWatch:
         """The members of a generation are told to leave it; each has ``least_s`` for that at least."""
         self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
 
-    def staying(self, names: Iterable[str]) -> list[str]:
-        """Which of these members should have left by now."""
+    def staying(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Which of these members should have left by now, and what is measured of each (``Hang.measured``)."""
         hands, leaving = self._hands, self._leaving
         if leaving is None:
-            return []
+            return {}
         marks = {name: hands.mark(name) for name in names}
         return leaving.late(hands.now_s(), marks, hands.os_state, hands.pulse)
 

@@ -33,9 +33,17 @@ def plan(script: Script, fault: str = "kill", kind: str = "process-kill", **targ
     )
 
 
-def inject(script: Script, fault: str = "kill", kind: str = "process-kill", **target: Any) -> None:
-    """Inject a fault, and have it land: a kill once its process is reaped, a straggler when ``land`` says so."""
-    script.orchestrator(Kind.FAULT_INJECTED, step=27, fault=fault, kind=kind, occurrence=0, target=target)
+def inject(
+    script: Script,
+    fault: str = "kill",
+    kind: str = "process-kill",
+    *,
+    step: int | None = 27,
+    **target: Any,
+) -> None:
+    """Inject a fault, and have it land: a kill once its process is reaped, a straggler when ``land`` says so.
+    ``step``: in which its ranks hold; None between two steps."""
+    script.orchestrator(Kind.FAULT_INJECTED, step=step, fault=fault, kind=kind, occurrence=0, target=target)
     if kind == "process-kill":
         about = {"fault": fault, "occurrence": 0}
         script.killed[target["process"]] = {
@@ -217,7 +225,7 @@ def straggler(*, slow_ms: float = 90) -> Script:
     script = Script("hot-spare", spares=1)
     plan(script, "slow", "straggler", rank=2)
     script.train(19)
-    inject(script, "slow", "straggler", process="w2", rank=2)
+    inject(script, "slow", "straggler", step=None, process="w2", rank=2)
     script.step_ns, script.slower = int(slow_ms * MS), SLOWER
     script.train(25)
     land(script, "slow", "job: phase times", {"requested_factor": SLOWER, "measured_factor": SLOWER})
@@ -232,7 +240,7 @@ def bitflip() -> Script:
     script = Script("hot-spare", spares=1)
     plan(script, "flip", "tensor-corrupt", rank=2)
     script.train(26)
-    inject(script, "flip", "tensor-corrupt", process="w2", rank=2)
+    inject(script, "flip", "tensor-corrupt", step=None, process="w2", rank=2)
     script.slip = 1e-3
     script.train(STEPS)
     return script.finish(healed=["flip"])

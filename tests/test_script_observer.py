@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from harness.checkers import Evidence
 from harness.checkers.observed import progress
+from harness.judging.causality import slips
 from harness.judging.incidents import recovery_of
 from harness.judging.lineage import history_of
 from harness.judging.measure import measure
@@ -130,6 +132,18 @@ def test_a_hang_is_seen_and_blamed_on_the_stopped_one(job: Job) -> None:
         history_of(job.log()), next(e for e in job.events if e.kind is Kind.FAILURE_DETECTED)
     )
     assert recovery.first_new is not None and recovery.first_new.step == 31
+
+
+def test_a_hang_is_declared_with_how_long_it_took_and_never_sooner(job: Job) -> None:
+    job.train(*range(1, 31))
+    job.wait(STALL_FLOOR_S + 1)
+    (failure,) = (e for e in job.events if e.kind is Kind.FAILURE_DETECTED)
+    assert failure.data["silent_s"] > failure.data["limit_s"] == STALL_FLOOR_S
+    assert slips(history_of(job.log())) == []
+    place = job.events.index(failure)
+    job.events[place] = dataclasses.replace(failure, time_ns=failure.time_ns - S)
+    (slip,) = [slip for slip in slips(history_of(job.log())) if "silent" in slip.text]
+    assert slip.sure and abs(slip.by_s - 1) < 0.1
 
 
 def test_a_process_that_says_it_is_busy_does_not_hang_within_its_limit(job: Job) -> None:

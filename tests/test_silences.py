@@ -452,7 +452,7 @@ def left(
         now = look * TICK_S
         late = leaving.late(now, marks, lambda _: "S", lambda _, now=now: Pulse(now * starved_share))
         if late:
-            return late
+            return list(late)
     return []
 
 
@@ -481,4 +481,4 @@ def test_whoever_moves_has_not_stopped_to_leave() -> None:
     leaving = Leaving(pace=Watched().detector.pace, least_s=1.0)
     for look in range(200):
         marks = {"w0": replace(mark("checkpoint"), time_ns=look // 40)}
-        assert leaving.late(look * TICK_S, marks, lambda _: "S", lambda _: Pulse()) == []
+        assert leaving.late(look * TICK_S, marks, lambda _: "S", lambda _: Pulse()) == {}

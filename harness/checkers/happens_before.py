@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 from chaos.events import Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
-from harness.judging.causality import SAME_CLOCK_S, Slip, disorder, drifts, durations, slips
+from harness.judging.causality import (
+    SAME_CLOCK_S,
+    Slip,
+    disorder,
+    drifts,
+    durations,
+    hasty,
+    slips,
+    unmeasured,
+)
 from harness.results import Finding, Incident
 
 
@@ -21,7 +30,7 @@ def happens_before(evidence: Evidence) -> Finding:
     negative = durations(spans, blur_s) + _saves(evidence)
     order = slips(history)
     sure = [_in_words(slip) for slip in (*order, *negative) if slip.sure]
-    problems = [*drifts(history), *disorder(history), *sure]
+    problems = [*drifts(history), *disorder(history), *hasty(history), *sure]
     if problems:
         return failed(some(problems))
     doubtful = [_in_words(slip) for slip in negative if slip.near]
@@ -32,8 +41,10 @@ def happens_before(evidence: Evidence) -> Finding:
     lines = (
         f"{len(evidence.log.events)} lines of {len(evidence.log.actors)} actors are in an order that can be"
     )
-    near = sum(slip.near for slip in order)
-    return passed(lines + (f"; {near} pairs within the error of the clocks" if near else ""))
+    near, blind = sum(slip.near for slip in order), list(unmeasured(history))
+    lines += f"; {near} pairs within the error of the clocks" if near else ""
+    lines += f"; how long {some(blind)} was silent is not in the log" if blind else ""
+    return passed(lines)
 
 
 def _in_words(slip: Slip) -> str:

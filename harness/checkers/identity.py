@@ -32,6 +32,7 @@ def identity(evidence: Evidence) -> Finding:
         plan = _drawn(evidence, expected.plan)
         problems += list(_planned(evidence, plan))
         problems += list(_injected(evidence, plan))
+        problems += list(_acts(evidence))
     if problems:
         return failed(some(problems))
     if expected.problem:
@@ -125,6 +126,36 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
     for name, most in (evidence.expected.most or {}).items():
         if fired[name] - void[name] > most:
             yield f"{name} was injected {fired[name]} times, {most} are planned"
+
+
+def _acts(evidence: Evidence) -> Iterator[str]:
+    """Hits that are said to be of one act were so, and what hit several at once is said to be one: incidents are
+    counted by it."""
+    log = evidence.log
+    plans = {event.data["fault"]: event.data["at"] or {} for event in log.of(Kind.FAULT_PLANNED)}
+    # One that was armed again keeps its act, wherever it comes to hit.
+    again = {event.data["fault"] for event in log.of(Kind.FAULT_FAILED) if event.data.get("again")}
+    steps: dict[tuple[str, int], int] = {}
+    acts: dict[tuple[str, int, int], int] = {}
+    for event in log.of(Kind.FAULT_INJECTED):
+        name, number = event.data["fault"], event.data["occurrence"]
+        act, step = event.data.get("act"), event.step
+        if act is None:
+            continue
+        if not 0 <= act <= number:
+            yield f"occurrence {number} of {name} is said to be of act {act}, which came later"
+        due = [point[0] for point in plans.get(name, {}).get("points") or ()]
+        if (
+            name in again
+            or step is None
+            or due.count(step) != 1
+            or "checkpoint" in (event.data["target"] or {})
+        ):
+            continue
+        if (other := steps.setdefault((name, act), step)) != step:
+            yield f"{name} in step {other} and in step {step} is said to be one act"
+        if plans[name].get("fires") == 1 and acts.setdefault((name, event.generation, step), act) != act:
+            yield f"{name} hit several at once in step {step}, and is said to be several acts"
 
 
 def _plain(value: Any) -> Any:

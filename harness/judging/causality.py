@@ -12,6 +12,9 @@ bounds of the two measured offsets.
 - A generation is started before any of its members begins to form the group, which takes as long as the member says;
   members hold their state before the generation is ready.
 - No rank commits a step before every member has taken its batch of it: the commit waits for the sum of all gradients.
+- Whoever is declared silent for some time showed its last sign of life that long before, and was stopped that long
+  before if it is said to be stopped; whoever a fault is seen to have killed ended after it, and its end was declared
+  after that. When a fault may have been injected: ``harness.judging.anchors``.
 - What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when it wrote it down.
 """
 
@@ -24,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos.events import ORCHESTRATOR, Event, Kind, Log
+from harness.judging.anchors import ROUNDED_NS, Pair, injection_pairs
 from harness.judging.lineage import NS, History
 from recovery.memory import ROLE as KEEPER
 
@@ -61,7 +65,13 @@ class Slip:
 def slips(history: History) -> list[Slip]:
     """Everything that is out of order, the widest first."""
     log = history.log
-    pairs = [_fault_pairs(log), _life_pairs(log)]
+    pairs = [
+        _fault_pairs(log),
+        _life_pairs(log),
+        injection_pairs(history),
+        _blame_pairs(log),
+        _silence_pairs(log),
+    ]
     if not history.info.observed:
         pairs += [
             _generation_pairs(history),
@@ -73,10 +83,6 @@ def slips(history: History) -> list[Slip]:
     return sorted((slip for slip in found if slip is not None), key=lambda slip: -slip.by_s)
 
 
-_Pair = tuple[Event, Event, str, int]
-"""Earlier and later event, what it says that they are out of order, and nanoseconds that lay between them at least."""
-
-
 def _slip(log: Log, earlier: Event, later: Event, text: str, between_ns: int) -> Slip | None:
     by_ns = earlier.time_ns + between_ns - later.time_ns
     if by_ns <= 0:
@@ -85,7 +91,7 @@ def _slip(log: Log, earlier: Event, later: Event, text: str, between_ns: int) ->
     return Slip(text=text, by_s=by_ns / NS, blur_s=0.0 if earlier.actor == later.actor else blur_s)
 
 
-def _fault_pairs(log: Log) -> Iterator[_Pair]:
+def _fault_pairs(log: Log) -> Iterator[Pair]:
     injected: dict[tuple[str, int], Event] = {}
     for event in log.of(Kind.FAULT_INJECTED):
         injected.setdefault((event.data["fault"], event.data["occurrence"]), event)
@@ -96,7 +102,7 @@ def _fault_pairs(log: Log) -> Iterator[_Pair]:
             yield first, event, f"{event.data['fault']} {what} before it was injected", 0
 
 
-def _life_pairs(log: Log) -> Iterator[_Pair]:
+def _life_pairs(log: Log) -> Iterator[Pair]:
     """Everything that a process says lies within its life."""
     own = log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
     lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
@@ -115,7 +121,7 @@ def _life_pairs(log: Log) -> Iterator[_Pair]:
             yield latest, event, f"{name} wrote {latest.kind.value} after it had ended", 0
 
 
-def _generation_pairs(history: History) -> Iterator[_Pair]:
+def _generation_pairs(history: History) -> Iterator[Pair]:
     log = history.log
     started = {event.generation: event for event in log.of(Kind.GENERATION_STARTED)}
     ready = {event.generation: event for event in log.of(Kind.GENERATION_READY)}
@@ -143,14 +149,13 @@ def _generation_pairs(history: History) -> Iterator[_Pair]:
             yield first, event, f"generation {number} answers a failure that was declared after it began", 0
 
 
-def _failure_pairs(history: History) -> Iterator[_Pair]:
+def _failure_pairs(history: History) -> Iterator[Pair]:
     """A process that is declared gone says nothing more; values are refused before they are declared."""
     log = history.log
-    lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
-    home = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
+    away = _on_lost_nodes(log)
     for failure in log.of(Kind.FAILURE_DETECTED):
         name, cause = failure.data["process"], failure.data["cause"]
-        if cause == "exit" and name in log.actors and home.get(name) not in lost:
+        if cause == "exit" and name in log.actors and name not in away:
             lines = log.actors[name].events
             if lines:
                 latest = max(lines, key=lambda line: line.time_ns)
@@ -162,7 +167,121 @@ def _failure_pairs(history: History) -> Iterator[_Pair]:
                 yield first, failure, "non-finite values were declared before any rank had refused them", 0
 
 
-def _step_pairs(history: History) -> Iterator[_Pair]:
+def _blame_pairs(log: Log) -> Iterator[Pair]:
+    """Nobody ends of a fault before it, and no end is declared for what it is before it was noticed."""
+    away = _on_lost_nodes(log)
+    exits: dict[str, Event] = {}
+    for event in log.of(Kind.PROCESS_EXITED):
+        if event.data["process"] not in away:
+            exits.setdefault(event.data["process"], event)
+    ended = {e.data["process"]: e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
+    for name, failure in ended.items():
+        gone = exits.get(name)
+        if gone is not None and str(failure.data["detail"]).startswith(_how(gone)):
+            yield gone, failure, f"the end of {name} was declared before it had ended", 0
+    for name, hit in _killed(log, exits).items():
+        yield hit, exits[name], f"{name} had ended before it was hit by {hit.data['fault']}", 0
+        if name in ended:
+            yield (
+                hit,
+                ended[name],
+                f"the end of {name} was declared before {hit.data['fault']} was injected",
+                0,
+            )
+
+
+def _on_lost_nodes(log: Log) -> set[str]:
+    """Processes that may have gone on unseen, whatever was said of them."""
+    lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
+    return {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("node") in lost}
+
+
+def _how(gone: Event) -> str:
+    """As the one who declares it has it."""
+    signum = gone.data["signal"]
+    return f"signal {signum}" if signum is not None else f"exit code {gone.data['exit_code']}"
+
+
+def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
+    """Process -> the first injection on it, where it ended by the signal that one of them is seen to have sent."""
+    first: dict[str, Event] = {}
+    by: dict[tuple[str, int], str] = {}
+    for event in log.of(Kind.FAULT_INJECTED):
+        name = (event.data["target"] or {}).get("process")
+        if isinstance(name, str):
+            first.setdefault(name, event)
+            by[event.data["fault"], event.data["occurrence"]] = name
+    found = {}
+    for event in log.of(Kind.FAULT_LANDED):
+        name = by.get((event.data["fault"], event.data["occurrence"]))
+        evidence = event.data["evidence"]
+        signum = evidence.get("signal") if isinstance(evidence, dict) else None
+        if name is not None and name in exits and signum is not None and exits[name].data["signal"] == signum:
+            found[name] = first[name]
+    return found
+
+
+def _silence_pairs(log: Log) -> Iterator[Pair]:
+    """Whoever is declared silent for so long showed its last sign of life before that, and whoever was stopped was
+    hit before that."""
+    stopped: dict[str, Event] = {}
+    for event in log.of(Kind.FAULT_INJECTED):
+        target = event.data["target"] or {}
+        several = target.get("processes")
+        for name in (target.get("process"), *(several if isinstance(several, list) else ())):
+            if isinstance(name, str):
+                stopped.setdefault(name, event)
+    for failure in log.of(Kind.FAILURE_DETECTED):
+        silent_s = failure.data.get("silent_s")
+        if silent_s is None:
+            continue
+        name, silent_ns = failure.data["process"], round(silent_s * NS) - ROUNDED_NS
+        text = f"{name or 'the job'} is declared silent for {silent_s:.3f} s"
+        for last, ago_ns in _last_signs(log, failure):
+            yield last, failure, f"{text} so soon after its last sign of life", silent_ns - ago_ns
+        if failure.data.get("stopped") and name in stopped:
+            hit = stopped[name]
+            yield (
+                hit,
+                failure,
+                f"{text} as one that was stopped, so soon after {hit.data['fault']}",
+                silent_ns,
+            )
+
+
+def _last_signs(log: Log, failure: Event) -> Iterator[tuple[Event, int]]:
+    """What was known of it when its silence began, and how long before its line that was."""
+    if (number := failure.data.get("last_seq")) is not None:
+        lines = log.actors[failure.data["process"]].events if failure.data["process"] in log.actors else ()
+        yield from ((line, 0) for line in lines if line.seq == number)
+        return
+    newest: Event | None = None  # of a command: the report of the furthest step
+    for report in log.of(Kind.STEP_REPORTED):
+        mine = report.generation == failure.generation and report.seq < failure.seq
+        if mine and (newest is None or (report.step or 0) > (newest.step or 0)):
+            newest = report
+    if newest is not None:
+        yield newest, newest.time_ns - int(newest.data["reported_ns"])
+
+
+def unmeasured(history: History) -> Iterator[str]:
+    """Whose hangs are declared without how long they took, as in older logs."""
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if failure.data["cause"] == "hang" and "silent_s" not in failure.data:
+            yield str(failure.data["process"] or "the job")
+
+
+def hasty(history: History) -> list[str]:
+    """Silences that were declared before they were as long as they had to be."""
+    return [
+        f"{e.data['process'] or 'the job'} is declared silent after {e.data['silent_s']:.3f} s, the limit is "
+        f"{e.data['limit_s']:.3f} s"
+        for e in history.log.of(Kind.FAILURE_DETECTED)
+        if "silent_s" in e.data and "limit_s" in e.data and e.data["silent_s"] < e.data["limit_s"]
+    ]
+
+
+def _step_pairs(history: History) -> Iterator[Pair]:
     for run in history.runs:
         if not run.batches:
             continue
@@ -172,7 +291,7 @@ def _step_pairs(history: History) -> Iterator[_Pair]:
         yield taken, done, text, 0
 
 
-def _told_pairs(history: History) -> Iterator[_Pair]:
+def _told_pairs(history: History) -> Iterator[Pair]:
     log = history.log
     parked = {(event.actor, event.generation): event for event in log.of(Kind.PARKED)}
     for event in log.of(Kind.SURVIVORS_PARKED):

@@ -212,7 +212,8 @@ class Observer:
             rank = self._suspect()
             usual = f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
             detail = f"no step reported for {waited:.1f} s (usual: {usual})"
-            self._fail("hang", None if rank is None else self.members[rank], rank, detail, now_ns)
+            measured = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
+            self._fail("hang", None if rank is None else self.members[rank], rank, detail, now_ns, **measured)
 
     @property
     def busy_until_ns(self) -> int:
@@ -278,7 +279,9 @@ class Observer:
             cause=cause,
         )
 
-    def _fail(self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int) -> None:
+    def _fail(
+        self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int, **measured: Any
+    ) -> None:
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = rank
         self._failures += 1
@@ -289,6 +292,7 @@ class Observer:
             process=process,
             rank=rank,
             detail=detail,
+            **measured,
         )
 
     def _suspect(self) -> int | None:

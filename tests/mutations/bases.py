@@ -110,6 +110,15 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "ends small": _simulated("drop-replica", EARLY, sim=SLOW_TO_START),
     "stays small": _simulated({"strategy": "drop-replica", "rejoin": False}, EARLY, sim=SLOW_STEPS),
     "ends a replica short": _simulated("drop-replica", EARLY, sim=SLOW_TO_START, parallelism=TWO_REPLICAS),
+    "two acts": _simulated(
+        "checkpoint-restart",
+        fault("process-kill", None, target={"select": {"count": 2}}, at={"steps": [14, 30]}),
+    ),
+    "unheld": _simulated(
+        SPARE,
+        {**KILL, "at": {"event": "checkpoint_committed", "nth": 2}},
+        fault("process-kill", 1, id="second", at={"time": 1.2}),
+    ),
     "script": _recorded("script"),
     "agents": _recorded("agents"),
     "compare": _recorded("compare"),

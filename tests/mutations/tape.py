@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events import ActorLog, Event, Kind, Log, make_log
+from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 
 MS = 1_000_000
 FAIL, OPEN = "fail", "inconclusive"
@@ -86,12 +86,23 @@ class Tape:
             for rows in actors.values():
                 rows.sort(key=lambda row: row.time_ns)
             self._claim({name: len(rows) - 1 for name, rows in actors.items()})
+            self._number_again(actors)
         return make_log(self._actor_log(name, rows) for name, rows in actors.items())
 
     def _claim(self, last: Mapping[str, int]) -> None:
         for row in self.rows:
             if row.kind is Kind.PROCESS_EXITED and row.data["last_seq"] is not None:
                 row.data["last_seq"] = last.get(row.data["process"], -1)
+
+    def _number_again(self, actors: Mapping[str, list[Row]]) -> None:
+        """Whoever is declared silent is so since the same line as before."""
+        for row in actors.get(ORCHESTRATOR, ()):
+            name, number = row.data.get("process"), row.data.get("last_seq")
+            if row.kind is Kind.FAILURE_DETECTED and number is not None:
+                was = [kept for kept in self._kept.values() if kept.actor == name]
+                places = {id(line): place for place, line in enumerate(actors.get(name, ()))}
+                place = places.get(id(was[number])) if 0 <= number < len(was) else None
+                row.data["last_seq"] = number if place is None else place
 
     def _actor_log(self, name: str, rows: list[Row]) -> ActorLog:
         events: list[Event] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chaos.events import Kind
-from mutations.tape import FAIL, MS, Change, Mutation, Tape, in_control, move, the_injection
+from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, edit, in_control, move, the_injection
 
 
 def clock(actor: str, by_ns: Callable[[int], float]) -> Change:
@@ -33,7 +33,50 @@ def _detected_first(tape: Tape) -> None:
     declared.time_ns = batch - 2 * MS
 
 
+def _earlier(base: str, ms: float, **which: str) -> Mutation:
+    """An injection by itself at another time: what it is counted from."""
+    name = f"{base}: a fault is injected {ms} ms before it was"
+    return Mutation(name, base, move(Kind.FAULT_INJECTED, -ms, **which), happens_before=FAIL)
+
+
+def _sooner(base: str, ms: float, what: str) -> Mutation:
+    name = f"{base}: {what} is declared {ms} ms before it was"
+    return Mutation(name, base, move(Kind.FAILURE_DETECTED, -ms), happens_before=FAIL)
+
+
+def _all_later(tape: Tape) -> None:
+    """The injection and what came of it at once, in the step after the one that it names."""
+    for row in tape.find(None, fault="fault"):
+        if row.kind in (Kind.FAULT_INJECTED, Kind.FAULT_LANDED, Kind.FAULT_EFFECT, Kind.FAULT_HEALED):
+            row.time_ns += 80 * MS
+
+
 MUTATIONS = [
+    *(_earlier(base, 1000) for base in ("hot-spare", "hang", "script", "compare", "agents", "takeover")),
+    *(
+        _earlier(base, 60)
+        for base in ("hot-spare", "hang", "script", "compare", "node", "nan", "rot", "full disk")
+    ),
+    _earlier("unheld", 60, fault="fault"),
+    _earlier("unheld", 70, fault="second"),
+    Mutation("a fault is injected in the next step", "straggler", _all_later, happens_before=FAIL),
+    _sooner("deadlock", 500, "a hang"),
+    _sooner("hang", 60, "a stop"),
+    _sooner("hang", 20, "a stop"),
+    _sooner("hot-spare", 4, "a death"),
+    _sooner("script", 20, "a death"),
+    Mutation(
+        "a hang is declared before its limit",
+        "deadlock",
+        edit(Kind.FAILURE_DETECTED, {"silent_s": 0.4}),
+        happens_before=FAIL,
+    ),
+    Mutation(
+        "a death comes before the blow",
+        "hot-spare",
+        all_of(move(Kind.PROCESS_EXITED, -10, process="w2"), move(Kind.FAILURE_DETECTED, -10)),
+        happens_before=FAIL,
+    ),
     Mutation("a rank's clock is 200 ms early", "hot-spare", early("w1", 200), happens_before=FAIL),
     Mutation("a spare's clock is 200 ms early", "hot-spare", early("s4", 200), happens_before=FAIL),
     Mutation("a rank's clock is 200 ms late", "hot-spare", early("w1", -200), happens_before=FAIL),

@@ -119,4 +119,12 @@ MUTATIONS = [
         injected(target={"process": "w2", "rank": None}),
         identity=FAIL,
     ),
+    Mutation("two acts are said to be one", "two acts", edit(Kind.FAULT_INJECTED, {"act": 0}), identity=FAIL),
+    Mutation(
+        "one act is said to be two",
+        "two acts",
+        edit(Kind.FAULT_INJECTED, {"act": 1}, occurrence=1),
+        identity=FAIL,
+    ),
+    Mutation("an act that came after its hit", "hang", edit(Kind.FAULT_INJECTED, {"act": 3}), identity=FAIL),
 ]

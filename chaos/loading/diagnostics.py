@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ _MAX_SHOWN = 50  # errors
 _MAX_LINE, _MAX_BEFORE = 160, 60  # characters of a source line, and of those before its caret
 _MAX_MESSAGE = 400
 _MAX_SOURCE = 500
+_LONG_WORD, _MAX_WORD = (
+    re.compile(r"\S{121,}"),
+    80,
+)  # of a message: the source line below it shows the word once more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,9 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
 def render(placed: Placed, *, label: str = "") -> str:
     """One problem as people read it, over three lines (one when its line is empty)."""
     span = _shortened(placed.span)
-    source, message = clipped(span.source, _MAX_SOURCE), clipped(placed.message, _MAX_MESSAGE)
+    message = _LONG_WORD.sub(lambda word: clipped(word[0], _MAX_WORD), placed.message)
+    message = clipped(message, _MAX_MESSAGE)
+    source = clipped(span.source, _MAX_SOURCE)
     head = f"{source}:{span.line}:{placed.span.column}: {label}{message}"
     if not span.text.strip():
         return head

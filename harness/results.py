@@ -290,6 +290,10 @@ class Survival(Model):
     high: float
 
 
+LEAST_RANK_HOURS = 3.0
+"""Of fewer no rate of false alarms is stated: none seen in so many is a rate below one a rank-hour, with 95 %."""
+
+
 class FalseAlarms(Model):
     """See ``harness.judging.reliability.false_alarms``. Per rank-hour; ``upper``: what the true rate is below, with
     95 % confidence."""
@@ -298,6 +302,11 @@ class FalseAlarms(Model):
     rank_hours: float
     rate: float | None
     upper: float | None
+
+    @property
+    def enough(self) -> bool:
+        """Whether the hours are enough to state a rate."""
+        return self.rank_hours >= LEAST_RANK_HOURS
 
 
 class Spares(Model):

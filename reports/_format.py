@@ -9,11 +9,11 @@ from typing import Any
 from unicodedata import category
 
 from chaos.figures import MISSING, NEVER, counted, number, quantity, with_unit
-from harness.results import Metric
+from harness.results import Metric, Survival
 
 __all__ = [
     "MISSING", "NEVER", "Clause", "align", "count_of", "counted", "few", "flatten", "median_of", "number", "pairs",
-    "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "visible", "with_unit",
+    "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "survived", "visible", "with_unit",
 ]  # fmt: skip
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
@@ -56,6 +56,14 @@ def range_of(metric: Metric | None) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a percentage with at most three significant digits."""
     return f"{number(ratio * 100)} %"
+
+
+def survived(one: Survival | None) -> str:
+    """``3 of 4: 75 % [19.4 %, 99.4 %]``; empty where nothing tells. A lower bound stays one."""
+    if one is None or one.probability is None:
+        return ""
+    between = f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]"
+    return f"{one.survived} of {one.arms}: {percent(one.probability)} {between}"
 
 
 def align(texts: Sequence[str]) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from chaos.sla import samples_needed
 from harness.judging.measure import per_arm
-from harness.results import CellResult, FalseAlarms, Metric, Results, Spares, Survival
+from harness.results import LEAST_RANK_HOURS, CellResult, FalseAlarms, Metric, Results, Spares, Survival
 from reports._facts import labels
-from reports._format import MISSING, counted, median_of, number, percent, quantity
+from reports._format import MISSING, counted, median_of, number, percent, quantity, survived
 
 HEAD = (
     "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
@@ -73,21 +73,15 @@ def rates(results: Results) -> Iterator[tuple[str, ...]]:
 def _survival(one: Survival) -> tuple[str, str]:
     if one.probability is None:
         return MISSING, "no arm in which every fault landed"
-    return (
-        f"{one.survived} of {one.arms}",
-        f"{percent(one.probability)} [{_down(one.low)}, {percent(one.high)}]",
-    )
-
-
-def _down(share: float) -> str:
-    """A lower bound stays one."""
-    return f"{int(share * 1000) / 10:g} %"
+    kept, between = survived(one).split(": ", 1)
+    return kept, between
 
 
 def _alarms(one: FalseAlarms) -> tuple[str, str, str]:
     if one.rate is None:
         return MISSING, MISSING, "no unfaulted time"
-    bound = f"{number(one.rate)}, below {number(one.upper, 'lower')} with 95 %"
+    rate = number(one.rate) if one.enough else f"too few hours ({LEAST_RANK_HOURS:g} needed)"
+    bound = f"{rate}, below {number(one.upper, 'lower')} with 95 %"
     return str(one.count), number(one.rank_hours, "higher"), bound
 
 
@@ -121,7 +115,7 @@ def short(results: Results) -> list[str]:
     for name, kept, between, alarms, hours, rate, spares, *rest in rates(results):
         parts = [
             f"survived {kept}, {between}",
-            f"false alarms {alarms} in {hours} unfaulted rank-hours (per hour {rate})",
+            f"false alarms {alarms} in {hours} unfaulted rank-hours (per hour: {rate})",
         ]
         if spares != "0":
             _, share, memory, cores = rest

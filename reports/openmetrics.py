@@ -171,7 +171,7 @@ def _rates(results: Results) -> list[Family]:
         alarms, spares = one.false_alarms, one.spares
         known += [("alarms", float(alarms.count), {}), ("hours", alarms.rank_hours, {})]
         known += [
-            ("rate", alarms.rate, {"statistic": "value"}),
+            ("rate", alarms.rate if alarms.enough else None, {"statistic": "value"}),
             ("rate", alarms.upper, {"statistic": "high"}),
         ]
         memory = None if spares.memory_mib is None else spares.memory_mib * 2**20

@@ -8,6 +8,7 @@ import statistics
 
 from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
 from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
+from harness.compare.summary import SAYS_NOTHING, survival_of
 from harness.results import Metric, PhaseSpan
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
@@ -117,6 +118,7 @@ def _trial(label: str, family: str, number: int) -> Trial | None:
         steps_lost=5 if outcome in ("rolled back", "started over") else 0,
         samples_lost=None if label.startswith("ray") else 0 if label in OURS else 32, ranks=3,
         goodput=0.0 if never else STEPS * STEP_S / wall, control_goodput=STEPS * STEP_S / (STEPS * STEP_S + 2.0),
+        ettr=0.0 if never else 0.98 * STEPS * STEP_S / wall,
         badput=badput, step_time=STEP_S * noise, wall=wall, verdict="fail" if never else "pass",
         run=f"runs/{family}/{label.replace(' ', '-')}/{17 + number}",
         reproduce=f"chaos compare {family}.yaml --stacks {label.replace(' ', ':')} --seed {17 + number}",
@@ -189,6 +191,8 @@ def _cell(trials: list[Trial], label: str, family: str) -> CellSummary:
         outliers=outliers({t.seed: t.recovery for t in mine if t.recovery is not None}),
         cost_gpu_hours=statistics.median(lost) if lost else None,
         note="this stack keeps no checkpoints" if worst == "not offered" else "",
+        survival=survival_of([t for t in mine if t.outcome not in SAYS_NOTHING]),
+        ettr=metric("ratio", [t.ettr for t in mine if t.ettr is not None], "higher", of=len(mine)),
     )  # fmt: skip
 
 

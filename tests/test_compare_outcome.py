@@ -107,6 +107,22 @@ def test_a_rank_replaced_without_a_step_done_again_is_recovered() -> None:
     assert "rank 1" in made.witness
 
 
+def test_the_effective_training_time_of_a_trial_is_the_time_in_its_steps() -> None:
+    fleet = Fleet()
+    fleet.reach(1, 30)
+    fleet.killed()
+    fleet.found("w0", "w2")
+    fleet.reach(31, STEPS)
+    made, alone = trial(fleet.end()), trial(control())
+    assert made.step_time is not None and made.ettr is not None
+    assert made.ettr == pytest.approx(STEPS * made.step_time / made.wall, rel=0.05)
+    lost = Fleet()
+    lost.reach(1, 30)
+    lost.killed()
+    assert trial(lost.end("gave-up", "exit code 1")).ettr == 0.0, "of no use to anybody"
+    assert alone.ettr is not None and alone.ettr > made.ettr
+
+
 def test_a_spare_that_joins_in_the_middle_of_a_step_redoes_nothing() -> None:
     """Half of the ranks report the step before the spare is seen, the others after it."""
     fleet = Fleet()

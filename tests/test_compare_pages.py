@@ -20,6 +20,7 @@ from reports._compare import load, write_all
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import Scale
 from reports._compare.words import findings
+from reports._format import percent
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -221,6 +222,16 @@ def test_markdown_tables_are_regular_and_hold_the_scorecard(written: Written) ->
     assert text.startswith(f"## {REFERENCE}")
     assert all(f"| {label} |" in text for label in STACKS)
     assert comparison.reproduce in text and "committed bad values" in text
+    assert "; ETTR 0." in text
+
+
+def test_survival_comes_with_its_bound(written: Written) -> None:
+    comparison, root = written
+    for name in ("compare.html", "compare.md"):
+        text = (root / name).read_text().replace("\\", "")
+        for one in (cell.survival for cell in comparison.cells if cell.survival is not None):
+            assert f"{one.survived} of {one.arms}: {percent(one.probability or 0.0)} [" in text
+            assert f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]" in text
 
 
 def test_finding_comes_first_and_says_where_others_are_better() -> None:

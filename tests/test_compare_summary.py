@@ -81,3 +81,19 @@ def test_what_gave_no_value_is_counted_and_shown() -> None:
     )
     assert cell.redundancy is not None and cell.redundancy.median == 2.0
     assert cell.goodput is not None and cell.goodput.counted == "3"
+
+
+def test_who_kept_the_work_survived_and_what_did_not_land_says_nothing() -> None:
+    """Clopper and Pearson's limits for 3 of 4, by tables."""
+    ends: tuple[OutcomeClass, ...] = ("recovered", "rolled back", "degraded", "started over", "not landed")
+    trials = [
+        trial("x", seed, 1.0, outcome).model_copy(update={"ettr": 0.2 * seed})
+        for seed, outcome in enumerate(ends, 1)
+    ]
+    (cell,) = cells_of(["x"], ["kill"], trials, bare=None, not_offered={})
+    assert cell.survival is not None and cell.ettr is not None
+    assert (cell.survival.survived, cell.survival.arms, cell.survival.probability) == (3, 4, 0.75)
+    assert (round(cell.survival.low, 4), round(cell.survival.high, 4)) == (0.1941, 0.9937)
+    assert cell.ettr.median == 0.5 and cell.ettr.n == 4
+    (nothing,) = cells_of(["x"], ["kill"], trials[-1:], bare=None, not_offered={})
+    assert nothing.survival is None

@@ -17,7 +17,7 @@ from simulate import cell_of, play
 from chaos.events import Kind
 from chaos.plugins import load
 from harness import workloads
-from harness.compare.model import Trial
+from harness.compare.model import CellSummary, Trial
 from harness.judging import definitions
 from harness.judging.cost import failure_cost
 from harness.judging.flops import PEAK_TFLOPS, mfu, peak_of, work_of
@@ -280,3 +280,9 @@ def test_every_metric_has_a_formula_and_the_page_is_up_to_date() -> None:
     assert kept == definitions.page(), (
         "make it again: python -m harness.judging.definitions > docs/metrics.md"
     )
+
+
+def test_every_number_of_a_comparison_has_a_formula() -> None:
+    stated = {name.replace(" ", "_") for name in definitions.COMPARED}
+    numbers = {"recovery", "detection", "goodput", "samples_lost", "ettr", "overhead", "survival"}
+    assert numbers <= stated and numbers <= CellSummary.model_fields.keys()

@@ -14,6 +14,7 @@ from harness.judging.measure import summarise
 from harness.judging.samples import Chances
 from harness.results import FalseAlarms, Reliability, Results, Spares, Survival
 from harness.rundir import RunDirectory
+from reports import _metrics
 from reports._format import MISSING, median_of
 from reports._tables import lost_steps
 from reports._text import summary
@@ -57,7 +58,7 @@ def test_results_are_read_back_with_rates_and_hits(shown: Shown) -> None:
 
 def test_the_page_shows_them(shown: Shown) -> None:
     page = _file(shown, "report.html")
-    for words in ("full rate", "redundant", "2 of 3", "66.7 % [9.4 %", "0, below 59.9 with 95 %",
+    for words in ("full rate", "redundant", "2 of 3", "66.7 % [9.4 %", "too few hours (3 needed), below 59.9 with 95 %",
                   "needs 59", "mfu is absent: no peak is stated for processors", "rank-hours a failure",
                   "312", "33.3 %"):  # fmt: skip
         assert words in page, words
@@ -75,7 +76,7 @@ def test_the_summary_shows_them(shown: Shown) -> None:
         "time_to_redundancy",
         "needs 299",
         "### Rates over all arms",
-        "0, below 59.9",
+        "too few hours (3 needed), below 59.9",
     ):
         assert words in text, words
 
@@ -87,7 +88,10 @@ def test_a_terminal_shows_them(shown: Shown) -> None:
     assert "mfu is absent: no peak is stated for processors" in text
     assert "a failure costs 0.500 rank-hours" in text and "recovery p95 needs 59, p99 needs 299 arms" in text
     assert "survived 2 of 3, 66.7 % [9.4 %" in text
-    assert "false alarms 0 in 0.05" in text and "(per hour 0, below 59.9 with 95 %)" in text
+    assert (
+        "false alarms 0 in 0.05" in text
+        and "(per hour: too few hours (3 needed), below 59.9 with 95 %)" in text
+    )
     assert "2 spares: 33.3 % of the rank time, 312 MiB and 0.0123 cores each" in text
 
 
@@ -147,3 +151,11 @@ def test_all_values_there_could_be_are_a_plain_number() -> None:
     whole = summarise("goodput", [0.5, 0.75], possible=Chances(values=2, arms=2))
     assert (whole.counted, median_of(whole)) == ("2", "0.625")
     assert median_of(summarise("goodput", [], possible=Chances(values=2, arms=2))) == MISSING
+
+
+def test_a_rate_of_enough_hours_is_stated() -> None:
+    told = FalseAlarms(count=0, rank_hours=4.1, rate=0.0, upper=0.74)
+    assert told.enough and not told.model_copy(update={"rank_hours": 2.9}).enough
+    assert _metrics._alarms(told)[2] == "0, below 0.740 with 95 %"
+    few = told.model_copy(update={"rank_hours": 2.9, "count": 1, "rate": 0.3})
+    assert _metrics._alarms(few)[2] == "too few hours (3 needed), below 0.740 with 95 %"

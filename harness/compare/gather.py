@@ -259,6 +259,7 @@ def trial_of(source: Source) -> Trial:
         recovery=result.recovery, detection=result.detection, phases=result.phases, steps_lost=result.steps_lost,
         samples_lost=result.samples_lost,
         goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
+        ettr=0.0 if result.outcome == "committed bad values" else _ettr(measures),
         control_goodput=_goodput(own, share) if own else None, badput=_badput(measures, share),
         step_time=own.step_time if own else None, wall=history.wall_s, ranks=provisioned, verdict=source.verdict,
         run=source.run, control_run=source.control_run, reproduce=source.reproduce, note="; ".join(filter(None, notes)),
@@ -305,6 +306,15 @@ def _goodput(measures: ArmMeasures, share: float) -> float | None:
     if not completed(measures.history):
         return 0.0
     return goodput_of(measures.history, measures.partition) * share
+
+
+def _ettr(measures: ArmMeasures) -> float | None:
+    """As in a run: no rank that waits counts, and no ideal step."""
+    if measures.history.cut_short:
+        return None
+    if not completed(measures.history):
+        return 0.0
+    return measures.partition.productive_s / measures.partition.wall_s
 
 
 def _badput(measures: ArmMeasures, share: float) -> dict[str, float]:

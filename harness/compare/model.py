@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from harness.results import Metric, Model, PhaseSpan
+from harness.results import Metric, Model, PhaseSpan, Survival
 from harness.stack import Way
 
 SCHEMA_VERSION = 1
@@ -71,8 +71,10 @@ class Trial(Model):
     was trained is worthless.
     ``full_rate``, ``redundancy``: as ``chaos run`` has them (``time_to_full_rate``, ``time_to_redundancy``), of several
     faults the slowest, infinity where ``recovery`` is; the full rate is that of the stack's own control.
-    ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``, ``control_run``: directories relative to
-    the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what could not be known, and why; ``losses``:
+    ``ettr``: effective training time ratio, as ``chaos run`` has it; 0 where the job did not come to its end, or what
+    was trained is worthless. ``step_time``: fault-free. ``ranks``: provisioned, spares too. ``run``,
+    ``control_run``: directories relative to the comparison's; ``witness``: the evidence for ``outcome``; ``note``: what
+    could not be known, and why; ``losses``:
     (step, loss) of the faulted arm and of its control, thinned.
     """
 
@@ -99,6 +101,7 @@ class Trial(Model):
     note: str = ""
     full_rate: Number | None = None
     redundancy: Number | None = None
+    ettr: float | None = None
     losses: tuple[tuple[int, Number], ...] = ()
     control_losses: tuple[tuple[int, Number], ...] = ()
 
@@ -121,7 +124,8 @@ class Ratio(Model):
 
 class CellSummary(Model):
     """A stack under one fault family. ``outcomes``: class -> how often; ``worst``: the least good of them;
-    ``recovery``, ``full_rate``, ``redundancy``, ``goodput``, ``overhead``: over trials; ``outliers``: seeds of
+    ``recovery``, ``full_rate``, ``redundancy``, ``goodput``, ``ettr``, ``overhead``: over trials; ``survival``: of the
+    trials whose fault landed, those that kept the job's work; ``outliers``: seeds of
     flagged, never dropped values."""
 
     label: str
@@ -144,6 +148,8 @@ class CellSummary(Model):
     note: str = ""
     full_rate: Metric | None = None
     redundancy: Metric | None = None
+    ettr: Metric | None = None
+    survival: Survival | None = None
 
 
 class Comparison(Model):

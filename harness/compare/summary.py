@@ -11,13 +11,16 @@ from typing import Literal
 from harness.compare.model import CellSummary, OutcomeClass, Ratio, Trial
 from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
 from harness.judging.cost import failure_cost
-from harness.results import Metric
+from harness.judging.reliability import clopper_pearson
+from harness.results import Metric, Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = (
     "masked", "recovered", "rolled back", "degraded", "started over", "all ranks died", "hung",
     "committed bad values", "not landed", "not offered", "refuted",
 )  # fmt: skip
 """Classes in order. What did not land says nothing, so it is shown only where nothing else happened."""
+SURVIVED = ("masked", "recovered", "rolled back", "degraded")
+"""The job came to its end with the work that it had done."""
 SAYS_NOTHING = ("not landed", "not offered", "refuted")
 METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = ("recovery", "step_time", "goodput")
 RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
@@ -83,12 +86,22 @@ def _cell(
         full_rate=_metric("s", [t.full_rate for t in landed]),
         redundancy=_metric("s", [t.redundancy for t in landed]),
         goodput=_metric("ratio", [t.goodput for t in landed], "higher"),
+        ettr=_metric("ratio", [t.ettr for t in landed], "higher"), survival=survival_of(landed),
         steps_lost=_metric("steps", [_steps_lost(t) for t in landed]),
         samples_lost=_metric("samples", [t.samples_lost for t in landed]),
         overhead=_metric("ratio", overhead), phases={name: statistics.median(v) for name, v in phases.items()},
         outliers=outliers(recovery), cost_gpu_hours=statistics.median(costs) if costs else None,
         note="; ".join(notes),
     )  # fmt: skip
+
+
+def survival_of(landed: Sequence[Trial]) -> Survival | None:
+    """Of trials whose fault landed, how many kept the job's work to its end, with the exact interval; None: of none."""
+    if not landed:
+        return None
+    kept = sum(trial.outcome in SURVIVED for trial in landed)
+    low, high = clopper_pearson(kept, len(landed))
+    return Survival(arms=len(landed), survived=kept, probability=kept / len(landed), low=low, high=high)
 
 
 def _steps_lost(trial: Trial) -> float:

@@ -11,8 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from chaos.sla import QUANTILES, samples_needed
+from harness.compare import gather, outcome, summary
 from harness.judging import acts, cost, flops, incidents, measure, partition, redundancy, reliability, samples
 from harness.judging.catalogue import METRICS
+from harness.results import LEAST_RANK_HOURS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,10 @@ RATES: Mapping[str, Formula] = MappingProxyType(
         "survival": _of(
             "k / n, in [p: P(Bin(n, p) >= k) = 2.5 %, p: P(Bin(n, p) <= k) = 2.5 %]", reliability.survival
         ),
-        "false alarms": _of("k / H; below m / H with P(Poisson(m) <= k) = 5 %", reliability.false_alarms),
+        "false alarms": _of(
+            f"k / H, from H = {LEAST_RANK_HOURS:g} on; below m / H with P(Poisson(m) <= k) = 5 %",
+            reliability.false_alarms,
+        ),
         "spares": _of("spares x W / 3600; share spares / P", reliability.spares_of),
         "interval of a median": _of(
             "[x_(k), x_(n + 1 - k)] with the largest k such that 1 - 2 P(Bin(n, 1/2) < k) >= 95 %, of arms",
@@ -77,6 +82,29 @@ RATES: Mapping[str, Formula] = MappingProxyType(
             + ", ".join(f"{name} from {samples_needed(name)} on" for name in QUANTILES if name != "p90"),
             samples.quantile,
         ),
+    }
+)
+COMPARED: Mapping[str, Formula] = MappingProxyType(
+    {
+        "recovery": _of(
+            "max over faults of t_end(standstill) - t_injected; infinite if the job never came to its end, began again "
+            "from step 0 or trained on values that are no numbers; nothing where training did not stand still",
+            outcome.judged,
+        ),
+        "detection": _of(
+            "t_reaction - t_injected, of the slowest fault, by what can be seen from outside", outcome.judged
+        ),
+        "samples lost": _of("samples of R that no rank reported", outcome.samples_lost),
+        "goodput": _of(
+            "U / W as above, x (N + spares of the arm) / P, with T of the stack none of the same seed where there is "
+            "one; 0 where the job did not come to its end or trained on bad values",
+            gather.trial_of,
+        ),
+        "ettr": _of("as above; 0 where goodput is", gather.trial_of),
+        "overhead": _of("step_time / step_time of the stack none, same seed", summary.cells_of),
+        "cost of a failure": _of("P x recovery / 3600, median over trials", cost.failure_cost),
+        "survival": _of("as above, of trials whose fault landed", summary.survival_of),
+        "ratio": _of("median over seeds of time of the one / time of the other", summary.ratios_of),
     }
 )
 SYMBOLS = (
@@ -137,8 +165,15 @@ def _lines() -> Iterator[str]:
     for name, formula in RATES.items():
         yield f"- **{name}**: {formula.text}"
     yield ""
+    yield "## Of a comparison"
+    yield ""
+    yield "Of a trial, a faulted arm and its control, by what every stack shows alike ([compare.md](compare.md))."
+    yield ""
+    for name, formula in COMPARED.items():
+        yield f"- **{name}**: {formula.text}"
+    yield ""
     yield "## What the computing functions say"
-    for by in dict.fromkeys(one.by for one in (*FORMULAS.values(), *RATES.values())):
+    for by in dict.fromkeys(one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())):
         yield ""
         yield f"### `{by.__module__}.{by.__qualname__}`"
         yield ""

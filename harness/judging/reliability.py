@@ -53,7 +53,8 @@ def survival(arms: Sequence[ArmMeasures]) -> Survival:
 
 def false_alarms(controls: Sequence[History], faulted: Sequence[History]) -> FalseAlarms:
     """Failures declared of somebody while no fault had acted, other than by the process's own exit, error or notice,
-    per rank-hour: of control arms all of their time, of faulted arms the time before the first injection."""
+    per rank-hour: of control arms all of their time, of faulted arms the time before the first injection. Of fewer than
+    three rank-hours reports state no rate, but what it is below."""
     count, hours = 0, 0.0
     for history in (*controls, *faulted):
         until = min((e.time_ns for e in history.log.of(Kind.FAULT_INJECTED)), default=history.end_ns)

@@ -9,7 +9,7 @@ from harness.compare.model import CellSummary, Comparison
 from harness.results import Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.words import COST_UNIT, findings
-from reports._format import MISSING, few, flatten, median_of, number, pairs, plural, with_unit
+from reports._format import MISSING, few, flatten, median_of, number, pairs, plural, survived, with_unit
 from reports._pipe import code_lines, escape, section, table
 
 _REST = "compare.json"
@@ -91,6 +91,8 @@ def _score(facts: Facts, label: str, family: str) -> str:
         _time(cell.recovery),
         *_whole(cell),
         f"goodput {median_of(cell.goodput)}",
+        *((f"ETTR {median_of(cell.ettr)}",) if cell.ettr is not None else ()),
+        *((f"survived {survived(cell.survival)}",) if cell.survival is not None else ()),
         _lost(cell),
         facts.ahead(label, family),
     ]

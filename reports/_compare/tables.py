@@ -14,7 +14,7 @@ from harness.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
 from reports._compare.words import COST_UNIT, exact, figure, interval, median
-from reports._format import MISSING, align, few, pairs, plural
+from reports._format import MISSING, align, few, pairs, plural, survived
 
 MAX_ROWS = 2000
 FINEST_S = 1e-4
@@ -291,6 +291,7 @@ def witnesses(facts: Facts) -> Table:
         Column(name="samples lost", kind="number"), Column(name="detected", unit="s, median", kind="number"),
         Column(name="full rate", unit="s, median", kind="number"),
         Column(name="redundant", unit="s, median", kind="number"),
+        Column(name="survived", unit="95 %"), Column(name="ETTR", kind="number"),
         Column(name="cost", unit=f"{COST_UNIT} a failure", kind="number"), Column(name="witness", kind="wide"),
     ]  # fmt: skip
     rows = []
@@ -313,7 +314,8 @@ def _witness(label: str, family: str, cell: CellSummary) -> list[Cell]:
     return [
         text(family), text(label), Cell(content=outcome(cell.worst, every), key=str(_RANKS[cell.worst])),
         _middle(cell.steps_lost), _middle(cell.samples_lost), _middle(cell.detection, FINEST_S),
-        _middle(cell.full_rate), _middle(cell.redundancy), count(cell.cost_gpu_hours, "", "lower"), Cell(content=said),
+        _middle(cell.full_rate), _middle(cell.redundancy), text(survived(cell.survival) or MISSING), _middle(cell.ettr),
+        count(cell.cost_gpu_hours, "", "lower"), Cell(content=said),
     ]  # fmt: skip
 
 

@@ -316,7 +316,11 @@ def test_a_stack_is_left_out_of_a_family_by_name(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of simulated runs, one with a fault and one without, with the outputs of their ranks."""
-    place = tmp_path_factory.mktemp("run")
+    return runs_in(tmp_path_factory.mktemp("run"))
+
+
+def runs_in(place: Path) -> Path:
+    """The same, in this directory."""
     for name, fault in (("ours-default.family", KILL), ("ours-default.control-of-family", "")):
         path = place / f"{name}.yaml"
         text = FAMILY.format(name=name, fault=fault)

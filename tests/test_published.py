@@ -17,11 +17,10 @@ from ruamel.yaml import YAML
 from benchmarks import published, stated
 from benchmarks.published import REGISTER, RESULTS, ROOT, TABLE_IN
 from benchmarks.register import Figure, Register, load
-from chaos.cli import invoke
 from chaos.errors import LogError, ScenarioError
 from harness.compare import archive
 from tests.sample_comparison import build
-from tests.test_compare_rules import FAMILY, KILL, comparison
+from tests.test_compare_rules import comparison, runs_in
 
 SMALL = """
 machines: {here: two cores}
@@ -268,13 +267,10 @@ def test_the_table_has_like_beside_like_in_seconds(tmp_path: Path) -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed comparison of simulated arms."""
     place = tmp_path_factory.mktemp("packed")
-    (place / "family.yaml").write_text(
-        FAMILY.format(name="family", fault=KILL) + "launcher: sim\nbaseline: none\n"
-    )
-    invoke(["run", str(place / "family.yaml"), "--runs", str(place), "-q"])
+    runs_in(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.naming.slowest_lookup_s", lambda: 0.0)
-        made = comparison(place, (place / "family" / "latest").resolve())
+        made = comparison(place, place)
     results = place / "results"
     archive.pack(made, results / "sims.tar.xz")
     return results

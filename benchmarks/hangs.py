@@ -21,7 +21,7 @@ from statistics import median
 from benchmarks.recovery import play
 from chaos.events import Event, Kind, Log, read_log
 from harness.judging.measure import measure, median_ci95
-from harness.judging.pressure import pressure_of
+from harness.judging.pressure import pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
 NS = 1e9
@@ -130,7 +130,7 @@ def step_before(log: Log, before_ns: int) -> float:
 def busy(log: Log, since_ns: int, until_ns: int) -> str:
     """What else the machine did while a rank was silent, and shortly before; "": nothing that was recorded."""
     first_ns = min((event.time_ns for event in log.of(Kind.PRESSURE_READ)), default=since_ns)
-    pressure = pressure_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns)
+    pressure = pressures_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns).get(0)
     started = next(iter(log.of(Kind.RUN_STARTED)), None)
     if pressure is not None and started is not None:
         own = max(0.0, started.data["ranks"] / pressure.cpus - 1)

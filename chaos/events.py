@@ -45,6 +45,7 @@ __all__ = [
 ORCHESTRATOR = "orchestrator"
 MAX_LOG_BYTES = 512 << 20  # of one actor; a larger file is not read
 _LONGEST = 200  # of what a problem cites
+MOST_SAID = 500
 
 
 class EventWriter:
@@ -167,6 +168,10 @@ class ActorLog:
     problems: tuple[str, ...]
     ended: bool
     unread: bool = False
+
+
+class SenselessLog(LogError):
+    """Values of a log are not what events hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,11 +350,18 @@ def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | No
 
 def read_log(directory: Path, budget: Budget | None = None) -> Log:
     """Read every ``*.jsonl`` of one arm. ``budget``: of all logs that are held beside it. Raises LogError when there is
-    none."""
+    none, and SenselessLog where what they say cannot be put in order."""
     files = sorted(directory.glob("*.jsonl"))
     if not files:
         raise LogError(
             f"no event log in {directory}", hint="name a run directory, such as runs/<scenario>/latest"
         )
     budget = budget or Budget()
-    return make_log(read_actor(path, budget) for path in files)
+    actors = [read_actor(path, budget) for path in files]
+    try:
+        return make_log(actors)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise SenselessLog(
+            f"what {directory} holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID],
+            hint="it was changed, or is of another version",
+        ) from error

@@ -17,7 +17,7 @@ import harness.launchers
 import recovery.strategies
 from chaos.budget import Budget
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ORCHESTRATOR, Kind, Log, read_log
+from chaos.events import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
 from chaos.fault import Fault, Fidelity
 from chaos.files import read_json, write_whole
 from chaos.plugins import load
@@ -25,6 +25,7 @@ from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.judging import gates
+from harness.judging.absurd import absurdity
 from harness.judging.episodes import NEVER_FIRED
 from harness.judging.expected import expected_of, twins_of
 from harness.judging.flops import mfu, work_of
@@ -40,6 +41,7 @@ from harness.rundir import RunDirectory, arm_id, read_resolved
 from harness.whereabouts import nodes_of
 from recovery.strategy import Strategy
 
+MOST_SAID = 500
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
 
 
@@ -67,8 +69,9 @@ def judge(run: RunDirectory) -> Results:
     """Judge a run. Raises LogError when the directory holds no readable resolved scenario."""
     resolved = read_resolved(run)
     logs, unread = _read_logs(run, resolved)
-    arms = _judge_arms(resolved, logs)
     system = _read_system(run)
+    arms, senseless = _judge_arms(resolved, logs, system)
+    unread |= senseless
     names = labels(
         Named(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params) for c in resolved.cells
     )
@@ -117,6 +120,9 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
         for name, _, _ in _planned(cell):
             try:
                 log = read_log(run.events(name), budget)
+            except SenselessLog as error:
+                unread[name] = error.message
+                continue
             except LogError:
                 continue
             if log.unread:
@@ -131,9 +137,14 @@ def _planned(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]
     return [(arm_id(cell.id, n, arm), n, arm) for n in range(cell.scenario.repeat) for arm in wanted]
 
 
-def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
+def _judge_arms(
+    resolved: ResolvedRun, logs: Mapping[str, Log], system: Mapping[str, Any]
+) -> tuple[list[_Arm], dict[str, str]]:
+    """The arms that have a log, and of those whose log makes no sense why not: anything may stand in a file."""
     exact = {name: kind.exact for name, kind in load(recovery.strategies.__name__, Strategy).items()}
-    arms = []
+    arms: list[_Arm] = []
+    senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
+    logs = {name: log for name, log in logs.items() if name not in senseless}
     simulated = {
         name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
         for cell in resolved.cells
@@ -146,23 +157,60 @@ def _judge_arms(resolved: ResolvedRun, logs: Mapping[str, Log]) -> list[_Arm]:
             if name not in logs:
                 continue
             control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
-            evidence = Evidence(
-                arm=arm,
-                cell=cell,
-                log=logs[name],
-                control=_usable(control),
-                controls=controls,
-                exact=exact,
-                source=resolved.source,
-                lines=resolved.lines,
-                expected=replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ())),
-            )
-            one = _Arm(
-                id=name, cell=cell, repeat=repeat, arm=arm, evidence=evidence, measures=evidence.measures,
-                findings=check_all(evidence), exactness=_exactness(evidence),
-            )  # fmt: skip
-            arms.append(one)
-    return arms
+            expected = replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ()))
+            try:
+                evidence = Evidence(
+                    arm=arm,
+                    cell=cell,
+                    log=logs[name],
+                    control=_usable(control),
+                    controls=controls,
+                    exact=exact,
+                    source=resolved.source,
+                    lines=resolved.lines,
+                    expected=expected,
+                )
+                one = _Arm(
+                    id=name,
+                    cell=cell,
+                    repeat=repeat,
+                    arm=arm,
+                    evidence=evidence,
+                    measures=evidence.measures,
+                    findings=check_all(evidence),
+                    exactness=_exactness(evidence),
+                )
+                _all_there_is(one, resolved, system)
+            except Exception as error:
+                senseless[name] = _no_sense(error)
+            else:
+                arms.append(one)
+    return arms, senseless
+
+
+def _senseless(resolved: ResolvedRun, logs: Mapping[str, Log]) -> dict[str, str]:
+    found = {}
+    for cell in resolved.cells:
+        for name in (name for name, *_ in _planned(cell) if name in logs):
+            try:
+                if absurd := absurdity(logs[name], cell.scenario):
+                    raise ValueError(absurd)
+                history_of(logs[name])
+            except Exception as error:
+                found[name] = _no_sense(error)
+    return found
+
+
+def _no_sense(error: Exception) -> str:
+    return f"what it holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID]
+
+
+def _all_there_is(arm: _Arm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:
+    """Make all of one arm alone that is made of several, so that no value of its log breaks what others show."""
+    _judge_cell(arm.cell, arm.cell.id, [arm], resolved, system, {})
+    _arm_result(arm).model_dump_json()
+    _fidelity(resolved, [arm.evidence.log])
+    _unsafe([arm])
 
 
 def _usable(control: Log | None) -> Log | None:

@@ -1,0 +1,40 @@
+"""Numbers in a log that nobody can compute with: who follows them would take any time and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.events import Kind, Log
+from chaos.scenario import Scenario
+
+FACTOR = 100
+"""Times what the scenario says: less than that is wrong, too, and for ``identity`` to say."""
+LEAST = 1000
+MOST_GENERATIONS = 1_000_000
+MOST_SAMPLES = 2**48
+
+
+def absurdity(log: Log, scenario: Scenario) -> str:
+    """Why the size of the job that a log names makes no sense; "" where it does."""
+    started = log.first(Kind.RUN_STARTED)
+    work = scenario.workload
+    said: dict[str, Any] = dict(started.data) if started is not None else {}
+    for name in ("ranks", "spares", "steps", "global_batch"):
+        most = FACTOR * max(LEAST, int(getattr(work, name, 0) or 0))
+        if not _within(said.get(name), most):
+            return f"run_started names {said.get(name)!r:.40} {name}"
+    order = said.get("order")
+    if order is not None and not (isinstance(order, dict) and _within(order.get("samples"), MOST_SAMPLES)):
+        return f"run_started names the order {order!r:.40}"
+    steps = FACTOR * max(LEAST, work.steps)
+    for actor in log.actors.values():
+        for event in actor.events:
+            if event.step is not None and not _within(event.step, steps):
+                return f"{event.kind} of {actor.actor} is of step {event.step!r:.40}"
+            if not _within(event.generation, MOST_GENERATIONS):
+                return f"{event.kind} of {actor.actor} is of generation {event.generation!r:.40}"
+    return ""
+
+
+def _within(value: Any, most: int) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= most)

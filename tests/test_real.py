@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real
 
 STRATEGIES = "[checkpoint-restart, drop-replica, hot-spare]"
 GPT = "{kind: gpt, size: nano, ranks: 4, steps: 36, global_batch: 16, checkpoint: {every: 8, keep: 3}}"
-MLP = "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {every: 10}}"
+MLP = "{kind: mlp, ranks: 4, steps: 60, global_batch: 16, determinism: default, checkpoint: {every: 10}}"
 KILL = "[{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 20, phase: backward}}]"
 FAULTS = {
     "kill": KILL,
@@ -84,11 +84,13 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
     }
     assert not broken
     assert code == 0, results.reason
-    exactness = {cell.strategy: cell.exactness for cell in results.cells}
+    exactness = {cell.strategy: cell.exactness for cell in results.timed}
     assert exactness["checkpoint-restart"] == exactness["hot-spare"] == "bit for bit"
     assert exactness["drop-replica"] in ("within the control band", "bit for bit")
+    (elastic,) = [cell for cell in results.cells if cell.exact_for == "recovery=drop-replica"]
+    assert elastic.exactness == "bit for bit"
     hits = [i for i in results.faults if i.recovery_time is not None]
-    assert len(hits) == 3
+    assert len(hits) == 4
     for incident in hits:
         assert incident.landed and incident.healed
         assert incident.outcome == "recovered"

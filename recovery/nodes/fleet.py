@@ -98,6 +98,8 @@ class Fleet(Harbour):
         left = {pid: name for berth in there for pid, name in (berth.cleared or {}).items()}
         late = {b.node for b in there if b.cleared is None and not b.lost}
         left |= {p.pid: p.name for p in self._processes.values() if p.node in late}
+        for berth in self._berths.values():
+            berth.pressed = None  # of processes that are gone
         self._processes.clear()
         self._gone_ones.clear()
         self._news = [news for news in self._news if not isinstance(news, Said | Dying | Exited)]

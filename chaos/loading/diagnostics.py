@@ -27,10 +27,8 @@ _MAX_SHOWN = 50  # errors
 _MAX_LINE, _MAX_BEFORE = 160, 60  # characters of a source line, and of those before its caret
 _MAX_MESSAGE = 400
 _MAX_SOURCE = 500
-_LONG_WORD, _MAX_WORD = (
-    re.compile(r"\S{121,}"),
-    80,
-)  # of a message: the source line below it shows the word once more
+_LONG_WORD = re.compile(r"\S{121,}")
+_MAX_WORD = 80  # of a message: the source line below it shows the word once more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chaos.events import Kind
 from mutations.tables.identities import at_step, injected
 from mutations.tape import (
@@ -112,6 +114,11 @@ def _of(base: str) -> list[Mutation]:
     def mutation(name: str, change: Change, **seen: str) -> Mutation:
         return Mutation(f"{base}: {name}", base, change, **seen)
 
+    return [*_of_processes(mutation), *_of_the_plan(mutation)]
+
+
+def _of_processes(mutation: Callable[..., Mutation]) -> list[Mutation]:
+    """Of who ended how, and of what."""
     return [
         mutation(
             "a killed rank ended by itself",
@@ -140,6 +147,18 @@ def _of(base: str) -> list[Mutation]:
             edit(Kind.COMMAND_ENDED, {"left": [{"pid": 7, "name": "loader", "detached": True}]}, exit_code=0),
             no_orphans=FAIL,
         ),
+        mutation("the command of a job that is done failed", _ends(exit_code=1), ending=FAIL),
+        mutation(
+            "the command of a job that is done was killed", _ends(exit_code=None, signal=9), ending=FAIL
+        ),
+        mutation("the command of a job that is done was asked to end", _ends(asked=True), ending=FAIL),
+        mutation("nobody saw the command end", drop(Kind.COMMAND_ENDED), ending=FAIL),
+    ]
+
+
+def _of_the_plan(mutation: Callable[..., Mutation]) -> list[Mutation]:
+    """Of what was to happen, and of what was said of it."""
+    return [
         mutation("the job gave up", edit(Kind.RUN_FINISHED, {"outcome": "gave-up"}), liveness=FAIL),
         mutation("the other rank is blamed", _first_blames("w0", 0), detection=FAIL),
         mutation("a failure without a fault", _declared, detection=FAIL),
@@ -161,12 +180,6 @@ def _of(base: str) -> list[Mutation]:
         mutation(
             "it hit a process that is no rank", injected(target={"process": "w3", "rank": 1}), identity=FAIL
         ),
-        mutation("the command of a job that is done failed", _ends(exit_code=1), ending=FAIL),
-        mutation(
-            "the command of a job that is done was killed", _ends(exit_code=None, signal=9), ending=FAIL
-        ),
-        mutation("the command of a job that is done was asked to end", _ends(asked=True), ending=FAIL),
-        mutation("nobody saw the command end", drop(Kind.COMMAND_ENDED), ending=FAIL),
         mutation("the runs are swapped", _swapped, identity=FAIL),
         mutation("the end is missing", drop(Kind.RUN_FINISHED), evidence_complete=OPEN),
         mutation(

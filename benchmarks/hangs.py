@@ -50,7 +50,7 @@ class Pace:
 
 PACES = {
     "short": Pace(batch=16, first=15, gap=25, last=5),
-    "long": Pace(batch=640, first=8, gap=5, last=2),
+    "long": Pace(batch=640, first=14, gap=7, last=6),
 }
 
 

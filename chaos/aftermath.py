@@ -17,6 +17,8 @@ from chaos.fault import Occurrence
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"
 """How a fault is healed that nobody undoes: its effect stays, for as long as what it hit is left as it is."""
+LANDED_OTHERWISE = "it landed, but not as verify asks"
+"""How the reason begins of one that landed, and is counted as failed by its scenario's ``verify``."""
 SETTLED_NS = NS // 200  # so long may the last thread of a process take to stop
 DEADLINE_SLACK_S = 30.0  # by which a signal that is due may come later on a busy machine
 IN_FLIGHT = 1  # a step that a rank had as good as done when it hung

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chaos.arrivals import draw
@@ -19,6 +19,8 @@ from chaos.topology import Topology
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
 """Places of which a job has one: their faults choose no rank, spare or node."""
+_OF_TRAINING = (Where.RANK, Where.LINK)
+"""Where only ranks that train can be hit, with ``role: any`` too."""
 
 Who = tuple[str, int]
 """``worker``, ``spare``, ``node`` or ``rack``, and its number."""
@@ -90,6 +92,8 @@ def resolve(fault: FaultSpec, traits: Traits, scope: Scope, seed: int) -> Target
         _check_place(target, scope.topology)
         return Targets(ranks=() if target.rank is None else (target.rank,))
     _check_place(target, scope.topology)
+    if where in _OF_TRAINING:
+        scope = replace(scope, spares=0)
     if where is Where.NODE or (where is Where.HEALTH and _names_place(target)):
         return Targets(nodes=_nodes(fault, traits, scope, seed))
     if target.link is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.aftermath import OVER_WHEN_DONE
+from chaos.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
 from chaos.clocks import Clocks
 from chaos.events import Event, Kind
 from chaos.fault import Fault, Landed, Occurrence, Where
@@ -103,13 +103,29 @@ class Occurrences:
         )  # fmt: skip
 
     def heal(self, live: Live, how: str) -> None:
-        """Undo it, if it is not undone yet; what cannot be undone stays open."""
-        remark = undone(live) if not live.healed else None
+        """Undo it, if it is not undone yet; what cannot be undone stays open. What a later occurrence still does to the
+        same target is left to that one."""
+        if live.healed:
+            return
+        after = self._still_on(live)
+        remark = (
+            undone(live) if after is None else f"; its effect is left to occurrence {after.occurrence.number}"
+        )
         if remark is None:
             return
         for record in live.records:
             self._scene.ledger.undone(record, how + remark)
         self._healed(live, how + remark)
+
+    def _still_on(self, live: Live) -> Live | None:
+        """Another occurrence that keeps doing the same from outside to the same target, and is not over."""
+        if not live.lasts or live.fault.where is Where.RANK:
+            return None  # a rank's agent keeps each of its own apart
+        same = (one for one in self.live if one.planned.id == live.planned.id and one is not live)
+        return next(
+            (o for o in same if o.aim and not o.healed and o.occurrence.target == live.occurrence.target),
+            None,
+        )
 
     # ---- evidence
 
@@ -178,7 +194,7 @@ class Occurrences:
     def _settle(self, live: Live, landed: Landed) -> None:
         live.settled = True
         if reason := unmet(live.planned.verify, landed.evidence):
-            self.fail(live, f"it landed, but not as verify asks: {reason}")
+            self.fail(live, f"{LANDED_OTHERWISE}: {reason}")
         else:
             self._scene.record(
                 Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),

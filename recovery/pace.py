@@ -25,7 +25,8 @@ NOT_COMPILING = ("collective", "between", "idle")
 class HangLimits:
     """Bounds of the learned deadline, seconds. ``floor_s``, ``factor`` in median step times: within which, whichever is
     longer, a hang is to be declared, from its begin on. A rank may be silent for ``ahead_s`` less: it takes up to a
-    look to see that it is, and something to say so. ``stopped_s``: how long the kernel may show a process as stopped.
+    look to see that it is, and something to say so. ``ahead_steps``: the same in median steps, as the median that is
+    known here is not quite that of the record. ``stopped_s``: how long the kernel may show a process as stopped.
     That is no guess, so it is only waited for about as long as its replacement takes (0.07 to 0.1 s,
     docs/performance.md): waiting then costs about twice the best choice at the most.
 
@@ -37,6 +38,7 @@ class HangLimits:
 
     floor_s: float = 0.6
     ahead_s: float = 0.03
+    ahead_steps: float = 0.2
     factor: float = 8.0
     stopped_s: float = 0.08
     ceiling_s: float = 7200.0
@@ -73,7 +75,8 @@ class Pace:
     @property
     def usual_s(self) -> float:
         """What is left of ``factor`` median steps; 0 before the first."""
-        return max(0.0, self.limits.factor * self.step_s - self.limits.ahead_s)
+        limits = self.limits
+        return max(0.0, (limits.factor - limits.ahead_steps) * self.step_s - limits.ahead_s)
 
     @property
     def step_s(self) -> float:

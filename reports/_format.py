@@ -9,11 +9,11 @@ from typing import Any
 from unicodedata import category
 
 from chaos.figures import MISSING, NEVER, counted, number, quantity, with_unit
-from harness.results import Metric, Survival
+from harness.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
 
 __all__ = [
-    "MISSING", "NEVER", "Clause", "align", "count_of", "counted", "few", "flatten", "median_of", "number", "pairs",
-    "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "survived", "visible", "with_unit",
+    "MISSING", "NEVER", "Clause", "alarms", "align", "count_of", "counted", "few", "flatten", "median_of", "number",
+    "pairs", "parse_clause", "percent", "plural", "quantity", "range_of", "scalar", "survived", "visible", "with_unit",
 ]  # fmt: skip
 _CLAUSE = re.compile(r"^\s*(\S+)\s*(<=|>=|==|!=|<|>)\s*([-+0-9.eE_]+)\s*(\S*)\s*$")
 _TO_BASE = {
@@ -64,6 +64,15 @@ def survived(one: Survival | None) -> str:
         return ""
     between = f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]"
     return f"{one.survived} of {one.arms}: {percent(one.probability)} {between}"
+
+
+def alarms(one: FalseAlarms) -> tuple[str, str, str]:
+    """How many, in how many rank-hours, and how many per rank-hour, of few hours only what it is below."""
+    if one.rate is None:
+        return MISSING, MISSING, "no unfaulted time"
+    rate = number(one.rate) if one.enough else f"too few hours ({LEAST_RANK_HOURS:g} needed)"
+    bound = f"{rate}, below {number(one.upper, 'lower')} with 95 %"
+    return str(one.count), number(one.rank_hours, "higher"), bound
 
 
 def align(texts: Sequence[str]) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from chaos.sla import samples_needed
 from harness.judging.measure import per_arm
-from harness.results import LEAST_RANK_HOURS, CellResult, FalseAlarms, Metric, Results, Spares, Survival
+from harness.results import CellResult, Metric, Results, Spares, Survival
 from reports._facts import labels
-from reports._format import MISSING, counted, median_of, number, percent, quantity, survived
+from reports._format import MISSING, alarms, counted, median_of, number, percent, quantity, survived
 
 HEAD = (
     "strategy", "metric", "unit", "median", "min", "max", "95 % interval", "p95", "p99", "values", "arms",
@@ -65,7 +65,7 @@ def rates(results: Results) -> Iterator[tuple[str, ...]]:
             yield (
                 names[cell.id],
                 *_survival(told.survival),
-                *_alarms(told.false_alarms),
+                *alarms(told.false_alarms),
                 *_spares(told.spares),
             )
 
@@ -75,14 +75,6 @@ def _survival(one: Survival) -> tuple[str, str]:
         return MISSING, "no arm in which every fault landed"
     kept, between = survived(one).split(": ", 1)
     return kept, between
-
-
-def _alarms(one: FalseAlarms) -> tuple[str, str, str]:
-    if one.rate is None:
-        return MISSING, MISSING, "no unfaulted time"
-    rate = number(one.rate) if one.enough else f"too few hours ({LEAST_RANK_HOURS:g} needed)"
-    bound = f"{rate}, below {number(one.upper, 'lower')} with 95 %"
-    return str(one.count), number(one.rank_hours, "higher"), bound
 
 
 def _spares(one: Spares) -> tuple[str, ...]:
@@ -112,10 +104,10 @@ def short(results: Results) -> list[str]:
     names = labels(results)
     measured = {names[cell.id]: _few(cell) for cell in results.cells}
     lines = []
-    for name, kept, between, alarms, hours, rate, spares, *rest in rates(results):
+    for name, kept, between, suspected, hours, rate, spares, *rest in rates(results):
         parts = [
             f"survived {kept}, {between}",
-            f"false alarms {alarms} in {hours} unfaulted rank-hours (per hour: {rate})",
+            f"false alarms {suspected} in {hours} unfaulted rank-hours (per hour: {rate})",
         ]
         if spares != "0":
             _, share, memory, cores = rest

@@ -6,10 +6,10 @@ import math
 import random
 import statistics
 
-from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+from harness.compare.model import AtRest, CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
 from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
 from harness.compare.summary import SAYS_NOTHING, survival_of
-from harness.results import Metric, PhaseSpan
+from harness.results import FalseAlarms, Metric, PhaseSpan
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
 REFERENCE = "hot-spare"
@@ -82,8 +82,14 @@ def build(repeats: int = 10, *, stacks: int = 13, price: float | None = 2.5) -> 
         ratios=[r for r in ratios if r is not None], reference=REFERENCE, same=[r for r in same if r is not None],
         skipped={"lm-resiliency tuned": "its environment is not there: chaos stacks install lm-resiliency"},
         price=price, currency="USD", fidelity=["CPU and gloo: no NCCL, no GPU memory", "one machine plays all nodes"],
+        at_rest=[_at_rest(label, number) for number, label in enumerate(labels)],
         reproduce=f"chaos compare scenarios/compare/*.yaml --stacks all --repeat {repeats}",
     )  # fmt: skip
+
+
+def _at_rest(label: str, spares: int) -> AtRest:
+    alarms = FalseAlarms(count=spares, rank_hours=2.0 + spares, rate=spares / (2.0 + spares), upper=3.5)
+    return AtRest(label=label, ranks=3, spares=spares, share=spares / (3 + spares), false_alarms=alarms)
 
 
 def _stack(label: str) -> StackInfo:

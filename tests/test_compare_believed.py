@@ -112,6 +112,20 @@ def test_what_was_changed_after_it_was_played_is_named(
     assert expected in markdown.render(made)
 
 
+def test_of_every_stack_it_is_told_whom_it_suspects_while_nothing_fails(tmp_path: Path, run: Path) -> None:
+    directory = comparison(tmp_path, run)
+    (told,) = gather(directory).at_rest
+    alarms = told.false_alarms
+    assert (told.label, told.ranks, told.spares, told.share) == ("ours default", 2, 1, 1 / 3)
+    assert alarms.count == 0
+    assert 0 < alarms.rank_hours < 1 and alarms.upper is not None and alarms.upper > 3
+    _later_hit(directory)
+    (refuted,) = gather(directory).at_rest
+    assert refuted.false_alarms.rank_hours < alarms.rank_hours, (
+        "what cannot be what happened counts for nothing"
+    )
+
+
 def test_two_arms_with_one_log_are_none(tmp_path: Path, run: Path) -> None:
     directory = comparison(tmp_path, run)
     (there,), (here,) = (

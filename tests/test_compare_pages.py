@@ -234,6 +234,22 @@ def test_survival_comes_with_its_bound(written: Written) -> None:
             assert f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]" in text
 
 
+def test_what_waits_and_whom_a_stack_suspects_is_shown_for_each(written: Written) -> None:
+    comparison, root = written
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (root / "compare.md")
+        .read_text(encoding="utf-8")
+        .split("## While nothing fails")[1]
+        .split("\n")[4:]
+    ]
+    shown = {row[0]: row[1:] for row in rows[: len(comparison.at_rest)]}
+    first, third = (comparison.at_rest[n].label for n in (0, 2))
+    assert shown[first] == ["3", "0", "0 %", "0", "2.00", "too few hours (3 needed), below 3.50 with 95 %"]
+    assert shown[third] == ["3", "2", "40.0 %", "2", "4.00", "0.500, below 3.50 with 95 %"]
+    assert "While nothing fails" in read(written)[0]
+
+
 def test_finding_comes_first_and_says_where_others_are_better() -> None:
     comparison = build(7)
     facts = Facts(comparison)

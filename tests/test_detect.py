@@ -15,7 +15,13 @@ from recovery.detect import MAX_LOOK_S, Hang, HangDetector, HangLimits
 from recovery.marks import Mark
 
 LIMITS = HangLimits(
-    floor_s=0.6, ahead_s=0.0, factor=8.0, ceiling_s=600.0, checkpoint_floor_s=5.0, first_step_s=60.0
+    floor_s=0.6,
+    ahead_s=0.0,
+    ahead_steps=0.0,
+    factor=8.0,
+    ceiling_s=600.0,
+    checkpoint_floor_s=5.0,
+    first_step_s=60.0,
 )
 TICK_S = 0.02
 

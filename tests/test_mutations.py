@@ -8,10 +8,18 @@ from collections import Counter
 
 import mutations.tables
 import pytest
-from mutations.bases import MAKERS, judged
+from mutations.bases import MAKERS, base, judged
 from mutations.tape import Mutation
 
-from harness.checkers import CHECKERS, EXPECTATION, FINISHED, OF_COMMANDS, STEADY_STATE
+from harness.checkers import (
+    BY_NAME,
+    CHECKERS,
+    EXPECTATION,
+    FINISHED,
+    OF_COMMANDS,
+    OTHERWISE_OF_COMMANDS,
+    STEADY_STATE,
+)
 from harness.checkers.observed import PROGRESS
 from harness.results import merge
 
@@ -22,12 +30,24 @@ CORPUS: list[Mutation] = [
     for table in sorted(found.name for found in pkgutil.iter_modules(mutations.tables.__path__))
     for mutation in importlib.import_module(f"mutations.tables.{table}").MUTATIONS
 ]
-REGISTERED = [*CHECKERS, *OF_COMMANDS, PROGRESS, EXPECTATION, STEADY_STATE]
+REGISTERED = [
+    *(
+        (name, None)
+        for name in (*CHECKERS, *OF_COMMANDS, *BY_NAME, PROGRESS, EXPECTATION, STEADY_STATE, FINISHED)
+    ),
+    *((name, of_command) for name in OTHERWISE_OF_COMMANDS for of_command in (False, True)),
+]
+"""Checkers, and whether of a command: some judge one by other evidence. None: all the same."""
 
 
 def not_green(name: str, mutation: Mutation | None = None) -> dict[str, str]:
     """Checkers that do not pass a base."""
     return {n: f"{f.verdict}: {f.witness}" for n, f in judged(name, mutation).items() if f.verdict != "pass"}
+
+
+def is_command(name: str) -> bool:
+    """Whether a base is of a command."""
+    return base(name).cell.scenario.workload.command is not None
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -44,9 +64,10 @@ def test_it_is_seen(mutation: Mutation) -> None:
     assert merge([finding.verdict for finding in findings.values()]) in (due, "fail")
 
 
-@pytest.mark.parametrize("checker", REGISTERED)
-def test_every_checker_sees_something_that_no_other_sees(checker: str) -> None:
-    mine = [mutation for mutation in CORPUS if checker in mutation.seen]
+@pytest.mark.parametrize(("checker", "of_command"), REGISTERED)
+def test_every_checker_sees_something_that_no_other_sees(checker: str, of_command: bool | None) -> None:
+    bases = {name for name in MAKERS if of_command in (None, is_command(name))}
+    mine = [mutation for mutation in CORPUS if checker in mutation.seen and mutation.base in bases]
     alone = next((m for m in mine if set(not_green(m.base, m)) == {checker}), None)
     assert alone is not None, f"{checker}: none of {mine} is seen by it alone"
 

@@ -12,6 +12,7 @@ from chaos.events import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import measure
 from harness.judging.observed import observed_history
+from harness.judging.sustained import RATED
 from harness.results import Incident
 
 
@@ -105,6 +106,47 @@ def test_lines_that_come_out_when_a_process_ends_are_none(job: Job) -> None:
     assert job.causes() == ["start", "shrunk", "restart"]
     assert (incident.first_new_step, incident.steps_lost) == (45, 24)
     assert incident.recovery_time == pytest.approx(due) and due > 4
+
+
+def restarted(job: Job) -> None:
+    inject(job)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(21, 31))
+
+
+def test_a_job_that_crawls_has_not_recovered(job: Job) -> None:
+    restarted(job)
+    job.train(*range(31, 101), seconds=0.6)
+    assert incident_of(job).recovery_time is None
+
+
+def test_it_has_when_its_steps_are_quick_again(job: Job) -> None:
+    restarted(job)
+    job.train(*range(31, 61), seconds=0.6)
+    due = since_injection(job)
+    job.train(*range(61, 101))
+    recovery = incident_of(job).recovery_time
+    assert recovery is not None and due - RATED * 0.6 <= recovery <= due
+
+
+@pytest.mark.parametrize("seconds", [[0.4], [0.9] * (RATED - 1) + [0.4]])
+def test_slower_steps_than_before_are_no_crawl(job: Job, seconds: list[float]) -> None:
+    restarted(job)
+    job.train(31)
+    due = since_injection(job)
+    for step in range(32, 101):
+        job.train(step, seconds=seconds[step % len(seconds)])
+    assert incident_of(job).recovery_time == pytest.approx(due)
+
+
+@pytest.mark.parametrize("left", [3, RATED])
+def test_few_steps_tell_no_rate(job: Job, left: int) -> None:
+    job.train(*range(31, 101 - left))
+    restarted(job)
+    job.train(*range(31, 101 - left))
+    job.train(*range(101 - left, 101), seconds=0.9)
+    assert incident_of(job).first_new_step == 101 - left
 
 
 def test_survivors_that_are_ended_a_little_later_had_not_recovered(job: Job) -> None:

@@ -121,6 +121,15 @@ def test_hit_again_as_soon_as_it_has_recovered(memory: Path) -> None:
     ) and first.generation != second.generation
 
 
+def test_one_that_acts_again_before_it_is_over_ends_with_the_later(memory: Path) -> None:
+    """Ended with the first, the disk could be written for the rest of the second."""
+    full = {"kind": "read-only", "target": {}, "at": {"steps": [9, 14]}, "duration": {"steps": 8}}
+    played = arm(memory, full, "drop-replica", steps=40, every=2)
+    first, second = played.log.of(Kind.FAULT_HEALED)
+    assert "left to occurrence 1" in first.data["how"] and "left to" not in second.data["how"]
+    assert findings(played)["landing"] == ("pass", "2 derived again from the log")
+
+
 # --- limits
 
 

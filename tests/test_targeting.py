@@ -101,6 +101,13 @@ def test_node_and_rack_narrow_the_candidates() -> None:
     assert refusal({"rack": 2})[1] == ("rack",)
 
 
+@pytest.mark.parametrize("where", [Where.RANK, Where.LINK])
+def test_what_acts_in_training_hits_no_spare_even_with_any_role(where: Where) -> None:
+    chosen = hit({"role": "any", "select": "all"}, Traits(where=where), spares=2)
+    assert chosen.ranks == tuple(range(8)) and not chosen.spares
+    assert hit({"role": "any", "select": "all"}, spares=2).spares == (0, 1)
+
+
 def test_a_replica_is_all_the_ranks_that_hold_one_copy() -> None:
     two = Topology(ranks=8, nodes=4, shards=4)
     assert (two.replicas, two.ranks_of(1), two.whole({0, 4, 5, 6, 7})) == (2, (4, 5, 6, 7), 1)

@@ -66,7 +66,7 @@ BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_st
 NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
 """All that a scenario may name."""
 _ALL = {**CHECKERS, **BY_NAME}
-_OF_A_COMMAND: Mapping[str, Checker] = MappingProxyType(
+OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
     {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
 )
 """Judged by other evidence of a command."""
@@ -76,10 +76,13 @@ FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
 __all__ = [
+    "BY_NAME",
     "CHECKERS",
     "EXPECTATION",
+    "FINISHED",
     "NAMES",
     "OF_COMMANDS",
+    "OTHERWISE_OF_COMMANDS",
     "STEADY_STATE",
     "Checker",
     "Evidence",
@@ -125,7 +128,7 @@ def check(checker: Checker, evidence: Evidence) -> Finding:
 def _of_a_command(name: str, evidence: Evidence) -> Finding:
     if name in observed.LACKING:
         return observed.lacking(name)
-    found = check(_OF_A_COMMAND.get(name, _ALL[name]), evidence)
+    found = check(OTHERWISE_OF_COMMANDS.get(name, _ALL[name]), evidence)
     return _of_half_the_ranks(found, evidence) if name == "detection" else found
 
 

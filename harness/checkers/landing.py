@@ -1,6 +1,7 @@
 """Whether faults really landed, derived again from what others than the injector wrote.
 
-Two questions for each occurrence that the log says landed. Does the log, as far as it goes up to there, hold the
+An occurrence that was injected is said to have landed or to have failed, and what failed left no evidence. Two
+questions for each that the log says landed. Does the log, as far as it goes up to there, hold the
 evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And did what
 has to follow then follow (``Fault.follows``, ``chaos.aftermath``)? A log that answers no contradicts itself. Where the
 evidence was on a machine that is lost with its last lines, or is older than what is asked of it, nothing is proved.
@@ -16,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import chaos.faults
-from chaos.aftermath import Aftermath, Breach
+from chaos.aftermath import LANDED_OTHERWISE, Aftermath, Breach
 from chaos.events import ORCHESTRATOR, Event
 from chaos.fault import Fault, Landed, Occurrence, Where
 from chaos.plugins import load
@@ -29,8 +30,8 @@ from harness.tails import silenced
 NUMBERS = ("signal", "exit_code", "reaped_signal")
 """Numbers that name something; others are figures, which a line that came late may change."""
 
-_BY_NO_RANKS_CLOCK = (Where.PROCESS, Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.HEALTH)
-"""Where evidence does not hang on when ranks on other machines did something."""
+READ_LATE_NS = 1_000_000_000
+"""How far the reading of a process's file may lag behind its lines."""
 
 
 @cache
@@ -49,10 +50,11 @@ def landing(evidence: Evidence) -> Finding:
     count = 0
     for episode in evidence.measures.episodes:
         fault = _fault(evidence, episode)
-        if fault is None or episode.landed is None or episode.injected is None:
+        if fault is None or episode.injected is None:
             continue
-        count += 1
-        for breach in _breaches(evidence, episode, fault):
+        count += episode.landed is not None
+        judge = _denied if episode.landed is None else _breaches
+        for breach in judge(evidence, episode, fault):
             name = f"{episode.fault} (occurrence {episode.occurrence})"
             (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
     if wrong:
@@ -89,6 +91,31 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
         yield from consequence.breaches(after)
 
 
+def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+    """What is wrong with one that is not said to have landed."""
+    assert episode.injected is not None
+    log, occurrence = evidence.log, occurrence_of(episode)
+    unheard = _unheard(evidence, occurrence)
+    if episode.failed is None:
+        if evidence.history.finished is not None:
+            text = "the run ended, and it is neither said to have landed nor to have failed"
+            yield Breach(text=f"{text}{unheard}", sure=not unheard)
+        return
+    reason = str(episode.failed.data["reason"])
+    if reason.startswith(LANDED_OTHERWISE):
+        return
+    told = list(_seen(evidence, occurrence, fault, episode.injected, episode.failed))
+    found = fault.landed(occurrence, told)
+    if found is not None:
+        # A process's own lines are read from its file, which may lag behind what they say.
+        early = [
+            e for e in told if e.actor == ORCHESTRATOR or episode.failed.time_ns - e.time_ns > READ_LATE_NS
+        ]
+        known = not unheard and not log.clocks.bound_ns(episode.failed)
+        text = f"it is said to have failed ({reason}), and {found.witness} saw it land"
+        yield Breach(text=text, sure=known and fault.landed(occurrence, early) is not None)
+
+
 def occurrence_of(episode: Episode) -> Occurrence:
     """The occurrence as the injector had it, from what it wrote before the act."""
     assert episode.injected is not None
@@ -111,7 +138,8 @@ def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occur
     """What the fault takes for evidence, in the log up to where it is said to have landed; where clocks leave room, of
     an act a little earlier or later too."""
     assert episode.landed is not None
-    events = list(_seen(evidence, episode, fault, occurrence))
+    assert episode.injected is not None
+    events = list(_seen(evidence, occurrence, fault, episode.injected, episode.landed))
     bound_ns = max((evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0)
     found = []
     for shift_ns in dict.fromkeys((0, -bound_ns, bound_ns)):
@@ -121,17 +149,18 @@ def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occur
     return found
 
 
-def _seen(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence) -> Iterator[Event]:
-    """What the injector could know by then: the coordinator's lines since the injection, and all of whoever was hit."""
-    injected, landed = episode.injected, episode.landed
-    assert injected is not None and landed is not None
+def _seen(
+    evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, told: Event
+) -> Iterator[Event]:
+    """What the injector could know when it ``told`` of it: the coordinator's lines since the injection, and all of
+    whoever was hit."""
     log = evidence.log
     whose = log.actors if fault.where is Where.COORDINATOR else {ORCHESTRATOR, *occurrence.processes}
     for event in heapq.merge(*(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)):
         if event.actor == ORCHESTRATOR:
-            known = injected.seq <= event.seq < landed.seq
+            known = injected.seq <= event.seq < told.seq
         else:
-            known = event.time_ns - log.clocks.bound_ns(event) <= landed.time_ns
+            known = event.time_ns - log.clocks.bound_ns(event) <= told.time_ns
         if known:
             yield event
 

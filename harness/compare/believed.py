@@ -17,6 +17,7 @@ from chaos.events import Kind, Log
 from chaos.scenario import Cell, ResolvedRun
 from harness.checkers import CHECKERS, Evidence, check, check_all
 from harness.judging.expected import expected_of, twins_of
+from harness.judging.lineage import History
 from harness.judging.observed import samples_of_steps
 from harness.results import Finding, merge
 
@@ -46,6 +47,11 @@ class Record:
         found = ((name, check(CHECKERS[name], self._evidence)) for name in CONTRADICTS)
         told = [f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"]
         return [*self._of_another(), *told]
+
+    @property
+    def history(self) -> History:
+        """The arm put in order."""
+        return self._evidence.history
 
     def verdict(self, stored: str) -> str:
         """That of its run, made anew; words that are more than pass, inconclusive or fail stay."""

@@ -13,9 +13,10 @@ from chaos.events import Kind, Log, read_log
 from chaos.files import read_model
 from harness import naming
 from harness.compare import rules, summary
+from harness.compare.at_rest import at_rest
 from harness.compare.believed import Record, without_twins
 from harness.compare.directory import Directory, Plan, PlannedStack, Played
-from harness.compare.model import Comparison, StackInfo, Trial
+from harness.compare.model import AtRest, Comparison, StackInfo, Trial
 from harness.compare.outcome import FOR_EVER, Judged, completed, ended, judged
 from harness.compare.plan import AGAIN, Arm, control_of
 from harness.judging.lineage import History, history_of
@@ -133,8 +134,20 @@ def gather(directory: Directory) -> Comparison:
         currency=plan.currency, fidelity=_fidelity(plan, played.values(), directory),
         reproduce=" ".join(["chaos", *plan.argv]), deadline=plan.deadline,
         cautions=[*_cautions(plan), *refuted],
-        missing=missing, script=script, division="closed" if plan.closed and not broken else "open", broken=broken,
+        at_rest=list(_at_rest(plan, runs)), missing=missing, script=script,
+        division="closed" if plan.closed and not broken else "open", broken=broken,
     )  # fmt: skip
+
+
+def _at_rest(plan: Plan, runs: _Runs) -> Iterator[AtRest]:
+    for stack in plan.stacks:
+        arms = [arm for arm in plan.arms if arm.label == stack.label and not runs.contradictions(arm)]
+        told = [(arm.family, record.history) for arm in arms if (record := runs.record(arm)) is not None]
+        controls = [history for family, history in told if family is None]
+        faulted = [history for family, history in told if family is not None]
+        one = at_rest(stack.label, controls, faulted, stack.ranks_beside)
+        if one is not None:
+            yield one
 
 
 def log_of(run: RunDirectory, budget: Budget) -> Log | None:

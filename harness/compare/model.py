@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from harness.results import Metric, Model, PhaseSpan, Survival
+from harness.results import FalseAlarms, Metric, Model, PhaseSpan, Survival
 from harness.stack import Way
 
 SCHEMA_VERSION = 1
@@ -152,6 +152,17 @@ class CellSummary(Model):
     survival: Survival | None = None
 
 
+class AtRest(Model):
+    """A stack while nothing fails, over all its arms. ``spares``: provisioned beside the ``ranks``; ``share``: of them
+    in all that is provisioned; ``false_alarms``: failures seen while no fault had acted."""
+
+    label: str
+    ranks: int
+    spares: int
+    share: float
+    false_alarms: FalseAlarms
+
+
 class Comparison(Model):
     """Everything a report of a comparison shows. ``price``: of a GPU hour; ``families``: name -> what is done to the
     job; ``skipped``: label -> why it did not run; ``same``: the A/A arm, if it was asked for; ``deadline``: seconds
@@ -184,3 +195,4 @@ class Comparison(Model):
     script: list[str] = Field(default=[])
     division: Literal["closed", "open"] = "open"
     broken: list[str] = Field(default=[])
+    at_rest: list[AtRest] = Field(default=[])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from chaos.errors import NoRun, ScenarioError
 from chaos.events import Kind
 from chaos.scenario import Cell, ResolvedRun
 from harness.compare import summary
+from harness.compare.at_rest import at_rest
 from harness.compare.believed import Record
 from harness.compare.directory import Directory, differences
 from harness.compare.gather import Source, gather, log_in, read_results, trial_of
-from harness.compare.model import Comparison, StackInfo, Trial
+from harness.compare.model import AtRest, Comparison, StackInfo, Trial
 from harness.compare.play import now
 from harness.judging.labels import Named, labels
+from harness.judging.lineage import history_of
 from harness.results import ArmResult, Results
 from harness.rundir import RunDirectory, arm_id, open_run, read_resolved
 
@@ -42,6 +44,7 @@ class Part:
     fidelity: list[str]
     started: str
     cautions: list[str]
+    at_rest: list[AtRest]
 
 
 def compare_stored(
@@ -66,6 +69,7 @@ def compare_stored(
         price=price, currency=currency,
         fidelity=list(dict.fromkeys(note for part in parts for note in part.fidelity)),
         reproduce=" ".join(["chaos", *argv]), cautions=_cautions(parts),
+        at_rest=[one for part in parts for one in part.at_rest],
     )  # fmt: skip
 
 
@@ -76,6 +80,7 @@ def _part(path: Path) -> Part:
         return Part(
             path=path, stacks=made.stacks, trials=made.trials, families=made.families, machine=made.machine,
             workload=made.workload, fidelity=made.fidelity, started=made.started, cautions=made.cautions,
+            at_rest=made.at_rest,
         )  # fmt: skip
     run = open_run(path)
     results = read_results(run)
@@ -89,6 +94,7 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
     names = labels(Named(id=c.id, strategy=_program(c), params=c.params) for c in cells.values())
     trials, stacks, families, cautions = [], {}, {}, []
+    logs: dict[str, list[Source]] = {}
     for arm in results.arms:
         cell = cells.get(arm.cell)
         source = _source(path, run, arm, cell, names[cell.id], resolved) if cell else None
@@ -101,10 +107,18 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> Part:
         cautions += [f"{source.run}: {said}" for said in source.against]
         families[source.family] = source.family
         stacks[source.label] = _info(source.label, cell, results)
+        logs.setdefault(source.label, []).append(source)
     return Part(
         path=path, stacks=list(stacks.values()), trials=trials, families=families, machine=results.system,
         workload=results.workload, fidelity=results.fidelity, started=results.started, cautions=cautions,
+        at_rest=[one for label, sources in logs.items() if (one := _at_rest(label, sources)) is not None],
     )  # fmt: skip
+
+
+def _at_rest(label: str, sources: Sequence[Source]) -> AtRest | None:
+    controls = [history_of(source.control) for source in sources if source.control is not None]
+    faulted = [history_of(source.log) for source in sources if not source.contradictions]
+    return at_rest(label, controls, faulted, beside=0)
 
 
 def _source(
@@ -158,16 +172,11 @@ def _told_apart(parts: Sequence[Part]) -> list[Part]:
             for stack in part.stacks
         }
         made.append(
-            Part(
-                path=part.path,
-                families=part.families,
-                machine=part.machine,
-                workload=part.workload,
-                fidelity=part.fidelity,
-                started=part.started,
-                cautions=part.cautions,
+            replace(
+                part,
                 stacks=[s.model_copy(update={"label": names[s.label]}) for s in part.stacks],
                 trials=[t.model_copy(update={"label": names[t.label]}) for t in part.trials],
+                at_rest=[one.model_copy(update={"label": names[one.label]}) for one in part.at_rest],
             )
         )
     return made

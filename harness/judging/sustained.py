@@ -8,13 +8,17 @@ it, at least ``STEPS`` and up to one at least ``LASTING_S`` later, before
 - a generation begins that goes back behind that step, so that it was not kept,
 - the job ends unfinished;
 
-and when no stall is seen while the fault still acts. What cannot follow any more (the next fault is injected, the job
-is done, somebody cut it short) is not asked for. What was no recovery counts as work before the failure, which is then
-done again.
+and when no stall is seen while the fault still acts, and the job does not crawl: of the ``RATED`` new steps that
+follow, or, near the end, of the last ``RATED`` of all, one at least takes no more than ``CRAWL`` times the usual step
+before the failure. A job that lost some of its ranks is slower than before, but not by that much, and one step in so
+many is quick on a busy machine too. What cannot follow any more (the next fault is injected, the job is done, somebody
+cut it short) is not asked for. What was no recovery counts as work before the failure, which is then done again.
 """
 
 from __future__ import annotations
 
+import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +27,8 @@ from harness.judging.lineage import NS, History, StepRun
 
 STEPS = 3
 LASTING_S = 1.0
+CRAWL = 5.0
+RATED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +46,45 @@ def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> L
     """
     later = sorted(
         (run for run in history.runs if run.generation > number and run.committed_ns is not None),
-        key=lambda run: (run.committed_ns or 0, run.step),
+        key=_order,
     )
+    crawl = _Crawl(history, number, mark, later)
     for run in later:
-        if run.step <= mark:
+        if run.step <= mark or crawl.at(run):
             continue
         trouble = _trouble(history, run, later, acting_until_ns)
         if trouble is None:
             return Lasting(first=run, high_water=mark)
         mark = max(mark, *(one.step for one in later if (one.committed_ns or 0) <= trouble))
     return Lasting(first=None, high_water=mark)
+
+
+class _Crawl:
+    """Whether new steps after a failure follow each other too slowly to be a recovery."""
+
+    def __init__(self, history: History, number: int, mark: int, later: Sequence[StepRun]) -> None:
+        before = [run.seconds for run in history.runs if run.generation <= number]
+        self._limit_s = CRAWL * statistics.median(before) if before else float("inf")
+        until = _next_fault_ns(history, min((r.committed_ns or 0 for r in later), default=0))
+        self._new = [run for run in later if run.step > mark and (run.committed_ns or 0) <= until]
+
+    def at(self, run: StepRun) -> bool:
+        """Whether it does where this step is done. Too few steps tell nothing."""
+        if len(self._new) <= RATED:
+            return False
+        following = self._new[bisect_right(self._new, _order(run), key=_order) :][:RATED]
+        rated = following if len(following) == RATED else self._new[-RATED:]
+        return min(one.seconds for one in rated) > self._limit_s
+
+
+def _order(run: StepRun) -> tuple[int, int]:
+    return run.committed_ns or 0, run.step
+
+
+def _next_fault_ns(history: History, since: int) -> int:
+    """When the next fault comes, or the end of the arm."""
+    faults = (e.time_ns - 1 for e in history.log.of(Kind.FAULT_INJECTED) if e.time_ns >= since)
+    return min(faults, default=history.end_ns)
 
 
 def _trouble(history: History, run: StepRun, later: Sequence[StepRun], acting_until_ns: int) -> int | None:
@@ -72,9 +107,6 @@ def _trouble(history: History, run: StepRun, later: Sequence[StepRun], acting_un
 def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> int:
     """Until when new steps have to follow one: as many, or as long, as is asked, or as there could be."""
     since = run.committed_ns or 0
-    next_fault = (
-        event.time_ns - 1 for event in history.log.of(Kind.FAULT_INJECTED) if event.time_ns >= since
-    )
     followed, high = 0, run.step
     closed = history.end_ns
     for one in later:
@@ -85,7 +117,7 @@ def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> in
         if followed >= STEPS and at - since >= LASTING_S * NS:
             closed = at
             break
-    return min(closed, *next_fault, history.end_ns)
+    return min(closed, _next_fault_ns(history, since), history.end_ns)
 
 
 def at_the_end_again(history: History, failure_ns: int, high_water: int) -> int | None:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from harness.compare.model import Comparison
 from harness.compare.statistics import EVERY
-from reports._compare import plots, tables
+from reports._compare import at_rest, plots, tables
 from reports._compare.facts import Facts
 from reports._compare.shapes import HATCHES, patterns
 from reports._compare.words import findings
@@ -62,6 +62,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "panels": panels,
         "goodput": tables.goodput(facts),
         "cost": tables.cost(facts),
+        "at_rest": at_rest.at_rest(facts),
         "price": _price(comparison),
         "witnesses": tables.witnesses(facts),
         "settings": tables.settings(facts),

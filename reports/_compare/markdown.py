@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.compare.model import CellSummary, Comparison
 from harness.results import Metric
+from reports._compare import at_rest
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.words import COST_UNIT, findings
 from reports._format import MISSING, few, flatten, median_of, number, pairs, plural, survived, with_unit
@@ -49,6 +50,9 @@ def _lines(facts: Facts) -> Iterator[str]:
         yield from table(("stack", "why"), list(comparison.skipped.items()), "ll", rest=_REST)
     yield from _ratios(facts)
     yield from _costs(facts)
+    if facts.comparison.at_rest:
+        yield from section("While nothing fails")
+        yield from table(at_rest.HEAD, at_rest.rows(facts), "lrrrrrl", rest=_REST)
     yield from _witnesses(facts)
     yield from section("Kinds of fault")
     yield from table(("fault", "what is done"), list(comparison.families.items()), "ll", rest=_REST)

@@ -114,6 +114,7 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
         "checkpoint-restart",
         fault("process-kill", None, target={"select": {"count": 2}}, at={"steps": [14, 30]}),
     ),
+    "few checks": _simulated("drop-replica", KILL, invariants=["full-strength"]),
     "unheld": _simulated(
         SPARE,
         {**KILL, "at": {"event": "checkpoint_committed", "nth": 2}},
@@ -124,8 +125,9 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "compare": _recorded("compare"),
 }
 """``ends small``: whoever is started in place of the lost is not ready before the end, ``stays small``: nobody is;
-``script``: a command that is started again after a kill, whose ranks report through a beacon; ``agents``: nodes with
-agents, one of which is lost while a third has a spare; ``compare``: two runs of a comparison, of torchrun."""
+``few checks``: a scenario that lists its invariants; ``script``: a command that is started again after a kill, whose
+ranks report through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a spare;
+``compare``: two runs of a comparison, of torchrun."""
 
 
 @cache

@@ -78,6 +78,11 @@ def _was_ready(tape: Tape) -> None:
     )
 
 
+def _one_less(tape: Tape) -> None:
+    row = tape.find(Kind.GENERATION_STARTED)[-1]
+    row.data["members"] = row.data["members"][:-1]
+
+
 MUTATIONS = [
     Mutation("a killed rank was asked to end, it is said", "hot-spare", _expected, ending=FAIL),
     Mutation("a killed rank's end was expected, drop-replica", "drop-replica", _expected, ending=FAIL),
@@ -108,5 +113,12 @@ MUTATIONS = [
     Mutation("a replacement that is ready waits to the end", "ends small", _was_ready, ending=FAIL),
     Mutation(
         "a replica that could be filled waits to the end", "ends a replica short", _was_ready, ending=FAIL
+    ),
+    Mutation("the last generation lacks a rank", "few checks", _one_less, full_strength=FAIL),
+    Mutation(
+        "the job gave up, few checks",
+        "few checks",
+        edit(Kind.RUN_FINISHED, {"outcome": "gave-up"}),
+        finished=FAIL,
     ),
 ]

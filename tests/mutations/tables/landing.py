@@ -29,6 +29,23 @@ EXIT, EFFECT, LANDED, INJECTED = (
 )
 
 
+def denied(reason: str) -> Change:
+    """What landed is said to have failed."""
+
+    def do(tape: Tape) -> None:
+        for row in tape.find(LANDED):
+            row.kind = Kind.FAULT_FAILED
+            row.data = {key: row.data[key] for key in ("fault", "occurrence")} | {"reason": reason}
+
+    return do
+
+
+def _never(tape: Tape) -> None:
+    """Nothing is said of a fault but its plan."""
+    for kind in (INJECTED, LANDED, EFFECT, Kind.FAULT_HEALED):
+        tape.drop(tape.find(kind))
+
+
 def _word_after(kind: Kind, process: str) -> Change:
     """A process writes something more 10 ms after it was reaped."""
 
@@ -148,6 +165,33 @@ def _no_slower(tape: Tape) -> None:
 
 
 MUTATIONS = [
+    Mutation("the disk never was full", "full disk", _never, fault_landed=OPEN),
+    Mutation(
+        "it is said to have failed, drop-replica",
+        "drop-replica",
+        denied("no evidence within 15 s"),
+        landing=FAIL,
+    ),
+    Mutation("it is said to have failed, hang", "hang", denied("no evidence within 15 s"), landing=FAIL),
+    Mutation("it is said to have failed, nan", "nan", denied("no evidence within 15 s"), landing=OPEN),
+    Mutation(
+        "it is said to have failed, straggler", "straggler", denied("no evidence within 15 s"), landing=OPEN
+    ),
+    Mutation("it is said to have failed, rot", "rot", denied("no evidence within 15 s"), landing=FAIL),
+    Mutation("it is said to have failed, node", "node", denied("no evidence within 15 s"), landing=FAIL),
+    Mutation(
+        "it is said to have failed, exception", "exception", denied("no evidence within 15 s"), landing=OPEN
+    ),
+    Mutation(
+        "it is said to have failed, full disk", "full disk", denied("no evidence within 15 s"), landing=FAIL
+    ),
+    Mutation(
+        "it is said to have failed, deadlock", "deadlock", denied("no evidence within 15 s"), landing=FAIL
+    ),
+    Mutation(
+        "it is said to have failed, takeover", "takeover", denied("no evidence within 15 s"), landing=FAIL
+    ),
+    Mutation("it is said to have failed, agents", "agents", denied("no evidence within 15 s"), landing=OPEN),
     Mutation("a killed rank writes after its end", "hot-spare", _word_after(COMMIT, "w2"), landing=FAIL),
     Mutation("a killed rank trains on", "drop-replica", goes_on("w2"), landing=FAIL),
     Mutation("a killed rank trains on, restart", "checkpoint-restart", goes_on("w2"), landing=FAIL),

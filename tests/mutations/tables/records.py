@@ -238,7 +238,9 @@ MUTATIONS = [
         unnumbered(drop(Kind.PROCESS_READY, process="w0")),
         evidence_complete=OPEN,
     ),
-    Mutation("the fault has no evidence", "hot-spare", drop(Kind.FAULT_LANDED), fault_landed=OPEN),
+    Mutation(
+        "the fault has no evidence", "hot-spare", drop(Kind.FAULT_LANDED), fault_landed=OPEN, landing=FAIL
+    ),
     Mutation(
         "only the injector says that it landed",
         "straggler",

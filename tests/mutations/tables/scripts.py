@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from chaos.events import Kind
 from mutations.tables.identities import at_step, injected
+from mutations.tables.landing import denied
 from mutations.tape import (
     FAIL,
     MS,
@@ -134,7 +135,8 @@ def _of_processes(mutation: Callable[..., Mutation]) -> list[Mutation]:
         mutation(
             "only the injector says that it landed", edit(LANDED, {"witness": "injector"}), fault_landed=OPEN
         ),
-        mutation("nobody says that it landed", drop(LANDED), fault_landed=OPEN),
+        mutation("nobody says that it landed", drop(LANDED), landing=FAIL),
+        mutation("it is said to have failed", denied("nobody saw it"), landing=FAIL),
         mutation("a rank is never seen to end", drop(EXIT, process="w3"), no_orphans=FAIL),
         mutation(
             "a process is left",

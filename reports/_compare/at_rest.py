@@ -1,0 +1,32 @@
+"""What each stack holds ready, and whom it suspects, while nothing is done to its job: one table, for page and text."""
+
+from __future__ import annotations
+
+from reports._compare.facts import Facts
+from reports._compare.tables import Column, Table, table, text
+from reports._format import alarms, percent
+
+HEAD = (
+    "stack",
+    "ranks",
+    "spares",
+    "share that waits",
+    "false alarms",
+    "unfaulted rank-hours",
+    "per rank-hour",
+)
+
+
+def rows(facts: Facts) -> list[tuple[str, ...]]:
+    """A row for each stack."""
+    return [
+        (one.label, str(one.ranks), str(one.spares), percent(one.share), *alarms(one.false_alarms))
+        for one in facts.comparison.at_rest
+    ]
+
+
+def at_rest(facts: Facts) -> Table:
+    """The same for a page."""
+    wide = ("stack", "per rank-hour")
+    columns = [Column(name=name, kind="wide" if name in wide else "number") for name in HEAD]
+    return table("Stacks while nothing fails", columns, [[text(word) for word in row] for row in rows(facts)])

@@ -14,8 +14,7 @@ from harness.judging.measure import summarise
 from harness.judging.samples import Chances
 from harness.results import FalseAlarms, Reliability, Results, Spares, Survival
 from harness.rundir import RunDirectory
-from reports import _metrics
-from reports._format import MISSING, median_of
+from reports._format import MISSING, alarms, median_of
 from reports._tables import lost_steps
 from reports._text import summary
 
@@ -156,6 +155,6 @@ def test_all_values_there_could_be_are_a_plain_number() -> None:
 def test_a_rate_of_enough_hours_is_stated() -> None:
     told = FalseAlarms(count=0, rank_hours=4.1, rate=0.0, upper=0.74)
     assert told.enough and not told.model_copy(update={"rank_hours": 2.9}).enough
-    assert _metrics._alarms(told)[2] == "0, below 0.740 with 95 %"
+    assert alarms(told)[2] == "0, below 0.740 with 95 %"
     few = told.model_copy(update={"rank_hours": 2.9, "count": 1, "rate": 0.3})
-    assert _metrics._alarms(few)[2] == "too few hours (3 needed), below 0.740 with 95 %"
+    assert alarms(few)[2] == "too few hours (3 needed), below 0.740 with 95 %"

@@ -270,7 +270,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
         _edit(Kind.FAILURE_DETECTED, {"rank": 0}),
         {"detection": FAIL},
     ),
-    "the injector does nothing": ("hot-spare", _drop(Kind.FAULT_LANDED), {"fault-landed": OPEN}),
+    "nobody says that it landed": (
+        "hot-spare",
+        _drop(Kind.FAULT_LANDED),
+        {"fault-landed": OPEN, "landing": FAIL},
+    ),
     "only the injector says it landed": (
         "straggler",
         _edit(Kind.FAULT_LANDED, {"witness": "injector"}),

@@ -40,9 +40,9 @@ class Inprocess(Stack):
         last_call_wait=0.1, soft_timeout=8, hard_timeout=10, termination_grace_time=0,
     )  # fmt: skip
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        GROUP: (1, 3),
-        "Wrapper(last_call_wait) s": (0.02, 0.1),
-        "Wrapper(monitor_process_interval) s": (0.02, 0.05),
+        GROUP: (0.5, 1),
+        "Wrapper(soft_timeout) s": (2, 8),
+        "Wrapper(hard_timeout) s": (4, 10),
     }
     tuned_because: ClassVar[str] = (
         "Its usage guide (docs/source/inprocess/usage_guide.rst, Restart latency) adds up the latency of these waits: "

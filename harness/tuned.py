@@ -29,13 +29,14 @@ Seconds = Annotated[
 
 class Tried(Model):
     """One combination of options. ``outcomes``, ``recovery``: family -> of each seed, in the order of the seeds;
-    ``score``: what combinations are ranked by (``harness.compare.tuning``), seconds; infinite: it did not survive
-    everything."""
+    ``lost``: how many jobs did not survive; ``score``: what combinations with the same losses are ranked by, seconds
+    (``harness.compare.tuning``); infinite: none of some family survived."""
 
     values: dict[str, Value]
     outcomes: dict[str, list[str]]
     recovery: dict[str, list[Seconds]]
     score: Seconds
+    lost: int = 0
 
 
 class Sweep(Model):
@@ -55,11 +56,13 @@ class Sweep(Model):
 
     def words(self) -> str:
         """One sentence for reports."""
-        survived = sum(one.score != float("inf") for one in self.tried)
+        survived = sum(one.score != float("inf") and not one.lost for one in self.tried)
+        least = next((one.lost for one in self.tried if one.values == self.best), 0)
+        losing = f", the best loses {least} of {len(self.seeds) * len(self.families)} jobs" if least else ""
         options = ", ".join(self.grid)
         return (
             f"A recorded sweep of {options}: the best median recovery of {len(self.tried)} combinations, of which "
-            f"{survived} survived {' and '.join(self.families)} with seeds {self.seeds[0]} to {self.seeds[-1]} "
+            f"{survived} survived {' and '.join(self.families)} with seeds {self.seeds[0]} to {self.seeds[-1]}{losing} "
             f"(harness/stacks/tuned/{self.stack}.json, commit {self.commit[:9] or 'unknown'})."
         )
 

@@ -256,17 +256,25 @@ def test_the_fastest_that_survives_everything_is_chosen(tmp_path: Path) -> None:
     ]
     sweep = sweep_of(plan, trials, Peer, "now")
     assert sweep.best == {"wait": 5, "poll": 1} and len(sweep.tried) == 4
-    assert sweep.tried[0].score == math.inf and sweep.tried[0].recovery["family"] == [0.1, math.inf]
+    assert (sweep.tried[0].lost, sweep.tried[0].recovery["family"]) == (1, [0.1, math.inf]), (
+        "fastest, and it loses one"
+    )
+    assert "of which 3 survived" in sweep.words() and "loses" not in sweep.words()
     assert tuned.recorded("peer", tmp_path) is None
     path = tuned.write(sweep, tmp_path)
     assert tuned.recorded("peer", tmp_path) == sweep and "Infinity" not in path.read_text()
+    lossy = sweep_of(plan, [one for one in trials if one.label == "peer try 01"], Peer, "now")
+    assert lossy.best == {"wait": 1, "poll": 1} and "the best loses 1 of 2 jobs" in lossy.words()
     with pytest.raises(ScenarioError, match="none of 4 combinations survived"):
-        sweep_of(plan, [one for one in trials if one.label == "peer try 01"], Peer, "now")
+        sweep_of(plan, [], Peer, "now")
 
 
 def test_no_family_counts_more_because_its_times_are_longer() -> None:
-    assert score([[1.0, 1.0], [100.0, 100.0]], 2) == pytest.approx(10.0)
-    assert score([[1.0], [1.0, 1.0]], 2) == math.inf, "a trial is missing"
+    assert score([[1.0, 1.0], [100.0, 100.0]]) == pytest.approx(10.0)
+    assert score([[1.0, math.inf], [100.0, 100.0]]) == pytest.approx(10.0), (
+        "what is lost counts first, and apart"
+    )
+    assert score([[math.inf], [1.0, 1.0]]) == math.inf
 
 
 def test_tuned_is_what_the_sweep_chose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

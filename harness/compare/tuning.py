@@ -1,8 +1,8 @@
 """``chaos compare --tune STACK``: which combination of a stack's documented options recovers fastest. Pure.
 
 The candidates are all combinations of the stack's ``grid``; each is put under every family with seeds that no
-comparison uses. A candidate that does not survive everything is out. The others are ranked by the geometric mean, over
-the families, of the median recovery time: no family counts more because its times are longer.
+comparison uses. First comes who loses the fewest jobs, and of those that lose as many the best by the geometric mean,
+over the families, of the median recovery time: no family counts more because its times are longer.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
 
 
 def sweep_of(plan: Plan, trials: Sequence[Trial], kind: type[Stack], finished: str) -> Sweep:
-    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived everything."""
+    """What the trials of a finished sweep say. Raises ScenarioError when no candidate survived every family."""
     tried = [
         _tried(plan, [trial for trial in trials if trial.label == entrant.label], entrant.stack.values)
         for entrant in candidates(plan.tune, kind)
     ]
-    best = min(tried, key=lambda one: one.score)
+    best = min(tried, key=lambda one: (math.isinf(one.score), one.lost, one.score))
     if math.isinf(best.score):
         raise ScenarioError(
-            f"--tune {plan.tune}: none of {len(tried)} combinations survived everything",
+            f"--tune {plan.tune}: none of {len(tried)} combinations survived every family",
             hint="the report of the sweep has the witness of each",
         )
     return Sweep(
@@ -71,20 +71,23 @@ def _tried(plan: Plan, trials: Sequence[Trial], values: Mapping[str, Value]) -> 
         family.name: sorted((one for one in trials if one.family == family.name), key=lambda one: one.seed)
         for family in plan.families
     }
+    times = {name: [_time(one) for one in mine] for name, mine in found.items()}
     return Tried(
         values=dict(values),
         outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
-        recovery={name: [_time(one) for one in mine] for name, mine in found.items()},
-        score=score([[_time(one) for one in mine] for mine in found.values()], len(plan.seeds)),
+        recovery=times,
+        score=score(list(times.values())),
+        lost=sum(len(plan.seeds) - sum(1 for time in mine if math.isfinite(time)) for mine in times.values()),
     )
 
 
-def score(times: Sequence[Sequence[float]], seeds: int) -> float:
-    """Geometric mean over families of the median recovery time in seconds; infinite where a job did not survive, or
-    where a trial is missing."""
-    if not times or any(len(mine) < seeds or any(map(math.isinf, mine)) for mine in times):
+def score(times: Sequence[Sequence[float]]) -> float:
+    """Geometric mean over families of the median recovery time in seconds, of the trials that survived; infinite where
+    none of a family did."""
+    known = [[time for time in mine if math.isfinite(time)] for mine in times]
+    if not known or not all(known):
         return math.inf
-    return statistics.geometric_mean(max(statistics.median(mine), SHORTEST_S) for mine in times)
+    return statistics.geometric_mean(max(statistics.median(mine), SHORTEST_S) for mine in known)
 
 
 def _time(trial: Trial) -> float:

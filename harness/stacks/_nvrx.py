@@ -41,8 +41,7 @@ class Inprocess(Stack):
     )  # fmt: skip
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
         GROUP: (0.5, 1),
-        "Wrapper(soft_timeout) s": (2, 8),
-        "Wrapper(hard_timeout) s": (4, 10),
+        "Wrapper(soft_timeout) s": (2, 4, 8),
     }
     tuned_because: ClassVar[str] = (
         "Its usage guide (docs/source/inprocess/usage_guide.rst, Restart latency) adds up the latency of these waits: "

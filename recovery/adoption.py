@@ -29,15 +29,17 @@ LOST = "the coordinator was lost in the middle of a recovery"
 
 @dataclass(kw_only=True)
 class Past:
-    """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``ready_generation``: the last
-    that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
-    ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
-    ever a member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint
-    that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out of the way."""
+    """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``: of them those it
+    may not have come to kill; ``ready_generation``: the last that trained; ``failures``: not answered by it;
+    ``unnoticed``: exits that no failure was declared for, and how; ``skipped``: samples and the first step without
+    them; ``shard``: the part of the model that each process that was ever a member holds; ``agreed``, ``saved``: the
+    last step at which the replicas were the same, and the checkpoint that vouches for; ``doubts``: which checkpoints
+    are in doubt and not known to be out of the way."""
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
+    condemned: set[str] = field(default_factory=set)
     members: tuple[str, ...] = ()
     generation: int = 0
     ready_generation: int = 0
@@ -67,6 +69,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
             case Kind.PROCESS_READY:
                 found.ready.add(data["process"])
             case Kind.PROCESS_EXITED if data["process"] in found.roles:
+                found.condemned.discard(data["process"])
                 found.dead |= {data["process"]} if data["expected"] else set()
                 if data["process"] not in found.dead and not data["expected"]:
                     how = data["signal"], data["exit_code"]
@@ -81,6 +84,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 found.failures.append(failure)
                 died = failure.cause in (Cause.EXIT, *_ENDED_BY_US)
                 found.dead |= {failure.process} if died else set()
+                found.condemned |= {failure.process} if failure.cause in _ENDED_BY_US else set()
                 found.unnoticed.pop(failure.process, None)
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
@@ -121,6 +125,7 @@ class Adopter(Standing):
     _past: Past
     _first_state: StateFrom
     _unheard: set[str]
+    _inquiry: int = -1
 
     def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have answered. ``state``:
@@ -136,6 +141,8 @@ class Adopter(Standing):
                 entry.health, entry.expected_exit = Health.DEAD, True
             elif name in known.ready:
                 entry.health = Health.TRAINING if name in ranks else Health.READY
+        for name in known.condemned:
+            self.hands.kill(name)  # the lost one may have written it down and not done it
         self._crew.members = known.members
         self._formation.restore(known.generation, known.rollbacks)
         self._digests.adopted(
@@ -148,12 +155,15 @@ class Adopter(Standing):
         self._unheard = {p.name for p in self._crew.alive if p.name in known.ready}
         for name, how in known.unnoticed.items():
             self.on_exit(name, how)
+        self._inquiry = round(self.hands.now_s() * 1e9)  # no two supervisors of a job ask at the same time
         for entry in self._crew.alive:
-            self.hands.send(entry.name, Inquiry())
+            self.hands.send(entry.name, Inquiry(number=self._inquiry))
         self._go_on_if_known()
 
     def _on_status(self, entry: Process, status: Status) -> None:
-        """A process says where it is."""
+        """A process says where it is, or where it was when another supervisor asked."""
+        if status.number != self._inquiry:
+            return
         if self.stage is not Stage.ADOPTING:
             if entry.health is Health.STARTING:  # it told the lost one that it is ready
                 self._on_ready(entry)

@@ -57,6 +57,7 @@ class Agent:
         self.orders: queue.SimpleQueue[Join | LeaveOut | Abort | Stop] = queue.SimpleQueue()
         self.pause_wanted = self.save_wanted = False
         self.aborted_generation = 0
+        self.told_generation = 0  # the last one it was told to join, whether its training thread knows or not
         self.agreed = -1  # the last step at which the replicas were the same, as far as is known
         self.status: Callable[[], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
@@ -97,15 +98,16 @@ class Agent:
             self.orders.put(message)
             self._break_group(message.generation)
         elif isinstance(message, Join | LeaveOut | Stop):
-            if isinstance(message, Join) and message.agreed >= 0:
-                self.agreed = message.agreed
+            if isinstance(message, Join):
+                self.told_generation = message.generation
+                self.agreed = message.agreed if message.agreed >= 0 else self.agreed
             self.orders.put(message)
         elif isinstance(message, Agreed):
             self.agreed = message.step
         elif isinstance(message, PauseRequest):
             self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
         elif isinstance(message, Inquiry) and self.status is not None:
-            self.channel.send(self.status())
+            self.channel.send(self.status().model_copy(update={"number": message.number}))
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

@@ -303,7 +303,8 @@ class Job(JobFacts):
     def _status(self) -> Status:
         joining, over = self.marks.read().phase == "joining", self.state.step >= self.config.steps
         member: Any = "joining" if joining else "finished" if over else "training"
-        place = "waiting" if self._group is None else member
+        told = self.agent.told_generation > self.generation  # and its training thread does not know yet
+        place = "joining" if told else "waiting" if self._group is None else member
         held = self.holding
         return Status(
             place=place, generation=self.generation, step=self.state.step, valid=held.valid, pending=held.pending,

@@ -91,14 +91,16 @@ class Stop(Message):
 
 
 class Inquiry(Message):
-    """To a rank: say where you are; asked by a supervisor that takes over."""
+    """To a rank: say where you are; asked by a supervisor that takes over. ``number``: for the answer, since one to
+    another supervisor, which was lost in its turn, may come first."""
 
     type: Literal["inquiry"] = "inquiry"
+    number: int = 0
 
 
 class Status(Message):
-    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one);
-    ``pending``: as in Parked."""
+    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one), nor
+    told to join one; ``pending``: as in Parked."""
 
     type: Literal["status"] = "status"
     place: Literal["waiting", "joining", "training", "finished"]
@@ -106,6 +108,7 @@ class Status(Message):
     step: int
     valid: bool
     pending: int = 0
+    number: int = 0
 
 
 class Extra(Message):

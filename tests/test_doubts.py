@@ -25,7 +25,7 @@ from recovery.fence import Fence
 from recovery.mechanisms.checkpointer import NothingToRestore
 from recovery.strategies.hot_spare import HotSpare
 from recovery.strategy import StateFrom
-from recovery.wire import Join, SetAside, Status
+from recovery.wire import Inquiry, Join, SetAside, Status
 
 
 def full(*_: object) -> None:
@@ -200,9 +200,10 @@ def test_who_takes_over_goes_on_doubting() -> None:
         hands.marks = dict(rig.hands.marks)
         control = Controller(HotSpare(spares=3), hands, world=4, steps=100, store_port=1)
         control.adopt(known, StateFrom.INITIAL)
+        (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
         for name in rig.names():
             place: Any = "training" if name in rig.members else "waiting"
-            control.on_message(name, Status(place=place, generation=2, step=40, valid=True))
+            control.on_message(name, Status(place=place, generation=2, step=40, valid=True, number=number))
         control.on_exit(rig.members[0], "signal 9")
         for name in rig.members[1:]:
             rig_park(control, name)

@@ -68,7 +68,7 @@ class FakeHome:
     def send(self, name: str, message: Message) -> bool:
         answer: Message | None = None
         if isinstance(message, Inquiry):
-            answer = Status(place="waiting", generation=0, step=0, valid=False)
+            answer = Status(place="waiting", generation=0, step=0, valid=False, number=message.number)
         elif isinstance(message, Join):
             self.joins[name] = message
             answer = Joined(generation=message.generation, step=0, checkpoint=None)

@@ -75,10 +75,9 @@ class SimRank:
         self.pausing = False
         self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
         self.memory: SimRemembering | None = None
-        self.collectives = 0
+        self.collectives = self.examine = 0
         self.skip: Mapping[int, int] = {}
         self._told = Told()
-        self.examine = 0
         self._group_of = group_of
         self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
@@ -106,12 +105,13 @@ class SimRank:
                 self.checkpoints.told(message)
             case PauseRequest():
                 self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
-            case Inquiry() if self._announced:
-                place: Any = "joining" if self.mark.phase == "joining" else "training"
-                place = "finished" if place == "training" and self.state.step >= self.config.steps else place
-                place = "waiting" if self.group is None else place
-                status = {"generation": self.generation, "step": self.state.step, "valid": self._valid}
-                self.send(Status(place=place, pending=self._pending_step, **status))
+            case Inquiry(number=number) if self._announced:
+                told = any(isinstance(order, Join) for order in self._orders)
+                at: Any = "finished" if self.state.step >= self.config.steps else "training"
+                at = "waiting" if self.group is None else "joining" if self.mark.phase == "joining" else at
+                held = {"valid": self._valid, "pending": self._pending_step, "number": number}
+                where: dict[str, Any] = {"place": "joining" if told else at, "generation": self.generation}
+                self.send(Status(**where, step=self.state.step, **held))
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
 

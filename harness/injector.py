@@ -370,6 +370,7 @@ class Injector:
                 done = dict(fault.act(aim.target))
             except Exception as error:
                 self._struck.fail(live, f"it could not act: {type(error).__name__}: {error}")
+                self._struck.heal(live, "what it had done before it failed is undone")
                 continue
             ends = ends or live.ends_at is not None
             if done:

@@ -19,6 +19,9 @@ from harness.struck import Late, Live, died_holding, spoken_of, undone
 from recovery.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
+EVIDENCE_STEPS = 5
+"""Within which the effect of a fault that makes steps slower shows; they may take longer than EVIDENCE_LIMIT_S."""
+LONGEST_S = 600.0
 UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
 
 
@@ -66,7 +69,7 @@ class Occurrences:
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
             until_step=committed + steps if steps is not None and outside else None, point=point,
             held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
-            act=number if act is None else act,
+            act=number if act is None else act, committed=committed,
         )  # fmt: skip
         about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
@@ -129,8 +132,9 @@ class Occurrences:
 
     # ---- evidence
 
-    def look(self, live: Live) -> None:
-        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show."""
+    def look(self, live: Live, committed: int | None = None) -> None:
+        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts, EVIDENCE_STEPS too.
+        ``committed``: steps done by now."""
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
             seen = live.aim.look()
@@ -142,15 +146,18 @@ class Occurrences:
         landed = live.fault.landed(live.occurrence, live.seen)
         if landed is not None:
             self._settle(live, landed)
-        elif now - live.occurrence.time_ns > (limit_s := EVIDENCE_LIMIT_S + live.fault.shows_after_s()) * 1e9:
-            self.fail(live, f"no evidence within {limit_s:.0f} s")
+            return
+        past_s, limit_s = (now - live.occurrence.time_ns) / 1e9, EVIDENCE_LIMIT_S + live.fault.shows_after_s()
+        acts = live.lasts and not live.healed and past_s <= LONGEST_S
+        if past_s > limit_s and not (acts and (committed or 0) < live.committed + EVIDENCE_STEPS):
+            self.fail(live, f"no evidence within {past_s:.0f} s")
 
     def tick(self, committed: int) -> None:
         """Look for evidence, and end what is over after so many steps, or by now."""
         now = self._scene.now_ns()
         for live in self.live:
             if not live.settled:
-                self.look(live)
+                self.look(live, committed)
             by_time = live.until_ns is not None and now >= live.until_ns
             if not live.healed and (
                 by_time or (live.until_step is not None and committed >= live.until_step)

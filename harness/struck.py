@@ -34,7 +34,7 @@ class Late:
 class Live:
     """An occurrence between injection and heal. ``aim``: None for a target that was not there; ``point``: the planned
     one it was due at; ``held``: its process held there when it was injected; ``act``: number of the first occurrence of
-    the act it is of, which hits all its targets at once."""
+    the act it is of, which hits all its targets at once; ``committed``: steps done when it was injected."""
 
     planned: PlannedFault
     fault: Fault
@@ -51,6 +51,7 @@ class Live:
     held: bool = False
     late: Late | None = None
     act: int = 0
+    committed: int = 0
     records: list[str] = field(default_factory=list)
 
     @property

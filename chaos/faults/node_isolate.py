@@ -43,10 +43,10 @@ class NodeIsolate(Fault):
         return {"cut_links": [list(link) for link in target.links], "control": self.control, "by": by}
 
     def heal(self, target: LinkTarget) -> None:
-        """Whole again."""
+        """Whole again; the links first, which were cut first."""
+        target.shape(LinkShape(), both_ways=True)
         if self.control == "cut":
             target.cut_control(False)
-        target.shape(LinkShape(), both_ways=True)
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The job's slowest collective since, or the failure it detected."""

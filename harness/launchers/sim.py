@@ -28,7 +28,7 @@ class Sim(Launcher):
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
 
-    offers: ClassVar[frozenset[Need]] = frozenset(Need)
+    offers: ClassVar[frozenset[Need]] = frozenset(Need) - {Need.MACHINES}
 
     step_ms: float = Field(default=40.0, gt=0, le=600_000)
     jitter: float = Field(default=0.05, ge=0, lt=1)

@@ -41,18 +41,20 @@ class SimGroups:
         return self._kills[process]
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
-        """Each would use one."""
-        for process in processes:
-            self._ranks[process].faults.rationed = max(1.0, len(processes) / cores)
+        """Each rank would use one, and who keeps checkpoints for them next to nothing."""
+        ranks = [self._ranks[process] for process in processes if process in self._ranks]
+        for rank in ranks:
+            rank.faults.rationed = max(1.0, len(ranks) / cores)
 
     def throttled(self, process: str) -> int:
         """At once, if at all."""
-        return int(self._ranks[process].faults.rationed > 1)
+        return int(process in self._ranks and self._ranks[process].faults.rationed > 1)
 
     def release(self, process: str) -> None:
         """No limit any more."""
         self._limits.pop(process, None)
-        self._ranks[process].faults.rationed = 1.0
+        if process in self._ranks:
+            self._ranks[process].faults.rationed = 1.0
 
     def _kill(self, process: str) -> None:
         one = self._ranks[process].process

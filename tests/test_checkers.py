@@ -123,8 +123,8 @@ def test_false_alarm_in_the_control_arm() -> None:
     script = control("hot-spare")
     arms.fail(script)
     evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    # it ends when it is asked to, and nobody answers
-    assert red(evidence) == {"detection": FAIL, "ending": FAIL, "recovery-shown": FAIL}
+    # it ends when it is asked to; nobody has to answer what comes after the last step
+    assert red(evidence) == {"detection": FAIL, "ending": FAIL}
 
 
 def test_failure_without_a_fault() -> None:
@@ -260,7 +260,7 @@ def test_names() -> None:
     assert all(checker.__doc__ for checker in CHECKERS.values())
 
 
-@pytest.mark.parametrize("hit", [4, 3])
+@pytest.mark.parametrize("hit", [4, 3, 2])
 def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> None:
     script = Script("hot-spare", spares=1)
     arms.plan(script, "skip", "collective-skip", ranks=list(range(hit)))
@@ -283,4 +283,4 @@ def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> Non
     found = judged(
         evidence_of(script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}])
     )
-    assert found["detection"].verdict == ("pass" if hit == 4 else FAIL), found["detection"].witness
+    assert found["detection"].verdict == (FAIL if hit == 3 else "pass"), found["detection"].witness

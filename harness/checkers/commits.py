@@ -83,8 +83,13 @@ def _sure_until(history: History, generation: Generation) -> float:
     latest = max(broken, key=lambda failure: failure.time_ns)
     if any(latest.generation < other.number < generation.number for other in history.worked):
         return math.inf
-    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < latest.time_ns]
-    return max((step for step in agreed if step < (latest.step or 0)), default=0)
+    return _agreed_before(history, latest)
+
+
+def _agreed_before(history: History, failure: Event) -> int:
+    """The step at which replicas last agreed before they were found to differ."""
+    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < failure.time_ns]
+    return max((step for step in agreed if step < (failure.step or 0)), default=0)
 
 
 def single_writer(evidence: Evidence) -> Finding:
@@ -138,6 +143,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     good: dict[str, int] = {}
     saving: dict[str, int] = {}  # not acknowledged (yet): whoever saves may die between doing and saying it
     bad: set[str] = set()
+    saved_in: dict[str, int] = {}
     counts = {"restored": 0, "refused": 0, "deleted": 0, "set aside": 0}
     agreements = _agreements(evidence)
     for event in evidence.log.events:
@@ -147,7 +153,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
         elif event.kind is Kind.CHECKPOINT_FAILED:
             saving.pop(name, None)
         elif event.kind is Kind.CHECKPOINT_COMMITTED:
-            good[name] = saving.pop(name, event.step or 0)
+            good[name], saved_in[name] = saving.pop(name, event.step or 0), event.generation
             bad.discard(name)
         elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
             _corrupt(evidence, event, good, bad)
@@ -162,7 +168,9 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
-            problems += _deleted(name, good, _agreed_by(event, agreements, evidence))
+            doubtful = name in good and _in_doubt(evidence, event, good[name], saved_in.get(name, 0))
+            wrong = _deleted(name, good, _agreed_by(event, agreements, evidence))
+            problems += () if doubtful else wrong
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1
             if name in bad:
@@ -194,6 +202,13 @@ def _agreed_by(event: Event, agreements: list[tuple[int, int]], evidence: Eviden
     """The step of the last agreement that whoever wrote the event may have known of; -1: there was none."""
     until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
     return next((step for time_ns, step in reversed(agreements) if time_ns <= until_ns), -1)
+
+
+def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> bool:
+    """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly done away with."""
+    history, until_ns = evidence.history, deleted.time_ns + evidence.log.clocks.bound_ns(deleted)
+    found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
+    return any(step > _agreed_before(history, failure) for failure in found)
 
 
 def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:

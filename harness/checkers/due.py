@@ -63,7 +63,7 @@ def refusals(evidence: Evidence, fault: str) -> list[Event]:
 def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
     planned = (e for e in evidence.log.of(Kind.FAULT_PLANNED) if e.data["fault"] == fault.id)
     event = next(planned, None)
-    return dict(event.data["at"] or {}) if event else {}
+    return {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")} if event else {}
 
 
 def _arrives(fault: FaultSpec) -> bool:
@@ -109,6 +109,15 @@ def _later(fault: FaultSpec) -> bool:
     return fault.at.event is not None and fault.retrigger != "once"
 
 
+def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
+    """Why a step that was made had no fault."""
+    ranks = planned.get("ranks") or ()
+    worlds = [run.world for run in evidence.history.runs if run.step == step]
+    if ranks and worlds and max(worlds) <= min(ranks):
+        return f"and there was no rank {min(ranks)} in it: {max(worlds)} ranks made it"
+    return "but was never injected"
+
+
 def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
     done, history = evidence.history.committed_step, evidence.history
     cure = "lower at.{} or raise workload.steps"
@@ -124,7 +133,7 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
                 f"{fault.id} was due at step {due}, and nobody it was for came to its point: call chaos.beacon.point "
                 f"there, in the process of the rank, with the step as it is reported"
             )
-        return f"{fault.id} was due at step {due}, but was never injected"
+        return f"{fault.id} was due at step {due}, {_why_not(evidence, at, due)}"
     if fault.at.time is not None:
         return (
             f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "

@@ -151,9 +151,12 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
     rank = members.index(hit) if hit in members else None
     # Replicas that differ without a majority: nobody can be named.
-    # Nor can anybody where each member was hit alike.
-    alike = len(members) > 1 and _hit_together(evidence, episode) >= set(members)
-    nameless = evidence.history.info.observed or event.data["cause"] == "diverged" or alike
+    # Nor can anybody where all members were hit alike, or as many as were not: neither side is the odd one.
+    struck = _hit_together(evidence, episode) & set(members)
+    alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
+    # Nor a rank that works and only seems to be still: it may be one that waits for bytes that others have.
+    works = episode.kind == "heartbeat-drop"
+    nameless = evidence.history.info.observed or event.data["cause"] == "diverged" or alike or works
     unblamed = nameless and event.data["process"] is None
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")

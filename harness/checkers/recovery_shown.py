@@ -68,8 +68,12 @@ def _said(failure: Event) -> str:
 
 
 def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
-    """A job that is done with a failure that nobody answered; but for one whose next coordinator found it done."""
+    """A job that is done with a failure that nobody answered; but for one whose next coordinator found it done, or that
+    had made its last step before."""
     history = evidence.history
+    last = history.lineage.get(history.info.steps)
+    if last is not None and last.committed_ns is not None and last.committed_ns < failure.time_ns:
+        return
     later = [e for e in own_lines(history.log) if e.seq > failure.seq]
     if history.outcome != "completed" or any(e.kind is Kind.COORDINATOR_ADOPTED for e in later):
         return

@@ -15,11 +15,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import chaos.faults
 from chaos.events import Event, Kind
+from chaos.fault import Fault, Where
+from chaos.plugins import load
 from harness.judging.lineage import History
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
+_REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
 _STATE_CHANGED = ("replica-desync", "tensor-corrupt")
 """Kinds that can leave a rank with another state than the others, without a non-finite value."""
 
@@ -63,9 +67,26 @@ class Episode:
         changed = self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
         return changed and self.injected.generation == failure.generation
 
+    @property
+    def _acted(self) -> bool:
+        """Whether it may have done something: one that failed for want of evidence did, until it was healed."""
+        if self.failed is None:
+            return True
+        return self.healed is not None and self.healed.time_ns > self.failed.time_ns
+
+    @property
+    def outlives_its_victims(self) -> bool:
+        """Whether it acts on something that nobody replaces when a process fails for it: a link, a disk, a machine."""
+        kind = load(chaos.faults.__name__, Fault).get(self.kind)
+        return kind is not None and (
+            kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
+        )
+
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
         """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
-        if self.injected is None or self.failure is not None or self.failed is not None:
+        if self.injected is None or not self._acted:
+            return False
+        if self.failure is not None and not self.outlives_its_victims:
             return False
         if self.target.get("everywhere"):
             return False  # it makes a step fail, and none slow

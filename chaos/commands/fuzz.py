@@ -1,0 +1,65 @@
+"""``chaos fuzz``: search for what breaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from chaos import errors
+from chaos.commands._say import say
+from chaos.sla import parse_duration
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration(value) if isinstance(value, str) else float(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.option("--strategy", metavar="NAME", help="Only this recovery strategy; all of them without it.")
+@click.option(
+    "--budget", type=_Duration(), default="60s", show_default=True, help="How long to search: 90s, 5m, 1h."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Another one, another search."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that search."
+)
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("scenarios/regressions"),
+    show_default=True, help="Where the scenarios of finds are written.",
+)  # fmt: skip
+@click.option("--worker", hidden=True, help="One process of a search; JSON.")
+def fuzz(strategy: str | None, budget: float, seed: int, jobs: int, into: Path, worker: str | None) -> int:
+    """Play random scenarios on the simulator until one breaks, and make it small.
+
+    Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then is written.
+    """
+    from harness.fuzz.play import strategies
+    from harness.fuzz.workers import search, work
+
+    if worker is not None:
+        from chaos.cli import build_catalogue
+
+        work(build_catalogue(), **json.loads(worker))
+        return errors.EXIT_PASS
+
+    if strategy is not None and strategy not in strategies():
+        raise errors.ScenarioError(
+            f"--strategy {strategy}: there is no such strategy", hint=f"one of {', '.join(strategies())}"
+        )
+    found, interrupted = search(strategy=strategy, budget_s=budget, seed=seed, jobs=jobs, into=into, tell=say)
+    if interrupted:
+        return errors.EXIT_INTERRUPTED
+    return errors.EXIT_FAIL if found else errors.EXIT_PASS
+
+
+COMMANDS = [fuzz]

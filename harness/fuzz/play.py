@@ -1,0 +1,230 @@
+"""One scenario played and judged: in the simulator with its files in memory, what it reached, and what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import chaos.faults
+import recovery.strategies
+from chaos import plugins
+from chaos.catalogue import Catalogue
+from chaos.errors import ScenarioError
+from chaos.events import Log, read_log
+from chaos.fault import Fault
+from chaos.loading.load import load
+from chaos.scenario import Cell, ResolvedRun
+from chaos.schedule import repeat_seed
+from harness.checkers import Evidence, check_all
+from harness.fuzz.coverage import Feature, Observed
+from harness.fuzz.text import as_yaml
+from harness.judging.expected import expected_of
+from harness.launcher import ArmSetup, Launcher
+from harness.launchers.sim import Sim, SimSession
+from harness.ledger import read_open
+from harness.needs import refuse_impossible
+from harness.orchestrator import StopFlag
+from harness.results import Finding
+from harness.rundir import RunDirectory
+from harness.sim.behaviour import Behaviour
+from harness.workload import DataInfo
+from recovery.strategy import Strategy
+
+SAMPLES = 4096
+LONGEST_S = 60.0
+"""Of real time, for one arm of simulated time: a hundred times what they take."""
+CONTROLS_KEPT = 50
+IN_MEMORY = Path("/dev/shm")
+ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
+
+
+class Endless(BaseException):
+    """An arm did not come to its end; of no kind that what it interrupts would catch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a traceback, ``place``:
+    where it was raised; ``findings``: "arm: checker" -> its word; ``left``: what was not cleaned up; ``digest``: of all
+    logs; ``outcomes``: arm -> how it ended."""
+
+    refused: str = ""
+    crash: str = ""
+    place: str = ""
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    digest: str = ""
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    reached: frozenset[Feature] = frozenset()
+    logs: Mapping[str, Log] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arm:
+    outcome: str
+    log: Log
+    left: tuple[str, ...]
+    digest: str
+
+
+class Silent:
+    """Shows nothing."""
+
+    def on_progress(self, *_: object) -> None:
+        """Nothing."""
+
+    def on_event(self, *_: object) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """Plays scenarios on the simulator. ``behaviour``, ``strategy``: instead of the right ones, to plant a defect."""
+
+    catalogue: Catalogue
+    behaviour: type[Behaviour] = Behaviour
+    strategy: type[Strategy] | None = None
+    _controls: dict[str, _Arm] = field(default_factory=dict)
+
+    def play(self, tree: Mapping[str, Any]) -> Played:
+        """Load, play both arms, judge. Never raises, but for what interrupts."""
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        reached: set[Feature] = set()
+        try:
+            return self._play(tree, root, reached)
+        except ScenarioError as error:
+            return Played(refused=str(error))
+        except Endless as error:
+            return Played(crash=str(error), place="no end", reached=frozenset(reached))
+        except Exception as error:
+            return Played(crash=_told(error), place=_place(error), reached=frozenset(reached))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> Played:
+        path = root / "scenario.yaml"
+        path.write_text(as_yaml(tree))
+        (cell, *_) = load(path, self.catalogue).cells
+        spec = cell.scenario.launcher
+        launcher = plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+        assert isinstance(launcher, Sim)
+        refuse_impossible(cell, launcher)
+        control = self._control(tree, cell, root, launcher)
+        faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
+        logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
+        return Played(
+            findings=dict(judged(cell, logs)), left=(*control.left, *faulted.left),
+            digest=control.digest + faulted.digest, reached=frozenset(reached), logs=logs,
+            outcomes={"control": control.outcome, "faulted": faulted.outcome},
+        )  # fmt: skip
+
+    def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
+        """Played once for all scenarios that differ in their faults alone; not at all for one that is played twice."""
+        key = json.dumps({name: value for name, value in tree.items() if name != "faults"})
+        found = self._controls.get(key)
+        if found is None:
+            found = self._arm(cell, RunDirectory(root / "alone"), "control", launcher, set())
+            while len(self._controls) >= CONTROLS_KEPT:
+                del self._controls[next(iter(self._controls))]
+            self._controls[key] = found
+        return found
+
+    def _arm(
+        self, cell: Cell, run: RunDirectory, arm: Literal["control", "faulted"], launcher: Sim, reached: set[Feature]
+    ) -> _Arm:  # fmt: skip
+        run.root.mkdir()
+        run.make_arm(arm)
+        data = DataInfo(path=run.root, samples=SAMPLES, digest="none", about="simulated")
+        seed = repeat_seed(cell.scenario.seed, 0)
+        setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+        spec = cell.scenario.recovery
+        strategy = (self.strategy or strategies()[spec.strategy])(**spec.params)
+        cluster = SimSession(launcher.timings(), self.behaviour()).cluster(setup)
+        played = Observed(setup, cluster, strategy, kinds(), watcher=Silent(), stop=StopFlag())
+        try:
+            with bounded(LONGEST_S, arm):
+                outcome = played.run()
+        finally:
+            reached |= played.reached
+        left = tuple(str(record) for record in read_open(run.ledger))
+        return _Arm(outcome=outcome, log=read_log(run.events(arm)), left=left, digest=digest(run))
+
+
+def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]:
+    """What all checkers say of both arms."""
+    resolved = ResolvedRun(
+        run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell]
+    )
+    for arm in ARMS:
+        evidence = Evidence(
+            arm=arm, cell=cell, log=logs[arm], control=logs["control"] if arm == "faulted" else None,
+            controls=(logs["control"],), exact={name: kind.exact for name, kind in strategies().items()},
+            expected=expected_of(resolved, cell, 0, arm),
+        )  # fmt: skip
+        for name, finding in check_all(evidence).items():
+            yield f"{arm}: {name}", finding
+
+
+@cache
+def kinds() -> Mapping[str, type[Fault]]:
+    """All kinds of fault."""
+    return plugins.load(chaos.faults.__name__, Fault)
+
+
+@cache
+def strategies() -> Mapping[str, type[Strategy]]:
+    """All strategies."""
+    return plugins.load(recovery.strategies.__name__, Strategy)
+
+
+def digest(run: RunDirectory) -> str:
+    """Of every byte of the logs."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted((run.root / "events").rglob("*.jsonl")):
+        found.update(path.relative_to(run.root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def bounded(seconds: float, what: str) -> Iterator[None]:
+    """Raise Endless in this thread, the main one, when it takes longer."""
+
+    def over(signum: int, frame: FrameType | None) -> None:
+        where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
+        raise Endless(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error, limit=-4)).strip()
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised, and what: the same defect has the same."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    where = (
+        f"{os.path.basename(os.path.dirname(last.filename))}/{os.path.basename(last.filename)} {last.name}"
+        if last
+        else "?"
+    )
+    return f"{type(error).__name__} in {where}"

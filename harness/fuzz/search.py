@@ -1,0 +1,100 @@
+"""The search in one process: draws a scenario, plays it, and makes what went wrong small."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.fuzz import draw
+from harness.fuzz.coverage import Coverage
+from harness.fuzz.draw import Dice, World
+from harness.fuzz.oracle import Find, find_in, unsteady
+from harness.fuzz.play import Played
+from harness.fuzz.shrink import shrunk
+
+Tree = dict[str, Any]
+
+NEAR = 0.5
+"""Share of scenarios that are near one that reached something new."""
+KEPT = 200
+"""Scenarios that reached something new, of which others are made."""
+TWICE = 10
+"""One of so many is played again, with the same seed."""
+
+
+class Plays(Protocol):
+    """Plays one scenario."""
+
+    def play(self, tree: Mapping[str, Any]) -> Played:
+        """What became of it; never raises, but for what interrupts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A defect, with the smallest scenario that shows it. ``first``: the one that was drawn; ``plays``: how many more
+    it took."""
+
+    find: Find
+    tree: Tree
+    first: Tree
+    plays: int
+
+
+@dataclass(kw_only=True)
+class Search:
+    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not; ``finds``: by key."""
+
+    world: World
+    player: Plays
+    seed: str
+    coverage: Coverage = field(default_factory=Coverage)
+    finds: dict[str, Found] = field(default_factory=dict)
+    runs: int = 0
+    refused: int = 0
+    again: int = 0
+    _kept: list[Tree] = field(default_factory=list)
+    _drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self.dice = Dice(rng=random.Random(f"chaos fuzz {self.seed}"))
+
+    def step(self) -> Found | None:
+        """One scenario; what it showed, if that is new."""
+        tree = self._draw()
+        played = self.player.play(tree)
+        self._drawn += 1
+        if played.refused:
+            self.refused += 1
+            return None
+        self.runs += 1
+        if self.coverage.add(played.reached):
+            self._kept = [*self._kept[-KEPT + 1 :], tree]
+        find = find_in(tree, played) or self._twice(tree, played)
+        return self._new(find, tree) if find is not None else None
+
+    def _draw(self) -> Tree:
+        if self._kept and self.dice.chance(NEAR):
+            return draw.varied(self.dice.rng.choice(self._kept), self.dice, self.world)
+        return draw.scenario(self.dice, self.world)
+
+    def _twice(self, tree: Tree, played: Played) -> Find | None:
+        return unsteady(played, self.player.play(tree)) if self.runs % TWICE == 0 else None
+
+    def _new(self, find: Find, tree: Tree) -> Found | None:
+        if find.key in self.finds:
+            self.again += 1
+            return None
+        small, plays = shrunk(tree, lambda smaller: self._shows(smaller, find.key))
+        found = Found(find=self._said(small) or find, tree=small, first=tree, plays=plays)
+        self.finds[find.key] = found
+        return found
+
+    def _shows(self, tree: Tree, key: str) -> bool:
+        found = self._said(tree)
+        return found is not None and found.key == key
+
+    def _said(self, tree: Tree) -> Find | None:
+        played = self.player.play(tree)
+        return find_in(tree, played) or (None if played.refused else unsteady(played, self.player.play(tree)))

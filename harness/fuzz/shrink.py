@@ -1,0 +1,164 @@
+"""Makes a scenario that shows a defect small: fewer faults, options, steps and ranks, rounder numbers, as long as it
+shows the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Tree = dict[str, Any]
+Path = tuple[str | int, ...]
+
+MOST_PLAYS = 150
+OPTIONAL: tuple[Path, ...] = (
+    ("workload", "determinism"), ("workload", "verify_every"), ("workload", "evaluate"), ("launcher", "nodes_per_rack"),
+    ("workload", "checkpoint", "delta"), ("workload", "checkpoint", "sharded"), ("workload", "checkpoint", "memory"),
+    ("workload", "checkpoint", "mode"), ("workload", "checkpoint", "keep"),
+)  # fmt: skip
+OF_A_FAULT: tuple[Path, ...] = (
+    ("retrigger",), ("at", "probability"), ("at", "phase"), ("at", "nth"), ("at", "every"), ("at", "max"),
+    ("duration",), ("params",), ("target",),
+)  # fmt: skip
+
+
+def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) -> tuple[Tree, int]:
+    """The smallest that was found, and how often ``shows`` was asked; ``shows`` says whether a tree still shows it."""
+    plays, known = 0, {_key(tree)}
+    again = True
+    while again:
+        again = False
+        for smaller in smaller_than(tree):
+            if _key(smaller) in known:
+                continue
+            known.add(_key(smaller))
+            if plays >= most:
+                return tree, plays
+            plays += 1
+            if shows(smaller):
+                tree, again = smaller, True
+                break
+    return tree, plays
+
+
+def smaller_than(tree: Tree) -> Iterator[Tree]:
+    """Trees that are one step smaller, the boldest first."""
+    faults = range(len(tree["faults"]))
+    for number in faults if len(faults) > 1 else ():
+        yield _without(tree, ("faults", number))
+    for path in OPTIONAL:
+        yield from _if_there(tree, path)
+    for name in [name for name in tree["recovery"] if name != "strategy"]:
+        yield from _if_there(tree, ("recovery", name))
+    for number in faults:
+        for path in OF_A_FAULT:
+            yield from _if_there(tree, ("faults", number, *path))
+        for name in tree["faults"][number].get("params", {}):
+            yield from _if_there(tree, ("faults", number, "params", name))
+        yield from _simpler_trigger(tree, number)
+    yield from _smaller_job(tree)
+    for number in faults:
+        yield from _rounder(tree, ("faults", number))
+
+
+def _smaller_job(tree: Tree) -> Iterator[Tree]:
+    job = tree["workload"]
+    if job["parallelism"] != "ddp":
+        yield _with(tree, ("workload", "parallelism"), "ddp")
+    for nodes in _lower(tree["launcher"].get("nodes", 1), 1):
+        yield _with(tree, ("launcher", "nodes"), nodes)
+    if isinstance(job["parallelism"], str):
+        for ranks in _lower(job["ranks"], 2):
+            smaller = _with(tree, ("workload", "ranks"), ranks)
+            smaller["workload"]["global_batch"] = ranks * max(1, job["global_batch"] // job["ranks"])
+            yield smaller
+        if job["global_batch"] != job["ranks"]:
+            yield _with(tree, ("workload", "global_batch"), job["ranks"])
+    for steps in _lower(job["steps"], 4):
+        yield _with(tree, ("workload", "steps"), steps)
+    every = job["checkpoint"].get("every")
+    for value in _lower(every, 1) if isinstance(every, int) else (5,):
+        yield _with(tree, ("workload", "checkpoint", "every"), value)
+    if tree["seed"] != 0:
+        yield _with(tree, ("seed",), 0)
+
+
+def _simpler_trigger(tree: Tree, number: int) -> Iterator[Tree]:
+    path, at = ("faults", number, "at"), tree["faults"][number]["at"]
+    rest = {key: value for key, value in at.items() if key == "phase"}
+    if len(at.get("steps", ())) > 1:
+        for index in range(len(at["steps"])):
+            yield _without(tree, (*path, "steps", index))
+    elif "steps" in at:
+        yield _with(tree, path, {"step": at["steps"][0], **rest})
+    if "from" in at:
+        yield _with(tree, path, {"step": at["from"], **rest})
+        for until in _lower(at["until"], at["from"]):
+            yield _with(tree, (*path, "until"), until)
+    if at.keys() & {"mtbf", "weibull"}:
+        yield _with(tree, path, {"time": 0.5})
+    if "time" in at or "event" in at:
+        yield _with(tree, path, {"step": max(1, tree["workload"]["steps"] // 2)})
+    for step in _lower(at["step"], 1) if "step" in at else ():
+        yield _with(tree, (*path, "step"), step)
+
+
+def _rounder(tree: Tree, path: Path) -> Iterator[Tree]:
+    """Every number below a path with fewer digits."""
+    for inner, value in _numbers(_at(tree, path), path):
+        if isinstance(value, float):
+            for digits in (0, 1, 2):
+                if (rounded := round(value, digits)) not in (value, 0.0):
+                    yield _with(tree, inner, rounded)
+                    break
+
+
+def _numbers(value: Any, path: Path) -> Iterator[tuple[Path, int | float]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _numbers(inner, (*path, index))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+
+
+def _lower(value: int, least: int) -> Iterator[int]:
+    """The least, half way to it, and one less."""
+    yield from sorted(
+        {number for number in (least, (value + least) // 2, value - 1) if least <= number < value}
+    )
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _if_there(tree: Tree, path: Path) -> Iterator[Tree]:
+    try:
+        _at(tree, path)
+    except (KeyError, TypeError):
+        return
+    yield _without(tree, path)
+
+
+def _without(tree: Tree, path: Path) -> Tree:
+    made = copy.deepcopy(tree)
+    del _at(made, path[:-1])[path[-1]]
+    return made
+
+
+def _with(tree: Tree, path: Path, value: Any) -> Tree:
+    made = copy.deepcopy(tree)
+    _at(made, path[:-1])[path[-1]] = value
+    return made
+
+
+def _key(tree: Any) -> str:
+    return repr(tree)
+
+
+__all__: Sequence[str] = ("MOST_PLAYS", "shrunk", "smaller_than")

@@ -1,0 +1,33 @@
+"""Scenario trees as YAML, as a person would write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Block style for the top, and flow style, which is JSON, for each value and each fault. JSON is YAML 1.2."""
+    lines = []
+    for key, value in tree.items():
+        if key == "faults" and value:
+            lines.append("faults:")
+            lines += [f"  - {_flow(fault)}" for fault in value]
+        else:
+            lines.append(f"{key}: {_flow(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_flow(inner) for inner in value) + "]"
+    if (
+        isinstance(value, str)
+        and value.replace("-", "").replace("_", "").isalnum()
+        and not value[:1].isdigit()
+    ):
+        return value
+    return json.dumps(value)

@@ -1,0 +1,105 @@
+"""Random values of a plugin's parameters, from what its model says of them: kinds, strategies, whatever is added."""
+
+from __future__ import annotations
+
+import math
+import random
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+TRIES = 50
+LEFT_OUT = 0.4
+"""Share of parameters with a default that are not given."""
+AT_AN_END = 0.15
+"""Share of numbers that are the least or the largest allowed one."""
+MOST = {"_s": 20.0, "_ms": 2000.0, "_mib": 256.0, "spares": 3.0}
+"""By how a name ends: more is allowed, and only takes longer."""
+LEAST = {"mbit_per_s": 1.0}
+"""The same for what would stop a job for good."""
+WIDEST = 1000.0
+TEXTS = ("it broke", "x", 'a "word": {of} [several]')
+SMALLEST = 1e-3
+
+
+def params_of(model: type[BaseModel], rng: random.Random) -> dict[str, Any]:
+    """Parameters of a plugin that go together, those without a default always. Raises ValidationError when none were
+    found that do."""
+    for left in reversed(range(TRIES)):
+        found = _drawn(model, rng)
+        try:
+            model(**found)
+            return found
+        except ValidationError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _drawn(model: type[BaseModel], rng: random.Random) -> dict[str, Any]:
+    found = {}
+    for name, field in model.model_fields.items():
+        if not field.is_required() and rng.random() < LEFT_OUT:
+            continue
+        found[name] = value_of(name, field, rng)
+    return found
+
+
+def value_of(name: str, field: FieldInfo, rng: random.Random) -> Any:
+    """One value that the field allows. Raises TypeError for a kind of field that is not known here."""
+    return _of(name, field.annotation, _bounds(field), rng)
+
+
+def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return rng.choice(inner)
+    if origin in (Union, types.UnionType):
+        return _of(name, rng.choice(inner), bounds, rng)
+    if origin is tuple:
+        options = list(get_args(inner[0])) if get_origin(inner[0]) is Literal else []
+        return sorted(rng.sample(options, rng.randint(1, len(options))))
+    if kind is type(None):
+        return None
+    if kind is str:
+        return rng.choice(TEXTS)
+    if kind is bool:
+        return rng.random() < 0.5
+    if kind in (int, float):
+        number = _number(max(_low(bounds), LEAST.get(name, -math.inf)), _high(name, bounds), bounds, rng)
+        return max(round(number), math.ceil(_low(bounds))) if kind is int else float(f"{number:.3g}")
+    raise TypeError(f"{name}: {kind}")
+
+
+def _number(low: float, high: float, bounds: Mapping[str, float], rng: random.Random) -> float:
+    """Small ones as often as large ones; an end of the range now and then."""
+    if rng.random() < AT_AN_END and "ge" in bounds:
+        return low
+    if rng.random() < AT_AN_END and bounds.get("le") == high:
+        return high
+    least = max(low, SMALLEST) if low >= 0 else low
+    if least <= 0 or high / least < 2:
+        return rng.uniform(low, high)
+    return math.exp(rng.uniform(math.log(least), math.log(high)))
+
+
+def _low(bounds: Mapping[str, float]) -> float:
+    return bounds["ge"] if "ge" in bounds else bounds.get("gt", -WIDEST)
+
+
+def _high(name: str, bounds: Mapping[str, float]) -> float:
+    allowed = bounds["le"] if "le" in bounds else bounds.get("lt", WIDEST)
+    cap = next((most for ending, most in MOST.items() if name.endswith(ending)), WIDEST)
+    return max(_low(bounds), min(allowed, cap))
+
+
+def _bounds(field: FieldInfo) -> dict[str, float]:
+    found = {}
+    for part in field.metadata:
+        for name in ("ge", "gt", "le", "lt"):
+            if (value := getattr(part, name, None)) is not None:
+                found[name] = float(value)
+    return found

@@ -91,16 +91,18 @@ class Silent:
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """Plays scenarios on the simulator. ``behaviour``, ``strategy``: instead of the right ones, to plant a defect."""
+    """Plays scenarios on the simulator. ``root``: where their files go meanwhile; ``behaviour``, ``strategy``:
+    instead of the right ones, to plant a defect."""
 
     catalogue: Catalogue
+    root: Path | None = None
     behaviour: type[Behaviour] = Behaviour
     strategy: type[Strategy] | None = None
     _controls: dict[str, _Arm] = field(default_factory=dict)
 
     def play(self, tree: Mapping[str, Any]) -> Played:
         """Load, play both arms, judge. Never raises, but for what interrupts."""
-        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         reached: set[Feature] = set()
         try:
             return self._play(tree, root, reached)
@@ -175,6 +177,11 @@ def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]
         )  # fmt: skip
         for name, finding in check_all(evidence).items():
             yield f"{arm}: {name}", finding
+
+
+def memory() -> Path | None:
+    """A directory in memory; None: there is none."""
+    return IN_MEMORY if IN_MEMORY.is_dir() else None
 
 
 @cache

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,15 +19,15 @@ from typing import IO, Any
 from chaos.catalogue import Catalogue
 from harness.fuzz.coverage import Coverage
 from harness.fuzz.draw import World
-from harness.fuzz.play import Player, kinds, strategies
+from harness.fuzz.play import Player, kinds, memory, strategies
 from harness.fuzz.regressions import write
 from harness.fuzz.search import Search
 
-TELL_EVERY_S = 5.0
+TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
 MOST_READ = 1 << 16
-REPORT_EVERY = 20
-"""A worker says how far it is after so many scenarios."""
+REPORT_EVERY_S = 1.0
+"""So often a worker says how far it is."""
 
 
 @dataclass(kw_only=True)
@@ -53,19 +54,21 @@ class Tally:
 # ---- in a worker
 
 
-def work(catalogue: Catalogue, strategy: str | None, seed: str, most_s: float) -> None:
-    """Search until the time is over, or whoever started this is gone; each line of standard output is a message."""
+def work(catalogue: Catalogue, strategy: str | None, seed: str, most_s: float, root: str) -> None:
+    """Search until the time is over, or whoever started this is gone; each line of standard output is a message.
+    ``root``: for files, which whoever started this removes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    search = Search(world=world, player=Player(catalogue=catalogue), seed=seed)
+    search = Search(world=world, player=Player(catalogue=catalogue, root=Path(root)), seed=seed)
     told: set[tuple[str, ...]] = set()
     until_s, parent = time.monotonic() + most_s, os.getppid()
+    next_s = 0.0
     while time.monotonic() < until_s and os.getppid() == parent:
         found = search.step()
         if found is not None:
             _say({"find": found.find.key, "text": found.find.text, "tree": found.tree, "plays": found.plays})
-        if found is not None or (search.runs + search.refused) % REPORT_EVERY == 0:
-            told = _report(search, told)
+        if found is not None or time.monotonic() >= next_s:
+            told, next_s = _report(search, told), time.monotonic() + REPORT_EVERY_S
     _report(search, told)
 
 
@@ -89,7 +92,10 @@ def search(
     """Search with ``jobs`` processes for ``budget_s`` seconds. Returns how many defects were found, and whether it was
     interrupted. A worker that dies is named, and the others go on."""
     tally, interrupted, began = Tally(), False, time.monotonic()
-    with _started(strategy, budget_s, seed, jobs) as workers:
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory(), ignore_cleanup_errors=True) as root,
+        _started(strategy, budget_s, seed, jobs, root) as workers,
+    ):
         try:
             _listen(workers, tally, into, tell, began)
         except KeyboardInterrupt:
@@ -104,12 +110,12 @@ def search(
 
 @contextlib.contextmanager
 def _started(
-    strategy: str | None, budget_s: float, seed: int, jobs: int
+    strategy: str | None, budget_s: float, seed: int, jobs: int, root: str
 ) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     workers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(jobs):
-            what = {"strategy": strategy, "seed": f"{seed}.{number}", "most_s": budget_s}
+            what = {"strategy": strategy, "seed": f"{seed}.{number}", "most_s": budget_s, "root": root}
             workers[number] = subprocess.Popen(
                 [sys.executable, "-m", "chaos", "fuzz", "--worker", json.dumps(what)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,

@@ -134,6 +134,8 @@ def test_a_good_run_is_no_find() -> None:
         (said("fail", "w3 commits 12 twice"), "faulted: membership fail: P commits # twice"),
         (said("inconclusive", "who knows"), "faulted: membership inconclusive: who knows"),
         (said("inconclusive", "f0 waited for data number 2, which never came: lower", "faulted: fault-landed"), None),
+        (said("inconclusive", "f0 waited for data number 2, which never came; f1 is lost", "faulted: fault-landed"),
+         "faulted: fault-landed inconclusive: F is lost"),
         (said("fail", "f0 was due at step 3, but was never injected", "faulted: fault-landed"),
          "faulted: fault-landed fail: F was due at step #, but was never injected"),
     ],

@@ -104,6 +104,7 @@ NOT_LANDED = (
     "could not be injected: the run ended before anybody saw an effect",
     "could not be injected: nobody holds rank",
     "could not be injected: the process was gone",
+    r"could not be injected: no spare \d+ waits",
     "could not be injected: no such checkpoint",
     "^use another seed$",
 )
@@ -152,24 +153,25 @@ def find_in(tree: Tree, played: Played) -> Find | None:
     if played.left:
         return Find(key="left behind", text="; ".join(played.left))
     open_ones = {
-        name: finding for name, finding in played.findings.items()
-        if finding.verdict != "pass" and not excused(tree, played, name, finding)
+        name: parts for name, finding in played.findings.items()
+        if finding.verdict != "pass" and (parts := unexcused(tree, played, name, finding))
     }  # fmt: skip
     if not open_ones:
         return None
-    worst = sorted(open_ones.items(), key=lambda item: (item[1].verdict != "fail", item[0]))
-    name, finding = worst[0]
-    rest = [f"{other} {one.verdict}: {one.witness}" for other, one in worst]
-    return Find(key=f"{name} {finding.verdict}: {plain(finding.witness)}", text="\n".join(rest))
+    worst = sorted(open_ones, key=lambda name: (played.findings[name].verdict != "fail", name))
+    said = [f"{name} {played.findings[name].verdict}: {played.findings[name].witness}" for name in worst]
+    first = worst[0]
+    key = f"{first} {played.findings[first].verdict}: {plain('; '.join(open_ones[first]))}"
+    return Find(key=key, text="\n".join(said))
 
 
-def excused(tree: Tree, played: Played, name: str, finding: Finding) -> bool:
-    """Whether all that a checker says are reasons that are listed, and true."""
+def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[str]:
+    """What a checker says beside reasons that are listed, and true."""
     checker = name.partition(": ")[2]
     known = [one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict]
     true = [one for one in known if one.when(tree, played)]
     parts = MORE.sub("", finding.witness).split("; ")
-    return all(any(re.search(one.says, part) for one in true) for part in parts)
+    return [part for part in parts if not any(re.search(one.says, part) for one in true)]
 
 
 def unsteady(first: Played, second: Played) -> Find | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from recovery.agent import Agent
-from recovery.wire import Abort, Channel, Extra, Join, PauseRequest, Ready, Stop
+from recovery.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Ready, Status, Stop
 
 WAIT_S = 10.0
 JOIN = Join(
@@ -190,3 +191,15 @@ def test_by_default_an_orphan_ends_its_process() -> None:
         os.close(fd)
     assert result is not None
     assert result.si_status == 70
+
+
+def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_is_taken(rig: Rig) -> None:
+    rig.agent.status = lambda: Status(
+        place="waiting", generation=rig.agent.told_generation, step=7, valid=True
+    )
+    rig.channel.send(JOIN)
+    rig.channel.send(Inquiry(number=5))
+    assert select.select([rig.channel], [], [], WAIT_S)[0], "it does not answer"
+    (answer,) = rig.channel.receive() or ()
+    assert isinstance(answer, Status) and (answer.number, answer.generation) == (5, JOIN.generation)
+    assert rig.order() == JOIN

@@ -389,3 +389,19 @@ def test_evidence_of_a_rank_on_another_machine_is_read_by_the_coordinators_clock
     writer.close()
     (landed,) = rig.scene.told("fault_landed")
     assert landed["evidence"]["measured_factor"] == 2.0
+
+
+def test_what_an_act_did_before_it_failed_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links were cut for good, as the other half of the act could not be done."""
+    undone: list[Any] = []
+
+    def fails(fault: Fault, target: Any) -> dict[str, Any]:
+        raise RuntimeError("half of it")
+
+    monkeypatch.setattr(KINDS["process-stop"], "act", fails)
+    monkeypatch.setattr(KINDS["process-stop"], "heal", lambda fault, target: undone.append(target))
+    rig = Rig(tmp_path, "process-stop", {"step": 7}, duration=5.0)
+    rig.train()
+    rig.at_point("w2", 2, 7, "data")
+    assert failed(rig) == ["it could not act: RuntimeError: half of it"] and len(undone) == 1
+    assert rig.scene.told("fault_healed")[0]["how"] == "what it had done before it failed is undone"

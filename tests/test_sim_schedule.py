@@ -12,6 +12,7 @@ from simulate import KILL, Played, cell_of, evidence, play
 from chaos.events import Event, Kind
 from chaos.faultspec import FaultSpec
 from harness.checkers import check_all, due
+from harness.judging.episodes import Episode
 
 PLAIN = "checkpoint-restart"
 
@@ -128,6 +129,38 @@ def test_one_that_acts_again_before_it_is_over_ends_with_the_later(memory: Path)
     first, second = played.log.of(Kind.FAULT_HEALED)
     assert "left to occurrence 1" in first.data["how"] and "left to" not in second.data["how"]
     assert findings(played)["landing"] == ("pass", "2 derived again from the log")
+
+
+def test_slow_steps_have_the_time_to_show_it(memory: Path) -> None:
+    """A step over the throttled link takes four seconds, and five of them more than the 15 s of other evidence."""
+    slow = {"kind": "link-throttle", "target": {"rank": 0}, "at": {"step": 6}, "duration": {"steps": 10}}
+    played = arm(memory, {**slow, "params": {"mbit_per_s": 1.42}}, ranks=4, steps=30)
+    assert len(list(played.log.of(Kind.FAULT_LANDED))) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "failed", "failure", "lasts"),
+    [
+        ("link-throttle", None, None, True),
+        ("link-throttle", None, 20, True),  # whoever is blamed is replaced, and the link is as slow as before
+        ("straggler", None, 20, False),
+        ("straggler", 30, None, True),  # nobody saw its effect in time, and it acted until it was healed
+        ("straggler", 90, None, False),
+    ],
+)
+def test_how_long_a_fault_acts(kind: str, failed: int | None, failure: int | None, lasts: bool) -> None:
+    def at(time: int | None, kind: Kind, **data: Any) -> Event | None:
+        return time and Event(
+            kind=kind, actor="orchestrator", seq=0, time_ns=time, generation=1, step=None, data=data
+        )
+
+    episode = Episode(
+        fault="f", kind=kind, occurrence=0, target={}, process="w0", rank=0,
+        planned=at(1, Kind.FAULT_PLANNED, lasts=True), injected=at(10, Kind.FAULT_INJECTED), landed=None,
+        failed=at(failed, Kind.FAULT_FAILED), healed=at(80, Kind.FAULT_HEALED),
+        failure=at(failure, Kind.FAILURE_DETECTED),
+    )  # fmt: skip
+    assert episode.lasts_over(40, 50) == lasts and not episode.lasts_over(81, 90)
 
 
 # --- limits

@@ -33,7 +33,8 @@ class HangLimits:
     ``between_s``: in code of the user's between two steps, such as an evaluation; ``first_step_s``: before the job's
     first step is done, and ``compile_s`` for a process that uses a processor then, since it may compile;
     ``disk_factor``: as many times as long for a process that waits for a device, in the kernel; ``given_s``: what the
-    user says, instead of all that is learned, and for all ranks together too.
+    user says, instead of all that is learned of steps, and for all ranks together too. It does not shorten what a first
+    step may take, as that compiles, maps memory and starts the loader: a bound of three steps would end each job there.
     """
 
     floor_s: float = 0.6
@@ -105,15 +106,17 @@ class Pace:
     def deadline_s(self, phase: str, name: str = "") -> float:
         """How long a process may be silent in a phase while others wait for it. ``name`` "": one that is seasoned."""
         limits = self.limits
-        if limits.given_s is not None:
-            return limits.given_s
         least = limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s - limits.ahead_s
         if phase == "between":
             least = limits.between_s
+        if limits.given_s is not None:
+            least = limits.given_s
         if not self._durations:
             return max(least, limits.first_step_s)
         if name and name not in self._seasoned and phase != "collective":
             least = max(least, HISTORY_FACTOR * self._first_s)
+        if limits.given_s is not None:
+            return least
         known = max(self._silences.get(phase, ()), default=0.0)
         return min(limits.ceiling_s, max(least, self.usual_s, HISTORY_FACTOR * known))
 

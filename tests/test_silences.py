@@ -126,6 +126,28 @@ def test_what_the_user_says_counts_instead_of_what_was_learned() -> None:
     assert Watched(limits=limits).watch(ranks("data", "data", "data", "data"), for_s=29.5) is None
 
 
+def test_a_bound_of_a_few_steps_does_not_end_the_first_step_of_a_job_or_of_a_replacement() -> None:
+    """`--hang-timeout 0.15` ended every job at its start."""
+    job = Watched.__new__(Watched)
+    job.now, job.detector = 1000.0, HangDetector(limits=HangLimits(given_s=0.15))
+    job.detector.resumed(())
+    assert job.watch(ranks("forward", "collective", step=1), for_s=3) is None
+    for step in range(1, 30):
+        job.detector.observe(job.now, step - 1)
+        assert job.look(ranks("optimizer", "optimizer", step=step, moves=step)) is None
+        job.now += 0.05
+    job.detector.resumed(["w0", "s9"])
+    joins = {name: mark("joining", moves=98, step=29) for name in ("w0", "s9")}
+    assert job.look(joins) is None
+    late = {"w0": mark("collective", moves=99, step=29), "s9": mark("forward", moves=99, step=29)}
+    assert job.watch(late, for_s=5) is None
+    assert job.watch(late, for_s=2) is not None, "but it does not keep the others for ever"
+    job.detector.resumed(["w0", "s9"])
+    assert job.look(joins) is None
+    late["w0"], late["s9"] = late["s9"], late["w0"]
+    assert job.watch(late, for_s=0.2) is not None, "one that has trained keeps to the bound"
+
+
 def test_a_replacement_compiles_as_long_as_the_first_processes_did() -> None:
     """Of its whole life the first step takes long, and those that wait for it have forgotten theirs."""
     job = Watched.__new__(Watched)

@@ -10,6 +10,7 @@ from chaos.events import Event
 from chaos.fault import Fault, Occurrence, Where
 from chaos.following import Tail
 from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
+from chaos.witness import effects_of
 from harness.sites import Aim
 from recovery.wire import Extra
 
@@ -78,9 +79,12 @@ def spoken_of(struck: Sequence[Live], message: Extra) -> Live | None:
 
 
 def died_holding(live: Live) -> bool:
-    """Whether its process, which has ended, never left the point it held at, and did not act: it wrote nothing more."""
+    """Whether its process, which has ended, never left the point it held at, and did not act: it wrote nothing more,
+    and as a command's rank it did not say so."""
     ours, since_ns = live.occurrence.processes, live.occurrence.time_ns
-    return not any(event.actor in ours and event.time_ns > since_ns for event in live.seen)
+    wrote = any(event.actor in ours and event.time_ns > since_ns for event in live.seen)
+    said = any("script" in evidence for evidence in effects_of(live.occurrence, live.seen))
+    return not wrote and not said
 
 
 def held_by_all(planned: PlannedFault, fault: Fault) -> bool:

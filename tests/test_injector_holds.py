@@ -296,6 +296,24 @@ def test_a_target_that_dies_of_something_else_at_that_very_moment_is_replaced_as
     assert len(rig.scene.told("fault_failed")) == 2, "nobody saw the second one's effect, and that is said"
 
 
+def test_a_rank_of_a_command_that_said_it_acted_and_then_died_is_not_replaced_as_a_target(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(
+        tmp_path,
+        {"id": "f", "kind": "rank-hang", "target": {"rank": 2}, "at": {"step": 7, "phase": "backward"}},
+    )
+    rig.hold("f", 7, "backward", "w2")
+    rig.scene.now += SECOND // 50
+    rig.scene.record(Kind.FAULT_EFFECT, step=7, fault="f", occurrence=0, evidence={"script": "hang"})
+    rig.scene.now += SECOND // 50
+    rig.died("w2")
+    assert not any(told["again"] for told in rig.scene.told("fault_failed") if "again" in told)
+    rig.injector.close()
+    (failed,) = rig.scene.told("fault_failed")
+    assert "anybody saw an effect" in failed["reason"]
+
+
 def test_the_others_are_hit_without_the_one_that_died_waiting_for_them(tmp_path: Path) -> None:
     rig = Rig(tmp_path, {"id": "k", "kind": "process-kill", "target": EVERYBODY, "at": {"step": 20}})
     rig.hold("k", 20, "data", "w0", "w1", "w2")

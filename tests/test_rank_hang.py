@@ -120,6 +120,19 @@ def test_a_thread_that_is_gone_says_nothing_and_one_of_another_namespace_is_the_
     assert standing.seen(2 * S) == []
 
 
+def test_a_thread_that_is_killed_soon_was_seen_until_then() -> None:
+    """A stack with a short hang timeout kills it before it was watched for the usual time."""
+    ran = Thread(ready=True, ran_s=1.0, queued_s=0.0)
+    threads = {5: ran}
+    standing = Standing(lambda pid: threads)
+    standing.watch(("f", 0, 7), pid=5, tid=5, now_ns=0)
+    threads = {5: Thread(ready=True, ran_s=1.05, queued_s=0.01)}
+    assert standing.seen(S // 20) == []
+    threads = {}
+    assert standing.seen(S // 10) == [(("f", 0, 7), {"watched_s": 0.05, "ran_s": 0.05, "queued_s": 0.01})]
+    assert standing.seen(S) == []
+
+
 def test_only_a_kernel_without_a_device_is_emulated() -> None:
     emulated = {(how, cuda) for how in ("sleep", "spin", "kernel") for cuda in (False, True)
                 if KIND(how=how).acts(cuda=cuda) is Fidelity.EMULATED}  # fmt: skip

@@ -9,18 +9,25 @@ from typing import Any
 from recovery.starvation import Thread, threads_of
 
 WATCH_S = 0.2
+LEAST_S = 0.05
+"""A stack that kills who hangs sooner leaves less to see: five clock ticks of the kernel, with which it counts."""
 NS = 1e9
 Key = tuple[str, int, int]
 """Fault, occurrence, step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Watched:
     key: Key
     pid: int
     tid: int
     since_ns: int
     then: Thread
+    last_ns: int
+    last: Thread
+
+    def watched_s(self) -> float:
+        return (self.last_ns - self.since_ns) / NS
 
 
 class Standing:
@@ -35,20 +42,29 @@ class Standing:
         found = self._threads(pid)
         tid = tid if tid in found else pid
         if tid in found:
-            self._watched.append(_Watched(key=key, pid=pid, tid=tid, since_ns=now_ns, then=found[tid]))
+            then = found[tid]
+            self._watched.append(
+                _Watched(key=key, pid=pid, tid=tid, since_ns=now_ns, then=then, last_ns=now_ns, last=then)
+            )
 
     def seen(self, now_ns: int) -> list[tuple[Key, dict[str, Any]]]:
-        """(fault, occurrence, step) and the processor time of those watched for long enough; those gone say nothing."""
-        due = [row for row in self._watched if (now_ns - row.since_ns) / NS >= WATCH_S]
-        self._watched = [row for row in self._watched if row not in due]
-        rows = []
-        for row in due:
+        """(fault, occurrence, step) and the processor time of those watched for long enough, or until they ended."""
+        rows, still = [], []
+        for row in self._watched:
             now = self._threads(row.pid).get(row.tid)
             if now is not None:
-                evidence = {
-                    "watched_s": round((now_ns - row.since_ns) / NS, 3),
-                    "ran_s": round(now.ran_s - row.then.ran_s, 3),
-                    "queued_s": round(now.queued_s - row.then.queued_s, 3),
-                }
-                rows.append((row.key, evidence))
+                row.last_ns, row.last = now_ns, now
+            if now is not None and row.watched_s() < WATCH_S:
+                still.append(row)
+            elif row.watched_s() >= LEAST_S:
+                rows.append((row.key, _evidence(row)))
+        self._watched = still
         return rows
+
+
+def _evidence(row: _Watched) -> dict[str, Any]:
+    return {
+        "watched_s": round(row.watched_s(), 3),
+        "ran_s": round(row.last.ran_s - row.then.ran_s, 3),
+        "queued_s": round(row.last.queued_s - row.then.queued_s, 3),
+    }

@@ -203,6 +203,21 @@ def test_steps_done_again_are_rolled_back() -> None:
     assert 0 < made.goodput < made.control_goodput <= 1
 
 
+def test_the_rest_of_a_step_in_which_a_replacement_is_found_late_is_not_done_again() -> None:
+    """It joined some steps before it was seen from outside: the last report of step 38 came after that."""
+    fleet = Fleet()
+    fleet.reach(1, 30)
+    fleet.killed()
+    fleet.found("w0")
+    fleet.reach(31, 35, ranks=(0,), share=8)
+    fleet.reach(36, 38, ranks=(0,))
+    fleet.found("w0", "w2")
+    fleet.reach(38, 38, ranks=(1,))
+    fleet.reach(39, STEPS)
+    made = trial(fleet.end())
+    assert (made.outcome, made.steps_lost) == ("recovered", 0)
+
+
 def test_a_job_that_begins_again_is_started_over_and_never_recovered() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)

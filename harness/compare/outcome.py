@@ -208,8 +208,9 @@ def redone(history: History, injected_ns: int) -> list[int]:
     """Steps that had been done and were done again after the fault, in order, each once.
 
     Where ranks are known a step counts when all members of a generation had reported it, which is what it takes to be
-    committed anywhere in this project, and one reports it in a later generation again. One that only the lost rank had
-    finished, or that some finished before a spare joined and the others after, was not.
+    committed anywhere in this project, and most of a later generation report it again. One that only the lost rank had
+    finished, or that some finished before a spare joined and the others after, was not: from outside a spare may be
+    found some steps after it joined, so that the rest of a step is reported by a generation that did not begin with it.
     """
     if not _told_by_rank(history):
         lost = (run for run in history.runs if not run.survives and run.committed_ns is not None)
@@ -222,9 +223,10 @@ def redone(history: History, injected_ns: int) -> list[int]:
         step, number = event.step or 0, event.generation
         told = ranks.setdefault((number, step), set())
         told.add(int(event.data["rank"]))
-        if event.time_ns > injected_ns and whole.get(step, number) < number:
+        world = worlds.get(number, math.inf)
+        if event.time_ns > injected_ns and whole.get(step, number) < number and 2 * len(told) > world:
             again.add(step)
-        if len(told) >= worlds.get(number, math.inf):
+        if len(told) >= world:
             whole.setdefault(step, number)
     return sorted(again)
 

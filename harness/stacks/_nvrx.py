@@ -40,8 +40,9 @@ class Inprocess(Stack):
         last_call_wait=0.1, soft_timeout=8, hard_timeout=10, termination_grace_time=0,
     )  # fmt: skip
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        GROUP: (0.5, 1),
-        "Wrapper(soft_timeout) s": (2, 4, 8),
+        GROUP: (0.25, 0.5),
+        "Wrapper(soft_timeout) s": (1,),
+        "Wrapper(hard_timeout) s": (2, 5),
     }
     tuned_because: ClassVar[str] = (
         "Its usage guide (docs/source/inprocess/usage_guide.rst, Restart latency) adds up the latency of these waits: "

@@ -38,7 +38,7 @@ class Torchft(Stack):
     }
     advised: ClassVar[Mapping[str, Value]] = {GROUP: 2, TIMEOUT: 10, HEARTBEAT: 500, JOIN: 1000, TICK: 20}
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        GROUP: (0.15, 0.3, 0.5, 1), HEARTBEAT: (500,), JOIN: (50, 200), TICK: (20,),
+        GROUP: (0.05, 0.1, 0.15), HEARTBEAT: (500,), JOIN: (10, 50), TICK: (20,),
     }  # fmt: skip
     tuned_because: ClassVar[str] = (
         "Its page Assumptions and Recommendations (docs/source/assumptions_and_recommendations.rst) wants min_replicas "

@@ -90,8 +90,11 @@ class Timing:
 
     def with_limits(self, *, hang_s: float | None, park_s: float | None, join_s: float | None) -> Timing:
         """With what the user says instead of what is usual; None: nothing. A rank that is about to be aborted is given
-        no longer than one that has been."""
-        hang = self.hang if hang_s is None else replace(self.hang, given_s=hang_s)
+        no longer than one that has been, and a process that is stopped no longer than one that is only silent."""
+        hang = self.hang
+        if hang_s is not None:
+            stopped_s = min(hang.stopped_s, max(0.8 * hang_s, 1.25 * self.tick_s))
+            hang = replace(hang, given_s=hang_s, stopped_s=stopped_s)
         park = self.park_timeout_s if park_s is None else park_s
         join = self.join_timeout_s if join_s is None else join_s
         return replace(

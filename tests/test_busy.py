@@ -208,11 +208,18 @@ def test_the_users_limits_are_taken() -> None:
     assert (usual.hang.given_s, usual.park_timeout_s, usual.join_timeout_s) == (None, 1.0, 60.0)
 
 
+def test_a_process_that_is_stopped_has_less_than_one_that_is_silent() -> None:
+    short = timing_of(parser("").parse_args(["--hang-timeout", "0.05", "train.py"]))
+    assert (short.hang.given_s, short.hang.stopped_s) == (0.05, pytest.approx(0.04))
+    long = timing_of(parser("").parse_args(["--hang-timeout", "5", "train.py"]))
+    assert long.hang.stopped_s == 0.08
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--hang-timeout", "0"], "0 is no time to wait"),
-        (["--hang-timeout", "0.05"], "hang.stopped_s (0.08 s) must be less than hang.given_s (0.05 s)"),
+        (["--hang-timeout", "0.025"], "hang.stopped_s (0.025 s) must be less than hang.given_s (0.025 s)"),
         (
             ["--join-timeout", "5"],
             "park_timeout_s * hang.disk_factor (10 s) must be less than join_timeout_s (5 s)",

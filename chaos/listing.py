@@ -14,6 +14,9 @@ from chaos.errors import ScenarioError
 from chaos.fault import Fault, Fidelity, Need
 from chaos.loading.source import read_document
 
+NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
+"""How names of other files end that a search for defects keeps beside scenarios: spoilt ones, and changes of logs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
@@ -89,6 +92,8 @@ def scenario_entries(directory: Path) -> list[Entry]:
     """The scenario files of a directory by path, with their descriptions; unreadable ones say so."""
     entries = []
     for path in sorted(directory.rglob("*.yaml")):
+        if path.name.endswith(NO_SCENARIOS):
+            continue
         try:
             description = str(read_document(path).tree.get("description", ""))
         except ScenarioError:

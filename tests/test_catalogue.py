@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from chaos import plugins
 from chaos.fault import Fault
+from chaos.listing import NO_SCENARIOS
 
 ROOT = Path(__file__).parent.parent
 FAULTS = plugins.load("chaos.faults", Fault)
@@ -22,7 +23,9 @@ PROMISED = {
     "read-only", "data-stall", "data-corrupt", "heartbeat-drop", "store-latency", "clock-skew",
     "node-stop", "node-slow", "rank-hang",
 }  # fmt: skip
-SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
+SCENARIOS = [
+    path for path in sorted((ROOT / "scenarios").rglob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)
+]
 
 
 @cache

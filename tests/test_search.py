@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
+from chaos.listing import NO_SCENARIOS
 from chaos.loading.load import load
 from harness.fuzz import draw
 from harness.fuzz.coverage import Coverage
@@ -31,7 +32,8 @@ from harness.sim.behaviour import Behaviour
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
 MOST_REFUSED = 0.5
-REGRESSIONS = sorted((Path(__file__).resolve().parent.parent / "scenarios" / "regressions").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parent.parent / "scenarios" / "regressions"
+REGRESSIONS = [path for path in sorted(FOLDER.glob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)]
 
 
 def dice(seed: int = 1) -> Dice:

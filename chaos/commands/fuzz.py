@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -23,6 +24,13 @@ class _Duration(click.ParamType):
 
 
 @click.command()
+@click.option(
+    "--what",
+    type=click.Choice(["recovery", "loader", "judge"]),
+    default="recovery",
+    show_default=True,
+    help="What is searched: the recovery stack, how files are read, or how logs are judged.",
+)
 @click.option("--strategy", metavar="NAME", help="Only this recovery strategy; all of them without it.")
 @click.option(
     "--budget", type=_Duration(), default="60s", show_default=True, help="How long to search: 90s, 5m, 1h."
@@ -38,8 +46,16 @@ class _Duration(click.ParamType):
     show_default=True, help="Where the scenarios of finds are written.",
 )  # fmt: skip
 @click.option("--worker", hidden=True, help="One process of a search; JSON.")
-def fuzz(strategy: str | None, budget: float, seed: int, jobs: int, into: Path, worker: str | None) -> int:
-    """Play random scenarios on the simulator until one breaks, and make it small.
+def fuzz(
+    what: Literal["recovery", "loader", "judge"],
+    strategy: str | None,
+    budget: float,
+    seed: int,
+    jobs: int,
+    into: Path,
+    worker: str | None,
+) -> int:
+    """Try random scenarios, files and logs until something breaks, and make it small.
 
     Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then is written.
     """
@@ -52,11 +68,15 @@ def fuzz(strategy: str | None, budget: float, seed: int, jobs: int, into: Path, 
         work(build_catalogue(), **json.loads(worker))
         return errors.EXIT_PASS
 
+    if strategy is not None and what == "loader":
+        raise click.UsageError("--strategy is of what is played; with --what loader nothing is: leave it out")
     if strategy is not None and strategy not in strategies():
         raise errors.ScenarioError(
             f"--strategy {strategy}: there is no such strategy", hint=f"one of {', '.join(strategies())}"
         )
-    found, interrupted = search(strategy=strategy, budget_s=budget, seed=seed, jobs=jobs, into=into, tell=say)
+    found, interrupted = search(
+        strategy=strategy, budget_s=budget, seed=seed, jobs=jobs, into=into, tell=say, what=what
+    )
     if interrupted:
         return errors.EXIT_INTERRUPTED
     return errors.EXIT_FAIL if found else errors.EXIT_PASS

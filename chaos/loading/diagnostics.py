@@ -85,14 +85,14 @@ def render(placed: Placed, *, label: str = "") -> str:
     """One problem as people read it, over three lines (one when its line is empty)."""
     span = _shortened(placed.span)
     message = _LONG_WORD.sub(lambda word: clipped(word[0], _MAX_WORD), placed.message)
-    message = clipped(message, _MAX_MESSAGE)
-    source = clipped(span.source, _MAX_SOURCE)
+    message = _on_one_line(clipped(message, _MAX_MESSAGE))
+    source = _on_one_line(clipped(span.source, _MAX_SOURCE))
     head = f"{source}:{span.line}:{placed.span.column}: {label}{message}"
     if not span.text.strip():
         return head
     # Tabs stay tabs, so that the caret stands under its word at any tab width. Nothing unprintable reaches
     # a terminal.
-    text = "".join(char if char.isprintable() or char == "\t" else "?" for char in span.text)
+    text = "\t".join(_on_one_line(part) for part in span.text.split("\t"))
     lead = "".join("\t" if char == "\t" else " " for char in span.text[: span.column - 1])
     return f"{head}\n  {text}\n  {lead}{'^' * max(1, span.width)}"
 
@@ -101,6 +101,11 @@ def clipped(text: str, most: int) -> str:
     """Its beginning and end, where it is longer than ``most`` characters."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+def _on_one_line(text: str) -> str:
+    """With ``?`` for all that is not to be seen, line breaks too: nobody's file writes lines that look like ours."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _shortened(span: Span) -> Span:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import os
 import stat
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.error import YAMLWarning
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -78,7 +80,9 @@ def parse(text: str, source: str) -> Document:
         raise scenario_error([Placed(span=span, message=why)])
     lines = text.splitlines() or [""]
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        with warnings.catch_warnings():  # of anchors, say, which are refused below: it would be printed raw
+            warnings.simplefilter("ignore", YAMLWarning)
+            root = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
         raise scenario_error([_syntax_problem(error, text, lines, source)]) from error
     except RecursionError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from chaos.events import Event, Kind
@@ -12,6 +13,19 @@ from harness.orchestrator import Orchestrator
 from recovery.local import Dying, Exited, Report, Said
 
 Feature = tuple[str, ...]
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "heard": "stage × message",
+        "hit": "stage × fault × phase",
+        "failed": "stage × cause of a failure",
+        "decided": "stage × decision",
+        "refused": "reason for a refusal",
+        "spoilt": "reason for a refusal × spoiling",
+        "loaded": "spoilings of what loads all the same",
+        "seen": "checker × change of a log",
+    }
+)
+"""First word of a feature -> what is counted by it."""
 
 
 class Observed(Orchestrator):
@@ -62,13 +76,11 @@ class Coverage:
         return new
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """(what was counted, how many different, of them seen once only), for people."""
-        words = {
-            "heard": "stage × message", "hit": "stage × fault × phase", "failed": "stage × cause of a failure",
-            "decided": "stage × decision",
-        }  # fmt: skip
+        """(what was counted, how many different, of them seen once only), for people; nothing of what was not looked
+        for."""
         found = []
-        for name, text in words.items():
+        for name, text in WORDS.items():
             mine = [times for feature, times in self.times.items() if feature[0] == name]
-            found.append((text, len(mine), sum(times == 1 for times in mine)))
+            if mine:
+                found.append((text, len(mine), sum(times == 1 for times in mine)))
         return found

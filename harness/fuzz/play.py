@@ -30,7 +30,7 @@ from chaos.schedule import repeat_seed
 from harness.checkers import Evidence, check_all
 from harness.fuzz.coverage import Feature, Observed
 from harness.fuzz.text import as_yaml
-from harness.judging.expected import expected_of
+from harness.judging.expected import Expected, expected_of
 from harness.launcher import ArmSetup, Launcher
 from harness.launchers.sim import Sim, SimSession
 from harness.ledger import read_open
@@ -58,7 +58,7 @@ class Endless(BaseException):
 class Played:
     """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a traceback, ``place``:
     where it was raised; ``findings``: "arm: checker" -> its word; ``left``: what was not cleaned up; ``digest``: of all
-    logs; ``outcomes``: arm -> how it ended."""
+    logs; ``outcomes``: arm -> how it ended; ``cell``: what was played."""
 
     refused: str = ""
     crash: str = ""
@@ -69,6 +69,7 @@ class Played:
     outcomes: Mapping[str, str] = field(default_factory=dict)
     reached: frozenset[Feature] = frozenset()
     logs: Mapping[str, Log] = field(default_factory=dict)
+    cell: Cell | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class Player:
         except Endless as error:
             return Played(crash=str(error), place="no end", reached=frozenset(reached))
         except Exception as error:
-            return Played(crash=_told(error), place=_place(error), reached=frozenset(reached))
+            return Played(crash=told(error), place=place_of(error), reached=frozenset(reached))
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
@@ -129,7 +130,7 @@ class Player:
         return Played(
             findings=dict(judged(cell, logs)), left=(*control.left, *faulted.left),
             digest=control.digest + faulted.digest, reached=frozenset(reached), logs=logs,
-            outcomes={"control": control.outcome, "faulted": faulted.outcome},
+            cell=cell, outcomes={"control": control.outcome, "faulted": faulted.outcome},
         )  # fmt: skip
 
     def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
@@ -166,17 +167,29 @@ class Player:
 
 def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]:
     """What all checkers say of both arms."""
-    resolved = ResolvedRun(
-        run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell]
-    )
     for arm in ARMS:
-        evidence = Evidence(
-            arm=arm, cell=cell, log=logs[arm], control=logs["control"] if arm == "faulted" else None,
-            controls=(logs["control"],), exact={name: kind.exact for name, kind in strategies().items()},
-            expected=expected_of(resolved, cell, 0, arm),
-        )  # fmt: skip
-        for name, finding in check_all(evidence).items():
+        for name, finding in check_all(evidence_of(cell, logs, arm, due_of(cell, arm))).items():
             yield f"{arm}: {name}", finding
+
+
+def evidence_of(
+    cell: Cell, logs: Mapping[str, Log], arm: Literal["control", "faulted"], due: Expected
+) -> Evidence:
+    """What a checker gets to see of an arm. ``due``: what the arm must be."""
+    return Evidence(
+        arm=arm, cell=cell, log=logs[arm], control=logs["control"] if arm == "faulted" else None,
+        controls=(logs["control"],), exact={name: kind.exact for name, kind in strategies().items()}, expected=due,
+    )  # fmt: skip
+
+
+def due_of(cell: Cell, arm: str) -> Expected:
+    """What the scenario says that an arm of it must be."""
+    return expected_of(resolved_of(cell), cell, 0, arm)
+
+
+def resolved_of(cell: Cell) -> ResolvedRun:
+    """The run of one cell, once."""
+    return ResolvedRun(run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell])
 
 
 def memory() -> Path | None:
@@ -221,11 +234,12 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """The end of its traceback."""
     return "".join(traceback.format_exception(error, limit=-4)).strip()
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """Where it was raised, and what: the same defect has the same."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None

@@ -12,6 +12,7 @@ from harness.fuzz.coverage import Coverage
 from harness.fuzz.draw import Dice, World
 from harness.fuzz.oracle import Find, find_in, unsteady
 from harness.fuzz.play import Played
+from harness.fuzz.regressions import as_file
 from harness.fuzz.shrink import shrunk
 
 Tree = dict[str, Any]
@@ -22,6 +23,34 @@ KEPT = 200
 """Scenarios that reached something new, of which others are made."""
 TWICE = 10
 """One of so many is played again, with the same seed."""
+
+
+class Shown(Protocol):
+    """A find of any search."""
+
+    @property
+    def find(self) -> Find:
+        """What is wrong."""
+
+    @property
+    def plays(self) -> int:
+        """How often it was tried to make it small."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """Name -> content of what shows it again, the file itself first."""
+
+
+class Searching(Protocol):
+    """One process's search for anything. ``runs``: what was tried; ``refused``: by the loader; ``again``: known finds
+    that were seen once more."""
+
+    coverage: Coverage
+    runs: int
+    refused: int
+    again: int
+
+    def step(self) -> Shown | None:
+        """One more; what it showed, if that is new."""
 
 
 class Plays(Protocol):
@@ -40,6 +69,11 @@ class Found:
     tree: Tree
     first: Tree
     plays: int
+
+    def files(self) -> Mapping[str, bytes]:
+        """The scenario that shows it."""
+        name, text = as_file(self.tree, self.find.key, self.find.text)
+        return {name: text.encode(errors="replace")}
 
 
 @dataclass(kw_only=True)

@@ -13,17 +13,18 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
     for key, value in tree.items():
         if key == "faults" and value:
             lines.append("faults:")
-            lines += [f"  - {_flow(fault)}" for fault in value]
+            lines += [f"  - {flow(fault)}" for fault in value]
         else:
-            lines.append(f"{key}: {_flow(value)}")
+            lines.append(f"{key}: {flow(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A value on one line, which is JSON but for plain words."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow(inner) for inner in value) + "]"
+        return "[" + ", ".join(flow(inner) for inner in value) + "]"
     if (
         isinstance(value, str)
         and value.replace("-", "").replace("_", "").isalnum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -14,15 +15,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from chaos.catalogue import Catalogue
+from harness.fuzz.bench import Bench
 from harness.fuzz.coverage import Coverage
 from harness.fuzz.draw import World
+from harness.fuzz.judge import JudgeSearch
+from harness.fuzz.loader import LoaderSearch
 from harness.fuzz.play import Player, kinds, memory, strategies
-from harness.fuzz.regressions import write
-from harness.fuzz.search import Search
+from harness.fuzz.reading import Reader
+from harness.fuzz.regressions import write_all
+from harness.fuzz.search import Search, Searching
 
+What = Literal["recovery", "loader", "judge"]
 TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
 MOST_READ = 1 << 16
@@ -54,25 +60,38 @@ class Tally:
 # ---- in a worker
 
 
-def work(catalogue: Catalogue, strategy: str | None, seed: str, most_s: float, root: str) -> None:
+def work(
+    catalogue: Catalogue, strategy: str | None, seed: str, most_s: float, root: str, what: What = "recovery"
+) -> None:
     """Search until the time is over, or whoever started this is gone; each line of standard output is a message.
     ``root``: for files, which whoever started this removes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    search = Search(world=world, player=Player(catalogue=catalogue, root=Path(root)), seed=seed)
+    search = _search(catalogue, world, seed, Path(root), what)
     told: set[tuple[str, ...]] = set()
     until_s, parent = time.monotonic() + most_s, os.getppid()
     next_s = 0.0
     while time.monotonic() < until_s and os.getppid() == parent:
         found = search.step()
         if found is not None:
-            _say({"find": found.find.key, "text": found.find.text, "tree": found.tree, "plays": found.plays})
+            files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
+            _say({"find": found.find.key, "files": files})
         if found is not None or time.monotonic() >= next_s:
             told, next_s = _report(search, told), time.monotonic() + REPORT_EVERY_S
     _report(search, told)
 
 
-def _report(search: Search, told: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _search(catalogue: Catalogue, world: World, seed: str, root: Path, what: What) -> Searching:
+    """What is searched in one process."""
+    if what == "loader":
+        return LoaderSearch(world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed)
+    player = Player(catalogue=catalogue, root=root)
+    if what == "judge":
+        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed)
+    return Search(world=world, player=player, seed=seed)
+
+
+def _report(search: Searching, told: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
     reached = set(search.coverage.times)
     new = [list(feature) for feature in sorted(reached - told)]
     _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})
@@ -87,14 +106,23 @@ def _say(message: Mapping[str, Any]) -> None:
 
 
 def search(
-    *, strategy: str | None, budget_s: float, seed: int, jobs: int, into: Path, tell: Callable[[str], None]
+    *,
+    strategy: str | None,
+    budget_s: float,
+    seed: int,
+    jobs: int,
+    into: Path,
+    tell: Callable[[str], None],
+    what: What = "recovery",
 ) -> tuple[int, bool]:
     """Search with ``jobs`` processes for ``budget_s`` seconds. Returns how many defects were found, and whether it was
     interrupted. A worker that dies is named, and the others go on."""
     tally, interrupted, began = Tally(), False, time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory(), ignore_cleanup_errors=True) as root,
-        _started(strategy, budget_s, seed, jobs, root) as workers,
+        _started(
+            {"strategy": strategy, "most_s": budget_s, "root": root, "what": what}, seed, jobs
+        ) as workers,
     ):
         try:
             _listen(workers, tally, into, tell, began)
@@ -109,15 +137,13 @@ def search(
 
 
 @contextlib.contextmanager
-def _started(
-    strategy: str | None, budget_s: float, seed: int, jobs: int, root: str
-) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+def _started(common: Mapping[str, Any], seed: int, jobs: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     workers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(jobs):
-            what = {"strategy": strategy, "seed": f"{seed}.{number}", "most_s": budget_s, "root": root}
+            mine = {**common, "seed": f"{seed}.{number}"}
             workers[number] = subprocess.Popen(
-                [sys.executable, "-m", "chaos", "fuzz", "--worker", json.dumps(what)],
+                [sys.executable, "-m", "chaos", "fuzz", "--worker", json.dumps(mine)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -177,5 +203,6 @@ def _hear(
     key = message["find"]
     if key in tally.finds:
         return
-    tally.finds[key] = write(into, message["tree"], key, message["text"])
+    files = {name: base64.b64decode(data) for name, data in message["files"].items()}
+    tally.finds[key] = write_all(into, files)
     tell(f"found: {key}\n  {tally.finds[key]}")

@@ -45,6 +45,12 @@ class _Duration(click.ParamType):
     "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("scenarios/regressions"),
     show_default=True, help="Where the scenarios of finds are written.",
 )  # fmt: skip
+@click.option("--real", is_flag=True, help="Play them with processes of this machine, not on the simulator.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "agents"]),
+    help="With --real: where ranks run.  [default: local]",
+)
 @click.option("--worker", hidden=True, help="One process of a search; JSON.")
 def fuzz(
     what: Literal["recovery", "loader", "judge"],
@@ -53,14 +59,18 @@ def fuzz(
     seed: int,
     jobs: int,
     into: Path,
+    real: bool,
+    launcher: str | None,
     worker: str | None,
 ) -> int:
     """Try random scenarios, files and logs until something breaks, and make it small.
 
     Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then is written.
+    What a real run shows only once in three plays is kept in INTO/unsteady, and is no find.
     """
     from harness.fuzz.play import strategies
-    from harness.fuzz.workers import search, work
+    from harness.fuzz.worker import SIM, work
+    from harness.fuzz.workers import search
 
     if worker is not None:
         from chaos.cli import build_catalogue
@@ -74,8 +84,19 @@ def fuzz(
         raise errors.ScenarioError(
             f"--strategy {strategy}: there is no such strategy", hint=f"one of {', '.join(strategies())}"
         )
+    if real and what != "recovery":
+        raise click.UsageError(f"--real is of what is played; with --what {what} leave it out")
+    if launcher is not None and not real:
+        raise click.UsageError("--launcher says where real processes run: say --real too")
     found, interrupted = search(
-        strategy=strategy, budget_s=budget, seed=seed, jobs=jobs, into=into, tell=say, what=what
+        strategy=strategy,
+        budget_s=budget,
+        seed=seed,
+        jobs=jobs,
+        into=into,
+        tell=say,
+        what=what,
+        launcher=(launcher or "local") if real else SIM,
     )
     if interrupted:
         return errors.EXIT_INTERRUPTED

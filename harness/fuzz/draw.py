@@ -13,18 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from chaos.fault import Fault, Where
 from chaos.faultspec import PHASES
+from harness.fuzz.scale import SIMULATED, Scale
 from harness.fuzz.values import params_of
 from recovery.strategy import Strategy
 
 Tree = dict[str, Any]
 
-STEPS = (6, 45)
-RANKS = (2, 2, 3, 3, 4, 4, 4, 5, 6, 8)
 MOST_FAULTS = 4
-LONGEST_S = 8.0
-"""Of a time trigger: about as long as the longest of these jobs."""
 EVENTS = (
     "checkpoint_saving",
     "checkpoint_committed",
@@ -34,8 +33,6 @@ EVENTS = (
     "recovered",
     "data",
 )
-STILL_S = 120
-"""Simulated seconds without a step after which a job is given up: no wait of ours takes as long."""
 SELDOM = 0.7
 """How strongly what was seen seldom is preferred: 0 not at all, 1 in proportion."""
 
@@ -61,20 +58,26 @@ class Dice:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What there is to draw from: plugins by name, and the strategy asked for, None: any."""
+    """What there is to draw from: plugins by name, the strategy asked for (None: any), and where it is played."""
 
     kinds: Mapping[str, type[Fault]]
     strategies: Mapping[str, type[Strategy]]
     strategy: str | None = None
     launcher: str = "sim"
+    scale: Scale = SIMULATED
+
+    @property
+    def real(self) -> bool:
+        """Whether processes train."""
+        return self.launcher != "sim"
 
 
 def scenario(dice: Dice, world: World) -> Tree:
     """A whole scenario."""
-    rng = dice.rng
-    ranks, shape = _shape(dice)
-    steps = rng.randint(*STEPS)
-    nodes = dice.pick("nodes", [n for n in (1, 1, 2, 3, 4) if n <= ranks])
+    rng, scale = dice.rng, world.scale
+    ranks, shape = _shape(dice, scale.ranks)
+    steps = rng.randint(*scale.steps)
+    nodes = dice.pick("nodes", [n for n in scale.nodes if n <= ranks])
     workload: Tree = {
         "kind": "mlp", "ranks": ranks, "steps": steps, "parallelism": shape,
         "global_batch": ranks * rng.randint(1, 6) + (rng.randrange(ranks) if dice.chance(0.2) else 0),
@@ -82,10 +85,15 @@ def scenario(dice: Dice, world: World) -> Tree:
     }  # fmt: skip
     if dice.chance(0.3):
         workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
+    elif world.real:  # left out, a second pair of arms may be played beside the first
+        workload["determinism"] = "default"
     if dice.chance(0.2):
         workload["verify_every"] = dice.pick("verify_every", (0, 1, 5))
     if dice.chance(0.15):
-        workload["evaluate"] = {"every": rng.randint(1, steps), "takes": round(rng.uniform(0.05, 5), 2)}
+        workload["evaluate"] = {
+            "every": rng.randint(1, steps),
+            "takes": round(rng.uniform(0.05, scale.evaluates_s), 2),
+        }
     recovery = _recovery(dice, world)
     place = {"kind": world.launcher, "nodes": nodes}
     if nodes > 1 and dice.chance(0.3):
@@ -93,7 +101,8 @@ def scenario(dice: Dice, world: World) -> Tree:
     faults = [fault(dice, world, workload, recovery, place, number) for number in range(_count(dice))]
     return {
         "version": 1, "name": "fuzz", "seed": rng.randrange(10_000), "launcher": place, "workload": workload,
-        "recovery": recovery, "faults": faults, "stop_conditions": [{"when": f"no_committed_step_for > {STILL_S}s"}],
+        "recovery": recovery, "faults": faults,
+        "stop_conditions": [{"when": f"no_committed_step_for > {scale.still_s}s"}],
     }  # fmt: skip
 
 
@@ -101,13 +110,13 @@ def _count(dice: Dice) -> int:
     return int(dice.pick("faults", range(1, MOST_FAULTS + 1)))
 
 
-def _shape(dice: Dice) -> tuple[int, Any]:
+def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
     """Ranks, and how the model lies on them."""
     word = dice.pick("parallelism", ("ddp", "fsdp", "hsdp"))
     if word != "hsdp":
-        return dice.rng.choice(RANKS), word
-    shards = dice.rng.randint(1, 3)
-    replicas = dice.rng.randint(2, max(RANKS) // shards)
+        return dice.rng.choice(sizes), word
+    shards = dice.rng.randint(1, min(3, max(sizes) // 2))
+    replicas = dice.rng.randint(2, max(sizes) // shards)
     return replicas * shards, {"hsdp": {"replicas": replicas, "shards": shards}}
 
 
@@ -130,27 +139,37 @@ def _checkpoint(dice: Dice, steps: int) -> Tree:
 def _recovery(dice: Dice, world: World) -> Tree:
     names = [world.strategy] if world.strategy else [name for name in world.strategies if name != "none"]
     name = dice.pick("strategy", names)
-    return {"strategy": name, **params_of(world.strategies[name], dice.rng)}
+    return {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
+
+
+def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
+    return params_of(model, dice.rng, scale.most, scale.least)
 
 
 def fault(dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int) -> Tree:
     """One fault of such a job."""
     name = dice.pick("kind", sorted(world.kinds))
     kind = world.kinds[name]
-    made: Tree = {"id": f"f{number}", "kind": name, "at": _at(dice, kind, name, workload["steps"])}
-    if params := params_of(kind, dice.rng):
+    made: Tree = {
+        "id": f"f{number}",
+        "kind": name,
+        "at": _at(dice, kind, name, workload["steps"], world.scale),
+    }
+    if params := _params(kind, dice, world.scale):
         made["params"] = params
     if target := _target(dice, kind, workload, recovery, place):
         made["target"] = target
     if kind.lasting or (kind.may_last and dice.chance(0.4)):
         steps = {"steps": dice.rng.randint(1, 10)}
-        made["duration"] = steps if dice.chance(0.5) else round(dice.rng.uniform(0.02, 3), 3)
+        made["duration"] = (
+            steps if dice.chance(0.5) else round(dice.rng.uniform(0.02, world.scale.lasts_s), 3)
+        )
     if dice.chance(0.1):
         made["retrigger"] = dice.pick("retrigger", ({"max": 2}, {"max": 4}))
     return made
 
 
-def _at(dice: Dice, kind: type[Fault], name: str, steps: int) -> Tree:
+def _at(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
     rng = dice.rng
     how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
     at: Tree
@@ -164,13 +183,16 @@ def _at(dice: Dice, kind: type[Fault], name: str, steps: int) -> Tree:
         first = rng.randint(1, steps)
         at = {"from": first, "until": rng.randint(first, steps), "every": rng.randint(1, 8)}
     elif how == "time":
-        at = {"time": round(rng.uniform(0, LONGEST_S) * rng.random(), 3)}
+        at = {"time": round(rng.uniform(0, scale.longest_s) * rng.random(), 3)}
     elif how == "event":
         at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 2, 3))}
     elif how == "mtbf":
-        at = {"mtbf": round(rng.uniform(0.2, 5), 2), "max": rng.randint(1, 4)}
+        at = {"mtbf": round(rng.uniform(0.2, scale.gap_s), 2), "max": rng.randint(1, 4)}
     else:
-        at = {"weibull": {"mean": round(rng.uniform(0.3, 5), 2), "shape": rng.choice((0.7, 1.5))}, "max": 3}
+        at = {
+            "weibull": {"mean": round(rng.uniform(0.3, scale.gap_s), 2), "shape": rng.choice((0.7, 1.5))},
+            "max": 3,
+        }
     if how in ("step", "steps", "row") and dice.chance(0.7):
         at["phase"] = dice.pick(f"phase of {name}", kind.phases or PHASES)
     if dice.chance(0.1):
@@ -217,7 +239,7 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
         faults.append(fault(dice, world, job, recovery, place, len(faults)))
     elif how == "when":
         one = rng.choice(faults)
-        one["at"] = _at(dice, world.kinds[one["kind"]], one["kind"], job["steps"])
+        one["at"] = _at(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
     elif how == "recovery":
         made["recovery"] = _recovery(dice, world)
     elif how == "checkpoint":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.fuzz.play import Played
+from harness.judging.pressure import TOO_BUSY
 from harness.results import Finding
 
 Tree = Mapping[str, Any]
@@ -32,12 +33,14 @@ class Find:
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
     """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness begins with or
-    holds, both regular expressions; ``when``: of which scenarios it can be true."""
+    holds, both regular expressions; ``when``: of which scenarios it can be true; ``whole``: it explains all that the
+    checker says, not only the part that it stands in."""
 
     name: str
     verdict: str
     says: str
     when: Callable[[Tree, Played], bool] = lambda tree, played: True
+    whole: bool = False
 
 
 def _kinds(tree: Tree) -> set[str]:
@@ -88,6 +91,11 @@ def _never_began(tree: Tree, played: Played) -> bool:
     return played.outcomes.get("faulted") != "completed"
 
 
+def _real(tree: Tree, played: Played) -> bool:
+    """Whether processes trained, beside whatever else the machine does."""
+    return tree["launcher"]["kind"] != "sim"
+
+
 def _lost_devices(tree: Tree, played: Played) -> bool:
     return "gpu-lost" in _kinds(tree)
 
@@ -111,6 +119,12 @@ NOT_LANDED = (
 """Why one that was injected did nothing."""
 UNSEEN = "could not be injected: no evidence within"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
+TOO_NOISY = (
+    f"^{TOO_BUSY}",
+    "of its own before the first fault: run it on a quieter machine$",
+    "in all, too short to tell: raise workload.steps$",
+)
+"""Why nobody can tell how fast a job of milliseconds was that shared its machine."""
 EXCUSES: tuple[Excuse, ...] = (
     *(Excuse(name="fault-landed", verdict="inconclusive", says=why) for why in (*NEVER_DUE, *NOT_LANDED)),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
@@ -122,6 +136,7 @@ EXCUSES: tuple[Excuse, ...] = (
         says=r"\d+ healthy steps? after the last fault, \d+ are needed",
     ),
     Excuse(name="liveness", verdict="inconclusive", says="too short to tell: raise workload.steps"),
+    *(Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True) for why in TOO_NOISY),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
     Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
@@ -170,6 +185,8 @@ def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[s
     checker = name.partition(": ")[2]
     known = [one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict]
     true = [one for one in known if one.when(tree, played)]
+    if any(one.whole and re.search(one.says, finding.witness) for one in true):
+        return []
     parts = MORE.sub("", finding.witness).split("; ")
     return [part for part in parts if not any(re.search(one.says, part) for one in true)]
 

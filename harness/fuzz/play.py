@@ -192,6 +192,15 @@ def resolved_of(cell: Cell) -> ResolvedRun:
     return ResolvedRun(run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell])
 
 
+def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The same scenario on the simulator."""
+    spec = tree["launcher"]
+    if spec["kind"] == "sim":
+        return dict(tree)
+    kept = {name: value for name, value in spec.items() if name in ("nodes", "nodes_per_rack")}
+    return {**tree, "launcher": {"kind": "sim", **kept}}
+
+
 def memory() -> Path | None:
     """A directory in memory; None: there is none."""
     return IN_MEMORY if IN_MEMORY.is_dir() else None

@@ -63,12 +63,13 @@ class Plays(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """A defect, with the smallest scenario that shows it. ``first``: the one that was drawn; ``plays``: how many more
-    it took."""
+    it took; ``steady``: it shows again."""
 
     find: Find
     tree: Tree
     first: Tree
     plays: int
+    steady: bool = True
 
     def files(self) -> Mapping[str, bytes]:
         """The scenario that shows it."""

@@ -25,11 +25,16 @@ TEXTS = ("it broke", "x", 'a "word": {of} [several]')
 SMALLEST = 1e-3
 
 
-def params_of(model: type[BaseModel], rng: random.Random) -> dict[str, Any]:
-    """Parameters of a plugin that go together, those without a default always. Raises ValidationError when none were
-    found that do."""
+def params_of(
+    model: type[BaseModel],
+    rng: random.Random,
+    most: Mapping[str, float] = MOST,
+    least: Mapping[str, float] = LEAST,
+) -> dict[str, Any]:
+    """Parameters of a plugin that go together, those without a default always. ``most``, ``least``: of numbers, by how
+    their names end. Raises ValidationError when none were found that do."""
     for left in reversed(range(TRIES)):
-        found = _drawn(model, rng)
+        found = _drawn(model, rng, most, least)
         try:
             model(**found)
             return found
@@ -39,18 +44,15 @@ def params_of(model: type[BaseModel], rng: random.Random) -> dict[str, Any]:
     raise AssertionError("unreachable")
 
 
-def _drawn(model: type[BaseModel], rng: random.Random) -> dict[str, Any]:
+def _drawn(
+    model: type[BaseModel], rng: random.Random, most: Mapping[str, float], least: Mapping[str, float]
+) -> dict[str, Any]:
     found = {}
     for name, field in model.model_fields.items():
         if not field.is_required() and rng.random() < LEFT_OUT:
             continue
-        found[name] = value_of(name, field, rng)
+        found[name] = _of(name, field.annotation, _bounds(name, field, most, least), rng)
     return found
-
-
-def value_of(name: str, field: FieldInfo, rng: random.Random) -> Any:
-    """One value that the field allows. Raises TypeError for a kind of field that is not known here."""
-    return _of(name, field.annotation, _bounds(field), rng)
 
 
 def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -> Any:
@@ -69,7 +71,7 @@ def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -
     if kind is bool:
         return rng.random() < 0.5
     if kind in (int, float):
-        number = _number(max(_low(bounds), LEAST.get(name, -math.inf)), _high(name, bounds), bounds, rng)
+        number = _number(max(_low(bounds), bounds["least"]), _high(bounds), bounds, rng)
         return max(round(number), math.ceil(_low(bounds))) if kind is int else float(f"{number:.3g}")
     raise TypeError(f"{name}: {kind}")
 
@@ -90,16 +92,21 @@ def _low(bounds: Mapping[str, float]) -> float:
     return bounds["ge"] if "ge" in bounds else bounds.get("gt", -WIDEST)
 
 
-def _high(name: str, bounds: Mapping[str, float]) -> float:
+def _high(bounds: Mapping[str, float]) -> float:
     allowed = bounds["le"] if "le" in bounds else bounds.get("lt", WIDEST)
-    cap = next((most for ending, most in MOST.items() if name.endswith(ending)), WIDEST)
-    return max(_low(bounds), min(allowed, cap))
+    return max(_low(bounds), min(allowed, bounds["most"]))
 
 
-def _bounds(field: FieldInfo) -> dict[str, float]:
-    found = {}
+def _bounds(
+    name: str, field: FieldInfo, most: Mapping[str, float], least: Mapping[str, float]
+) -> dict[str, float]:
+    """What the field allows, and how much of that is drawn."""
+    found = {
+        "most": next((high for ending, high in most.items() if name.endswith(ending)), WIDEST),
+        "least": least.get(name, -math.inf),
+    }
     for part in field.metadata:
-        for name in ("ge", "gt", "le", "lt"):
-            if (value := getattr(part, name, None)) is not None:
-                found[name] = float(value)
+        for bound in ("ge", "gt", "le", "lt"):
+            if (value := getattr(part, bound, None)) is not None:
+                found[bound] = float(value)
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,94 +15,47 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from chaos.catalogue import Catalogue
-from harness.fuzz.bench import Bench
 from harness.fuzz.coverage import Coverage
-from harness.fuzz.draw import World
-from harness.fuzz.judge import JudgeSearch
-from harness.fuzz.loader import LoaderSearch
-from harness.fuzz.play import Player, kinds, memory, strategies
-from harness.fuzz.reading import Reader
+from harness.fuzz.play import memory
 from harness.fuzz.regressions import write_all
-from harness.fuzz.search import Search, Searching
+from harness.fuzz.worker import SIM, What
 
-What = Literal["recovery", "loader", "judge"]
 TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
+END_FOR_REAL_S = 30.0
+"""As long as a worker may take to end the job that it plays, and to undo what that did."""
 MOST_READ = 1 << 16
-REPORT_EVERY_S = 1.0
-"""So often a worker says how far it is."""
+UNSTEADY = "unsteady"
+"""Directory for what was seen once, within that of the finds."""
+CORES_A_JOB = 4
+"""Of real jobs of up to so many ranks: a second one on the same would only make both slow."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What the workers have said. ``runs``, ``refused``, ``again``: worker -> its newest number."""
+    """What the workers have said. ``runs``, ``refused``, ``again``: worker -> its newest number; ``finds``, ``once``:
+    what was found, and what was seen once -> its file; ``by``: what was found -> who found it."""
 
     coverage: Coverage = field(default_factory=Coverage)
     runs: dict[int, int] = field(default_factory=dict)
     refused: dict[int, int] = field(default_factory=dict)
     again: dict[int, int] = field(default_factory=dict)
     finds: dict[str, Path] = field(default_factory=dict)
+    once: dict[str, Path] = field(default_factory=dict)
+    by: dict[str, int] = field(default_factory=dict)
 
     def line(self, since_s: float) -> str:
         """For people."""
         runs, refused = sum(self.runs.values()), sum(self.refused.values())
         rate = 60 * runs / since_s if since_s > 0 else 0.0
         reached = sum(number for _, number, _ in self.coverage.rows())
+        once = f", {len(self.once)} seen once" if self.once else ""
         return (
             f"{runs} runs ({rate:.0f} a minute), {refused} refused by the loader, {reached} things reached, "
-            f"{len(self.finds)} found"
+            f"{len(self.finds)} found{once}"
         )
-
-
-# ---- in a worker
-
-
-def work(
-    catalogue: Catalogue, strategy: str | None, seed: str, most_s: float, root: str, what: What = "recovery"
-) -> None:
-    """Search until the time is over, or whoever started this is gone; each line of standard output is a message.
-    ``root``: for files, which whoever started this removes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
-    world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    search = _search(catalogue, world, seed, Path(root), what)
-    told: set[tuple[str, ...]] = set()
-    until_s, parent = time.monotonic() + most_s, os.getppid()
-    next_s = 0.0
-    while time.monotonic() < until_s and os.getppid() == parent:
-        found = search.step()
-        if found is not None:
-            files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
-            _say({"find": found.find.key, "files": files})
-        if found is not None or time.monotonic() >= next_s:
-            told, next_s = _report(search, told), time.monotonic() + REPORT_EVERY_S
-    _report(search, told)
-
-
-def _search(catalogue: Catalogue, world: World, seed: str, root: Path, what: What) -> Searching:
-    """What is searched in one process."""
-    if what == "loader":
-        return LoaderSearch(world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed)
-    player = Player(catalogue=catalogue, root=root)
-    if what == "judge":
-        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed)
-    return Search(world=world, player=player, seed=seed)
-
-
-def _report(search: Searching, told: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    reached = set(search.coverage.times)
-    new = [list(feature) for feature in sorted(reached - told)]
-    _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})
-    return reached
-
-
-def _say(message: Mapping[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
-
-
-# ---- whoever starts them
 
 
 def search(
@@ -114,30 +67,52 @@ def search(
     into: Path,
     tell: Callable[[str], None],
     what: What = "recovery",
+    launcher: str = SIM,
 ) -> tuple[int, bool]:
     """Search with ``jobs`` processes for ``budget_s`` seconds. Returns how many defects were found, and whether it was
-    interrupted. A worker that dies is named, and the others go on."""
-    tally, interrupted, began = Tally(), False, time.monotonic()
+    interrupted. A worker that dies is named, and the others go on. With another launcher than the simulator there are
+    no more workers than the machine has cores for, which is said."""
+    tally, interrupted, began, real = Tally(), False, time.monotonic(), launcher != SIM
+    if real:
+        jobs = _fewer(jobs, os.cpu_count() or 1, tell)
+    common = {"strategy": strategy, "most_s": budget_s, "what": what, "launcher": launcher}
+    limit_s = END_FOR_REAL_S if real else END_LIMIT_S
+    place = None if real else memory()
     with (
-        tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory(), ignore_cleanup_errors=True) as root,
-        _started(
-            {"strategy": strategy, "most_s": budget_s, "root": root, "what": what}, seed, jobs
-        ) as workers,
+        tempfile.TemporaryDirectory(prefix="fuzz-", dir=place, ignore_cleanup_errors=True) as root,
+        _started({**common, "root": root}, seed, jobs, limit_s) as workers,
     ):
+        ears = _Ears(workers=workers, tally=tally, into=into, tell=tell, began=began)
         try:
-            _listen(workers, tally, into, tell, began)
+            ears.listen()
         except KeyboardInterrupt:
-            interrupted = True
+            interrupted = ears.ending = True
+            for worker in workers.values():
+                worker.terminate()
+            ears.listen(time.monotonic() + limit_s)  # what they had found by then
     for text, number, once in tally.coverage.rows():
         tell(f"  {text}: {number} reached, {once} of them by one worker only")
     tell(tally.line(time.monotonic() - began) + (" until it was interrupted" if interrupted else ""))
     for key, path in tally.finds.items():
         tell(f"  {path}: {key}")
+    for key, path in tally.once.items():
+        tell(f"  seen once: {path}: {key}")
     return len(tally.finds), interrupted
 
 
+def _fewer(jobs: int, cores: int, tell: Callable[[str], None]) -> int:
+    most = max(1, cores // CORES_A_JOB)
+    if jobs > most:
+        tell(
+            f"--jobs {jobs}: {most} at a time, as each takes {CORES_A_JOB} cores and this machine has {cores}"
+        )
+    return min(jobs, most)
+
+
 @contextlib.contextmanager
-def _started(common: Mapping[str, Any], seed: int, jobs: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+def _started(
+    common: Mapping[str, Any], seed: int, jobs: int, limit_s: float
+) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     workers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(jobs):
@@ -153,56 +128,77 @@ def _started(common: Mapping[str, Any], seed: int, jobs: int) -> Iterator[dict[i
             worker.terminate()
         for worker in workers.values():
             try:
-                worker.wait(END_LIMIT_S)
+                worker.wait(limit_s)
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait(END_LIMIT_S)
 
 
-def _listen(
-    workers: Mapping[int, subprocess.Popen[bytes]],
-    tally: Tally,
-    into: Path,
-    tell: Callable[[str], None],
-    began: float,
-) -> None:
-    rest = dict.fromkeys(workers, b"")
-    with selectors.DefaultSelector() as selector:
-        for number, worker in workers.items():
-            selector.register(_stdout(worker), selectors.EVENT_READ, number)
-        next_s = began + TELL_EVERY_S
-        while selector.get_map():
-            for key, _ in selector.select(max(0.0, next_s - time.monotonic())):
-                number = key.data
-                if not (more := os.read(key.fd, MOST_READ)):
-                    selector.unregister(key.fileobj)
-                    if code := workers[number].wait(END_LIMIT_S):
-                        tell(f"worker {number} ended with {code}")
-                    continue
-                *lines, rest[number] = (rest[number] + more).split(b"\n")
-                for line in lines:
-                    _hear(number, json.loads(line), tally, into, tell)
-            if time.monotonic() >= next_s:
-                next_s += TELL_EVERY_S
-                tell(tally.line(time.monotonic() - began))
+@dataclass(kw_only=True)
+class _Ears:
+    """Hears what workers say, and writes down what they find. ``ending``: they were told to end."""
+
+    workers: Mapping[int, subprocess.Popen[bytes]]
+    tally: Tally
+    into: Path
+    tell: Callable[[str], None]
+    began: float
+    ending: bool = False
+    _rest: dict[int, bytes] = field(default_factory=dict)
+
+    def listen(self, until_s: float = math.inf) -> None:
+        """Until all of them have ended, at most until then."""
+        with selectors.DefaultSelector() as selector:
+            for number, worker in self.workers.items():
+                selector.register(_stdout(worker), selectors.EVENT_READ, number)
+            next_s = time.monotonic() + TELL_EVERY_S
+            while selector.get_map() and time.monotonic() < until_s:
+                for key, _ in selector.select(max(0.0, next_s - time.monotonic())):
+                    if not self._read(key.data, key.fd):
+                        selector.unregister(key.fileobj)
+                if time.monotonic() >= next_s:
+                    next_s += TELL_EVERY_S
+                    self.tell(self.tally.line(time.monotonic() - self.began))
+
+    def _read(self, number: int, fd: int) -> bool:
+        """Hear what is there; False: the worker has ended."""
+        more = os.read(fd, MOST_READ)
+        self._rest[number] = self._rest.get(number, b"") + more
+        while b"\n" in self._rest[number]:
+            line, _, rest = self._rest[number].partition(b"\n")
+            self._hear(number, json.loads(line))
+            self._rest[number] = rest  # only now: who is interrupted here hears it again
+        if not more and (code := self.workers[number].wait(END_LIMIT_S)) and not self.ending:
+            self.tell(f"worker {number} ended with {code}")
+        return bool(more)
+
+    def _hear(self, number: int, message: Mapping[str, Any]) -> None:
+        tally = self.tally
+        if "find" not in message:
+            tally.runs[number], tally.refused[number] = message["runs"], message["refused"]
+            tally.again[number] = message["again"]
+            tally.coverage.add([tuple(feature) for feature in message["reached"]])
+            return
+        key = message["find"]
+        if not message["steady"]:
+            if key not in tally.once and key not in tally.finds:
+                tally.once[key] = self._write(self.into / UNSTEADY, message)
+                self.tell(f"seen once: {key}\n  {tally.once[key]}")
+            return
+        if tally.by.setdefault(key, number) != number:
+            return
+        path = self._write(self.into, message)
+        before = [tally.once.pop(key, None), tally.finds.get(key)]
+        for old in before:
+            if old is not None and old != path:
+                old.unlink(missing_ok=True)
+        tally.finds[key] = path
+        self.tell(f"{'made small' if before[1] else 'found'}: {key}\n  {path}")
+
+    def _write(self, into: Path, message: Mapping[str, Any]) -> Path:
+        return write_all(into, {name: base64.b64decode(data) for name, data in message["files"].items()})
 
 
 def _stdout(worker: subprocess.Popen[bytes]) -> IO[bytes]:
     assert worker.stdout is not None
     return worker.stdout
-
-
-def _hear(
-    number: int, message: Mapping[str, Any], tally: Tally, into: Path, tell: Callable[[str], None]
-) -> None:
-    if "find" not in message:
-        tally.runs[number], tally.refused[number] = message["runs"], message["refused"]
-        tally.again[number] = message["again"]
-        tally.coverage.add([tuple(feature) for feature in message["reached"]])
-        return
-    key = message["find"]
-    if key in tally.finds:
-        return
-    files = {name: base64.b64decode(data) for name, data in message["files"].items()}
-    tally.finds[key] = write_all(into, files)
-    tell(f"found: {key}\n  {tally.finds[key]}")

@@ -1,0 +1,103 @@
+"""The search for real: nothing is the same twice, so that a find is played again, and set beside the simulator.
+
+What shows at least twice in three plays is found. What shows once is kept apart, for people: a race is a defect too,
+but nobody can say then whether a smaller scenario still shows it, nor whether a change has mended it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from harness.fuzz.oracle import Find, find_in
+from harness.fuzz.play import Played, simulated
+from harness.fuzz.search import Found, Plays, Search, Tree
+from harness.fuzz.shrink import shrunk
+
+PLAYS = 3
+NEEDED = 2
+MOST_SMALLER = 15
+"""Plays on the way to a small scenario: each takes many seconds."""
+MOST_ONCE = 2
+"""Times that the same is looked into, when it was not seen again before."""
+
+
+@dataclass(kw_only=True)
+class RealSearch(Search):
+    """``simulator``: plays the same there; ``tell``: what was found, before it is made small, and what was seen once;
+    ``until_s``: by the monotonic clock, after which nothing is made smaller; ``once``: find -> how often it was looked
+    for in vain."""
+
+    simulator: Plays
+    tell: Callable[[Found], None]
+    until_s: float = math.inf
+    once: Counter[str] = field(default_factory=Counter)
+
+    def _twice(self, tree: Tree, played: Played) -> Find | None:
+        return None
+
+    def _said(self, tree: Tree) -> Find | None:
+        return find_in(tree, self.player.play(tree))
+
+    def _new(self, find: Find, tree: Tree) -> Found | None:
+        if find.key in self.finds or self.once[find.key] >= MOST_ONCE:
+            self.again += 1
+            return None
+        seen, plays = {find.key: find}, 1
+        times = Counter({find.key: 1})
+        try:
+            while plays < PLAYS and max(times.values()) < NEEDED:
+                said = self._said(tree)
+                plays += 1
+                if said is not None:
+                    seen.setdefault(said.key, said)
+                    times[said.key] += 1
+        except BaseException:  # interrupted: what was seen is written down all the same
+            self.tell(self._found(find, tree, tree, times=1, plays=plays, steady=False))
+            raise
+        ((key, most), *_) = times.most_common()
+        if key in self.finds:
+            self.again += 1
+            return None
+        if most < NEEDED:
+            self.once[find.key] += 1
+            self.tell(self._found(find, tree, tree, times=1, plays=plays, steady=False))
+            return None
+        return self._made_small(seen[key], tree, most, plays)
+
+    def _made_small(self, find: Find, tree: Tree, times: int, plays: int) -> Found:
+        found = self._found(find, tree, tree, times=times, plays=plays)
+        self.finds[find.key] = found
+        self.tell(found)
+        small, more = shrunk(tree, lambda smaller: self._shows(smaller, find.key), most=MOST_SMALLER)
+        if small != tree and any(self._shows(small, find.key) for _ in range(PLAYS - 1)):
+            found = self._found(find, small, tree, times=NEEDED, plays=plays + more)
+            self.finds[find.key] = found
+        return found
+
+    def _shows(self, tree: Tree, key: str) -> bool:
+        return time.monotonic() < self.until_s and super()._shows(tree, key)
+
+    def _found(
+        self, find: Find, tree: Tree, first: Tree, *, times: int, plays: int, steady: bool = True
+    ) -> Found:
+        how = f"{times} of {min(plays, PLAYS)} plays" if steady else f"seen once in {plays}"
+        where = f"{how} with launcher {tree['launcher']['kind']}, {self._beside(tree, find.key)}"
+        lines = find.text.splitlines() or [find.key]
+        lead = lines[-1] if find.text.startswith("Traceback") else lines[0]
+        text = f"{where}: {lead}\n{find.text}"
+        return Found(find=Find(key=find.key, text=text), tree=tree, first=first, plays=plays, steady=steady)
+
+    def _beside(self, tree: Tree, key: str) -> str:
+        """What the simulator makes of it."""
+        twin = simulated(tree)
+        played = self.simulator.play(twin)
+        if played.refused:
+            return "which the simulator refuses"
+        found = find_in(twin, played)
+        if found is None:
+            return "green on the simulator"
+        return "the same on the simulator" if found.key == key else f"on the simulator {found.key!r}"

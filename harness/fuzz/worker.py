@@ -1,0 +1,120 @@
+"""One process of a search: it searches until its time is over, and says what it finds in lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from chaos.catalogue import Catalogue
+from harness.fuzz.again import RealSearch
+from harness.fuzz.bench import Bench
+from harness.fuzz.child import tied, undisturbed
+from harness.fuzz.draw import World
+from harness.fuzz.judge import JudgeSearch
+from harness.fuzz.loader import LoaderSearch
+from harness.fuzz.play import Player, kinds, strategies
+from harness.fuzz.reading import Reader
+from harness.fuzz.real import RealPlayer, launcher_of, playable
+from harness.fuzz.scale import for_real
+from harness.fuzz.search import Search, Searching, Shown
+
+What = Literal["recovery", "loader", "judge"]
+SIM = "sim"
+REPORT_EVERY_S = 1.0
+"""So often it says how far it is."""
+
+
+class ToldToEnd(BaseException):
+    """Whoever started this wants it to end, or is gone; of no kind that what it interrupts would catch."""
+
+
+def work(
+    catalogue: Catalogue,
+    *,
+    strategy: str | None,
+    seed: str,
+    most_s: float,
+    root: str,
+    what: What = "recovery",
+    launcher: str = SIM,
+) -> None:
+    """Search until the time is over, or whoever started this is gone; each line of standard output is a message.
+    ``root``: for files, which whoever started this removes. A job of ``launcher`` that is under way is ended, with all
+    that it started, before this ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
+    until_s, parent = time.monotonic() + most_s, os.getppid()
+    if launcher == SIM:
+        _search(_simulated(catalogue, strategy, seed, Path(root), what), until_s, parent)
+        return
+    search = RealSearch(
+        world=world_of(launcher, strategy),
+        player=RealPlayer(catalogue=catalogue, root=Path(root)),
+        seed=seed,
+        simulator=Player(catalogue=catalogue, root=Path(root)),
+        tell=lambda found: _tell(found, steady=found.steady),
+        until_s=until_s,
+    )
+    with suppress(ToldToEnd):
+        signal.signal(signal.SIGTERM, _end)
+        tied(parent)
+        _search(search, until_s, parent)
+
+
+def _simulated(catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What) -> Searching:
+    """What is searched without processes that train."""
+    world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
+    if what == "loader":
+        return LoaderSearch(world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed)
+    player = Player(catalogue=catalogue, root=root)
+    if what == "judge":
+        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed)
+    return Search(world=world, player=player, seed=seed)
+
+
+def world_of(launcher: str, strategy: str | None = None) -> World:
+    """What is drawn for a launcher of real processes on this machine."""
+    scale = for_real(os.cpu_count() or 1, agents=launcher == "agents")
+    possible = playable(kinds(), launcher_of(launcher))
+    return World(kinds=possible, strategies=strategies(), strategy=strategy, launcher=launcher, scale=scale)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise ToldToEnd
+
+
+def _search(search: Searching, until_s: float, parent: int) -> None:
+    told: set[tuple[str, ...]] = set()
+    next_s = 0.0
+    while time.monotonic() < until_s and os.getppid() == parent:
+        found = search.step()
+        if found is not None:
+            _tell(found)
+        if found is not None or time.monotonic() >= next_s:
+            told, next_s = _report(search, told), time.monotonic() + REPORT_EVERY_S
+    _report(search, told)
+
+
+def _tell(found: Shown, *, steady: bool = True) -> None:
+    files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
+    _say({"find": found.find.key, "files": files, "steady": steady})
+
+
+def _report(search: Searching, told: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    reached = set(search.coverage.times)
+    new = [list(feature) for feature in sorted(reached - told)]
+    _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})
+    return reached
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    with undisturbed():  # half a line and then another would be no message
+        print(json.dumps(message), flush=True)

@@ -164,7 +164,11 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "a batch is skipped": ("hot-spare", _samples(30, 41), {"sample-accounting": FAIL}),
     "a batch is replayed": ("hot-spare", _samples(30, 29), {"sample-accounting": FAIL}),
     "two batches change places": ("checkpoint-restart", _swap(30, 31), {"sample-accounting": FAIL}),
-    "a zombie commits": ("hot-spare", _late(Kind.STEP_COMMITTED, 26), {"single-writer": FAIL}),
+    "a zombie commits": (
+        "hot-spare",
+        _late(Kind.STEP_COMMITTED, 26),
+        {"single-writer": FAIL, "lifecycle": FAIL},
+    ),
     "a zombie writes a checkpoint": (
         "drop-replica",
         _late(Kind.CHECKPOINT_COMMITTED, 20),
@@ -268,7 +272,7 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "the right process with the wrong rank": (
         "hot-spare",
         _edit(Kind.FAILURE_DETECTED, {"rank": 0}),
-        {"detection": FAIL},
+        {"detection": FAIL, "lifecycle": FAIL},
     ),
     "nobody says that it landed": (
         "hot-spare",
@@ -329,7 +333,7 @@ MUTANTS: dict[str, tuple[str, Mutant, dict[str, str]]] = {
     "survivors never left the generation that failed": (
         "hot-spare",
         _both(_drop(Kind.PARKED), _drop(Kind.SURVIVORS_PARKED)),
-        {"recovery-shown": FAIL},
+        {"recovery-shown": FAIL, "lifecycle": FAIL},
     ),
     "nobody looked for leftovers": ("hot-spare", _drop(Kind.LEFTOVERS), {"no-orphans": OPEN}),
 }

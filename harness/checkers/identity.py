@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -111,6 +112,17 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
 
 def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     fired: Counter[str] = Counter()
+    numbers = Counter(
+        (event.kind.value.removeprefix("fault_"), event.data["fault"], event.data["occurrence"])
+        for event in evidence.log.of(Kind.FAULT_INJECTED, Kind.FAULT_LANDED)
+    )
+    for (what, name, number), times in numbers.items():
+        if times > 1:
+            yield f"occurrence {number} of {name} {what} {times} times"
+    for one, then in itertools.pairwise(evidence.log.of(Kind.FAULT_INJECTED)):
+        name, number = then.data["fault"], then.data["occurrence"]
+        if name == one.data["fault"] and number < one.data["occurrence"]:
+            yield f"occurrence {number} of {name} came after occurrence {one.data['occurrence']}"
     failed_ones = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_FAILED)}
     for event in evidence.log.of(Kind.FAULT_INJECTED):
         name = event.data["fault"]

@@ -93,8 +93,11 @@ def _slip(log: Log, earlier: Event, later: Event, text: str, between_ns: int) ->
 
 def _fault_pairs(log: Log) -> Iterator[Pair]:
     injected: dict[tuple[str, int], Event] = {}
+    planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
     for event in log.of(Kind.FAULT_INJECTED):
         injected.setdefault((event.data["fault"], event.data["occurrence"]), event)
+        if (plan := planned.get(event.data["fault"])) is not None:
+            yield plan, event, f"{event.data['fault']} was injected before it was announced", 0
     for event in log.of(Kind.FAULT_LANDED, Kind.FAULT_HEALED, Kind.FAULT_EFFECT):
         first = injected.get((event.data["fault"], event.data["occurrence"]))
         what = event.kind.value.removeprefix("fault_")

@@ -61,7 +61,11 @@ def _how(ended: Event) -> str:
 
 def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> Iterator[str]:
     """Of a process that this log's own coordinator supervised."""
-    name, cause = failure.data["process"], failure.data["cause"]
+    name, cause, rank = failure.data["process"], failure.data["cause"], failure.data["rank"]
+    generation = history.generation(failure.generation)
+    members = generation.members if generation is not None else ()
+    if name is not None and rank is not None and tuple(members[rank : rank + 1]) != (name,):
+        yield f"{_said(failure)} as rank {rank}, which it was not in generation {failure.generation}"
     ended = exits.get(name)
     later = ended is not None and ended.seq > failure.seq
     if ended is not None and not _taken_over(history, failure, ended):

@@ -6,9 +6,10 @@ lost with its node has said more than is known. The coordinator's lines are one 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from chaos.events import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.lineage import Generation, History
@@ -18,6 +19,7 @@ from recovery.memory import ROLE as KEEPER
 _NUMBERED = re.compile(r"^[ws](\d+)$")
 _Said = dict[tuple[str, Kind], Event]
 _ANSWERS = ("failure", "refill", "resumed", "shrunk")
+_TRAINS = (Kind.STATE_READY, Kind.BATCH_TAKEN, Kind.STEP_COMMITTED, Kind.CHECKPOINT_SAVING)
 
 
 def own_lines(log: Log) -> tuple[Event, ...]:
@@ -43,6 +45,7 @@ def processes(history: History) -> Iterator[str]:
     started: dict[str, Event] = {}
     ready: set[str] = set()
     gone: set[str] = set()
+    adopted = False  # whoever takes over hears from all of them anew
     for event in own_lines(log):
         name = event.data.get("process")
         match event.kind:
@@ -53,7 +56,11 @@ def processes(history: History) -> Iterator[str]:
             case Kind.PROCESS_READY:
                 if name not in started or name in gone:
                     yield f"{name} was ready {'after its end' if name in gone else 'and never started'}"
+                elif name in ready and not adopted:
+                    yield f"{name} was ready twice"
                 ready.add(str(name))
+            case Kind.COORDINATOR_ADOPTED:
+                adopted = True
             case Kind.PROCESS_EXITED:
                 yield from _ends(event, started, gone)
                 gone.add(str(name))
@@ -155,8 +162,12 @@ def generations(history: History) -> Iterator[str]:
     yield from (f"generation {number} has lines, and was never started" for number in later)
     yield from _failures_counted(log)
     whole, said = told(log), _firsts(log)
+    if not history.info.observed:
+        for name in sorted(whole):
+            yield from _elsewhere(log.actors[name].events, name)
     for generation in history.generations:
         yield from _answers(history, generation)
+        yield from _unparked(history, generation)
         if not history.info.observed:
             yield from _formed(history, generation, whole, said[generation.number])
 
@@ -183,6 +194,32 @@ def _answers(history: History, generation: Generation) -> Iterator[str]:
         yield f"generation {number} answers a failure ({generation.cause}), and none was declared"
 
 
+def _unparked(history: History, generation: Generation) -> Iterator[str]:
+    """Survivors of a failure whose state goes on have parked with it, and the coordinator says so; where they were on
+    their way to a pause they had parked for that."""
+    number, own = generation.number, own_lines(history.log)
+    if number == 1 or generation.cause != "failure" or generation.state not in ("peer", "kept"):
+        return
+    since = [e for e in own if e.generation == number - 1 and e.kind is not Kind.GENERATION_STARTED]
+    paused = any(
+        str(a).startswith("pause") for e in since if e.kind is Kind.DECISION for a in e.data["actions"]
+    )
+    kinds = {e.kind for e in since}
+    if not paused and not kinds & {Kind.SURVIVORS_PARKED, Kind.COORDINATOR_ADOPTED}:
+        yield f"generation {number} goes on with the state of survivors, of whom nobody is said to have parked"
+
+
+def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
+    """A rank trains in the generation whose group it has joined last."""
+    joined: int | None = None
+    for event in lines:
+        if event.kind is Kind.GROUP_FORMED:
+            joined = event.generation
+        elif event.kind in _TRAINS and joined not in (None, event.generation):
+            what = f"{event.kind.value} of generation {event.generation}"
+            yield f"{name} wrote {what} after it had joined generation {joined}"
+
+
 def _firsts(log: Log) -> Mapping[int, _Said]:
     """By generation: the first line of each kind that each process wrote of it."""
     said: dict[int, _Said] = defaultdict(dict)
@@ -206,7 +243,18 @@ def _formed(history: History, generation: Generation, whole: Set[str], said: _Sa
             yield f"{name} trained in generation {number}, whose state it never held"
         elif generation.ready_ns is not None and held.step != resume:
             yield f"{name} held step {held.step} in generation {number}, which resumed at {resume}"
+        else:
+            yield from _in_turn(name, number, said)
     yield from _announced(history, generation)
+
+
+def _in_turn(name: str, number: int, said: _Said) -> Iterator[str]:
+    """A member joins its group, holds its state, and trains: lines of one file, in this order whatever the clocks."""
+    turns = (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN)
+    lines = [said[name, kind] for kind in turns if (name, kind) in said]
+    for first, then in itertools.pairwise(lines):
+        if then.seq < first.seq:
+            yield f"{name} wrote {then.kind.value} of generation {number} before {first.kind.value}"
 
 
 def _announced(history: History, generation: Generation) -> Iterator[str]:
@@ -220,12 +268,15 @@ def _announced(history: History, generation: Generation) -> Iterator[str]:
 
 
 def _must_have_heard(history: History, generation: Generation) -> bool:
-    """Whether the coordinator knew that all members hold their state: it ended the job with them, or had heard from all
-    of them since. One that took over may never have heard of it."""
+    """Whether the coordinator knew that all members hold their state: it ended the job with them, had heard from all
+    of them since, or decided on something before anything failed. One that took over may never have heard of it."""
     number, resume = generation.number, generation.resume_step or 0
     mine = [e for e in own_lines(history.log) if e.generation == number]
     taken = next((n for n, e in enumerate(mine) if e.kind is Kind.COORDINATOR_ADOPTED), len(mine))
     if any(e.kind is Kind.REPLICAS_AGREED and (e.step or 0) > resume for e in mine[:taken]):
+        return True
+    settled = itertools.takewhile(lambda e: e.kind is not Kind.FAILURE_DETECTED, mine[:taken])
+    if any(e.kind is Kind.DECISION for e in settled):
         return True
     last = number == history.generations[-1].number
     return last and history.outcome == "completed" and taken == len(mine)

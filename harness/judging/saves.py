@@ -21,6 +21,7 @@ def saves(history: History) -> Iterator[str]:
     """What cannot be of saves, each rank's file by itself."""
     for name in sorted(told(history.log)):
         yield from _of_a_rank(history, name)
+        yield from _of_a_step(history, name)
 
 
 def _of_a_rank(history: History, name: str) -> Iterator[str]:
@@ -45,6 +46,21 @@ def _of_a_rank(history: History, name: str) -> Iterator[str]:
         elif event.kind is Kind.ACTOR_ENDED and history.outcome == "completed":
             left = [each for each in open_.values() if not _in_memory(each)]
             yield from (f"{name} never said how {e.data['checkpoint']} ended" for e in left)
+
+
+def _of_a_step(history: History, name: str) -> Iterator[str]:
+    """A checkpoint is named after its step, and begun after no other."""
+    held: int | None = None
+    for event in history.log.actors[name].events:
+        if event.kind in (Kind.STEP_COMMITTED, Kind.STATE_READY):
+            held = event.step
+        elif event.kind in (Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART, *_ENDS):
+            called, step = str(event.data["checkpoint"]), event.step
+            number = called.rpartition("-")[2]
+            if not number.isdecimal() or int(number) != step:
+                yield f"{name} says that {called} is of step {step}"
+            if event.kind is Kind.CHECKPOINT_SAVING and held not in (None, step):
+                yield f"{name} began {called} when it held step {held}"
 
 
 def _in_memory(event: Event) -> bool:

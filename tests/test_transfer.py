@@ -31,6 +31,16 @@ def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_ge
     assert not other.model[0].weight.is_contiguous() and other.digests() == source.digests()
 
 
+def test_a_part_without_elements_is_copied_too() -> None:
+    """As the shard of a tensor that has fewer rows than there are ranks."""
+    full, empty = torch.arange(3.0), torch.empty(0, 7)
+    to, nothing = torch.zeros(3), torch.empty(0, 7)
+    chunks, sizes = [empty, full, empty], [0, full.nbytes, 0]
+    transfer._unpack(transfer._packed(chunks), [nothing, to, nothing], sizes)
+    assert torch.equal(to, full)
+    transfer._unpack(transfer._packed([empty]), [nothing], [0])
+
+
 @pytest.mark.parametrize(
     "shape", [(), (0,), (0, 7), (1,), (1, 1, 3000), (5000,), (3, 700), (3000, 1), (2, 3, 999), (1, 2, 2, 257)]
 )

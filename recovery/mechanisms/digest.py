@@ -68,7 +68,8 @@ def own_memory(part: Tensor) -> memoryview | None:
     array = array_of(part)
     if array is None:
         return None
-    return memoryview(array.data).cast("B") if array.size else memoryview(b"")
+    # Of an empty one, as a rank's shard of a small tensor may be, too: ``b""`` cannot be written, not even nothing.
+    return memoryview(array.data).cast("B") if array.size else memoryview(bytearray())
 
 
 def _bytes_of(part: Tensor) -> memoryview:

@@ -6,11 +6,15 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness.cgroups import CgroupControl, lacks_cgroup
 from harness.health import HealthSource, Reading
+from harness.launchers.local import LocalCluster
+from harness.nodes.cluster import NodesCluster
 from harness.shims.slowness import Slowness, _gpu_work
 
 needs_groups = pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
@@ -116,3 +120,16 @@ def test_a_health_report_is_read_once_and_nonsense_is_passed_over(tmp_path: Path
     assert list(source.read()) == [], "its line was torn"
     source.append(reading)
     assert list(source.read()) == [reading]
+
+
+def test_limits_of_a_node_hold_for_who_keeps_checkpoints_there_too() -> None:
+    keepers = SimpleNamespace(
+        owns={"k0"}.__contains__, pid_of={"k0": 70}.__getitem__, node_of={"k0": 1}.__getitem__
+    )
+    here: Any = SimpleNamespace(keepers=keepers, pids={"w0": 7})
+    assert [LocalCluster._pid_of(here, name) for name in ("w0", "k0")] == [7, 70]
+    there: Any = SimpleNamespace(keepers=keepers, _logs={"w0": (2, "")})
+    assert [NodesCluster._node_of(there, name) for name in ("w0", "k0")] == [2, 1]
+    here.keepers = None
+    with pytest.raises(KeyError):
+        LocalCluster._pid_of(here, "k0")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fuzzed import KILL, LIMIT_S, tree_of
+from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from harness import cgroups, processes
@@ -29,6 +30,7 @@ from harness.rundir import RunDirectory
 from harness.undo import RemoveCgroup
 
 CATALOGUE = build_catalogue()
+FOUND = Path(__file__).parents[1] / "scenarios" / "regressions"
 TRACE = """it ran
 Traceback (most recent call last):
   File "/a/chaos/cli.py", line 7, in invoke
@@ -235,6 +237,18 @@ def test_a_kill_is_played_for_real_and_is_no_find(tmp_path: Path) -> None:
     assert (played.refused, dict(played.outcomes)) == ("", {"control": "completed", "faulted": "completed"})
     assert ("hit", "training", "process-kill", "backward") in played.reached
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "path", [*FOUND.glob("local-*.yaml"), *FOUND.glob("agents-*.yaml")], ids=lambda path: path.stem
+)
+def test_what_was_found_for_real_is_mended(path: Path) -> None:
+    tree = YAML(typ="safe", pure=True).load(path)
+    played = RealPlayer(catalogue=CATALOGUE).play(tree)
+    found = find_in(tree, played)
+    assert (played.refused, found and found.text) == ("", None)
 
 
 @pytest.mark.real

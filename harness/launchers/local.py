@@ -132,9 +132,14 @@ class LocalCluster:
         wanted = bool(needs_of(setup.cell) & IN_GROUPS)
         name = f"{setup.run.root.name}-{setup.id}-{os.getpid()}"
         self._group = name if wanted else None
-        self.groups = CgroupControl(name, self.pids.__getitem__) if wanted else None
+        self.groups = CgroupControl(name, self._pid_of) if wanted else None
         self.links = LinkProxy() if Need.LINKS in needs_of(setup.cell) else None
         self.keepers = keepers_for(setup, lambda: Here(session.zygote.fork, log=setup.run.logs(setup.id)))
+
+    def _pid_of(self, process: str) -> int:
+        """A rank's, or that of who keeps checkpoints on a node, which its limits hold for too."""
+        keeping = self.keepers is not None and self.keepers.owns(process)
+        return self.keepers.pid_of(process) if self.keepers is not None and keeping else self.pids[process]
 
     @property
     def machines(self) -> None:

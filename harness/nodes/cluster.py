@@ -232,7 +232,11 @@ class NodesCluster:
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 
     def _node_of(self, process: str) -> int:
-        return self._logs[process][0]
+        """Of a rank, or of who keeps checkpoints there, which its limits hold for too."""
+        keeping = self.keepers is not None and self.keepers.owns(process)
+        return (
+            self.keepers.node_of(process) if self.keepers is not None and keeping else self._logs[process][0]
+        )
 
     def _lose(self, node: int) -> None:
         """What its ranks had written and its agent had not forwarded is wanted soon, as evidence."""

@@ -79,6 +79,10 @@ class Keepers:
         """Its process id; see ``owns``."""
         return self._pids[process]
 
+    def node_of(self, process: str) -> int:
+        """The node that it keeps, or kept, on; see ``owns``."""
+        return self._node_of[process]
+
     def signal(self, process: str, signum: int) -> None:
         """Through the pidfd."""
         self._housing.signal(process, signum)

@@ -28,16 +28,31 @@ def no_lost_commit(evidence: Evidence) -> Finding:
     problems = []
     for generation in later:
         resume = generation.resume_step or 0
-        if generation.state in ("peer", "kept"):
+        restored = _restored(history, generation)
+        if restored is None:
             due, what = _job_step(history, generation), "the job had committed step"
         else:
-            due, what = _acknowledged(history, generation), "a good checkpoint was acknowledged at step"
+            due, what = _acknowledged(history, restored), "a good checkpoint was acknowledged at step"
         if resume < due:
             problems.append(f"generation {generation.number} resumed at step {resume}, but {what} {due}")
     resumed = ", ".join(str(generation.resume_step) for generation in later)
     return verdict_of(
         problems, f"{len(later)} generations resumed at step {resumed}; nothing acknowledged was lost"
     )
+
+
+def _restored(history: History, generation: Generation) -> Generation | None:
+    """Whose restore, or beginning, a generation's state comes from: its own, or, where it is of peers, that of one
+    since the last that worked, which was lost after members of both had taken their state; None: of neither."""
+    if generation.state not in ("peer", "kept"):
+        return generation
+    last = max(other.number for other in history.worked if other.number < generation.number)
+    stated = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
+    for other in reversed(history.generations):
+        theirs = any((other.number, member) in stated for member in generation.members)
+        if theirs and last < other.number < generation.number and other.state not in ("peer", "kept"):
+            return other
+    return None
 
 
 def _job_step(history: History, generation: Generation) -> int:

@@ -270,6 +270,8 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     for index, event in enumerate(started):
         number, done = event.generation, ready.get(event.generation)
         implied = first_commit[number] - 1 if number in first_commit else None
+        if implied is not None:  # what was told of the end of an earlier one's step is no step of its own
+            implied = max(implied, int(event.data.get("finish", 0)))
         following = started[index + 1].time_ns if index + 1 < len(started) else None
         one = Generation(
             number=number,

@@ -119,6 +119,10 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
     for (what, name, number), times in numbers.items():
         if times > 1:
             yield f"occurrence {number} of {name} {what} {times} times"
+    acted = {(name, number) for what, name, number in numbers if what == "injected"}
+    for event in evidence.log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED, Kind.FAULT_HEALED):
+        if (key := (event.data["fault"], event.data["occurrence"])) not in acted:
+            yield f"{event.kind.value} of occurrence {key[1]} of {key[0]}, which was never injected"
     for one, then in itertools.pairwise(evidence.log.of(Kind.FAULT_INJECTED)):
         name, number = then.data["fault"], then.data["occurrence"]
         if name == one.data["fault"] and number < one.data["occurrence"]:

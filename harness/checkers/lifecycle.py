@@ -37,6 +37,9 @@ def _problems(evidence: Evidence) -> Iterator[str]:
     yield from saves.saves(history)
     yield from saves.acknowledged(history)
     yield from saves.restored(history)
+    memory = evidence.cell.scenario.workload.checkpoint.in_memory
+    if memory is not None:
+        yield from saves.due_in_memory(history, memory.every)
     started = evidence.log.first(Kind.RUN_STARTED)
     every = steps_of(started.data.get("checkpoint_every") or "") if started else None
     if every and evidence.cell.scenario.workload.checkpoint.mode != "async":  # there a busy disk puts one off

@@ -81,6 +81,24 @@ def due(history: History, every: int) -> Iterator[str]:
             yield f"{first} committed step {run.step}, and no checkpoint of it was begun"
 
 
+def due_in_memory(history: History, every: int) -> Iterator[str]:
+    """Checkpoints in memory that ranks of the first replica had to begin after a step, and went on without: each does,
+    however busy its keeper is."""
+    log = history.log
+    whole = told(log)
+    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if _in_memory(e)}
+    for run in history.runs:
+        generation = history.generation(run.generation)
+        if run.step % every or generation is None:
+            continue
+        took = {e.actor for e in run.batches} & {e.actor for e in run.commits}
+        for name in generation.members[: history.shards]:
+            if name not in whole & took or (name, run.generation, run.step) in begun:
+                continue
+            if _went_on(history, generation, name, run.step):
+                yield f"{name} committed step {run.step}, and no checkpoint of it in memory was begun"
+
+
 def _went_on(history: History, generation: Generation, name: str, step: int) -> bool:
     """Whether a rank came past the save after a step."""
     mine = [e for e in history.log.actors[name].events if e.generation == generation.number]

@@ -12,8 +12,9 @@ import pytest
 import harness.checkers
 from chaos.cli import build_catalogue
 from chaos.events import Kind, Log
-from harness.checkers.evidence import Evidence, passed
+from harness.checkers.evidence import Evidence, failed, passed
 from harness.fuzz import changes as changing
+from harness.fuzz import neutral
 from harness.fuzz.bench import Base, Bench, Looked, base_of, stored
 from harness.fuzz.claims import Claims, alike, altered, backwards
 from harness.fuzz.draw import Dice, World
@@ -153,6 +154,25 @@ def test_the_judge_sees_the_run_as_it_is_and_what_is_wrong_with_it(tmp_path: Pat
     assert "faulted: fault-landed" in look(one_of(Kind.FAULT_LANDED, do="drop")).seen
     assert look(one_of(COMMIT, do="generation", by=2**62)).seen.keys() == {"faulted: senseless"}
     assert look(one_of(EXIT, do="drop"), whole=True).find is None
+
+
+def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Bench().neutral(base()) is None
+
+    def early(evidence: Evidence) -> Finding:
+        return (
+            failed("late")
+            if evidence.log.events[0].time_ns > faulted().events[0].time_ns
+            else passed("early")
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setitem(harness.checkers._ALL, "liveness", early)
+        found = Bench().neutral(base())
+        assert found is not None and found.key.startswith("not alike: all times later: ")
+    monkeypatch.setitem(neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1'))  # type: ignore[arg-type]
+    found = Bench().neutral(base())
+    assert found is not None and found.key == "not alike: wrong"
 
 
 # ---- finding

@@ -4,7 +4,7 @@
   sense it says so.
 - No change that alters a claim goes unseen: where all still passes, both arms are said to have done what they did
   (``harness.fuzz.claims``).
-- The same logs are judged the same twice.
+- The same logs are judged the same twice, and however their lines are written or whenever the machine was started.
 
 Most logs are judged by the functions that ``judge`` is made of, which needs no files. Before anything is said to be
 unseen, and now and then, they are written down and judged whole.
@@ -12,10 +12,11 @@ unseen, and now and then, they are written down and judged whole.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from harness.checkers import check_all
 from harness.fuzz.claims import Claims, altered, backwards, claims_of
 from harness.fuzz.coverage import Feature
 from harness.fuzz.lines import ARMS, Change, changed
+from harness.fuzz.neutral import WRITTEN, later
 from harness.fuzz.oracle import Find
 from harness.fuzz.play import (
     LONGEST_S,
@@ -119,6 +121,40 @@ class Bench:
         text = f"judging took {took_s:.1f} s of a processor, more than {MOST_CPU_S:g}"
         return Looked(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
 
+    def neutral(self, base: Base) -> Find | None:
+        """What is judged otherwise when nothing of what the logs say is changed. Never raises, but for what
+        interrupts."""
+        try:
+            with bounded(LONGEST_S, "changed"):
+                return self._rewritten(base) or self._moved(base)
+        except Endless as error:
+            return Find(key="no end", text=str(error))
+        except Exception as error:
+            return Find(key=f"crash: {place_of(error)}", text=told(error))
+
+    def _rewritten(self, base: Base) -> Find | None:
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
+        try:
+            run = stored(root / "run", base.cell, base.logs)
+            right = _results(run)
+            for how, write in WRITTEN.items():
+                again = stored(root / how, base.cell, base.logs, write)
+                if _results(again) != right:
+                    text = f"the log says the same with {how}, and is judged otherwise"
+                    return Find(key=f"not alike: {how}", text=text)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return None
+
+    def _moved(self, base: Base) -> Find | None:
+        seen, claims = _judged(base, {arm: later(base.logs[arm]) for arm in ARMS})
+        said = [f"{name}: {why}" for name, why in seen.items()]
+        said += [f"{arm}: {one}" for arm in ARMS for one in altered(base.claims[arm], claims[arm])]
+        if not said:
+            return None
+        key = f"not alike: all times later: {_claim(said[0])}"
+        return Find(key=key, text="\n".join(["with all times an hour later", *said]))
+
     def _looked(self, base: Base, changes: Sequence[Change], whole: bool) -> Looked:
         logs: dict[str, Log]
         try:
@@ -169,8 +205,15 @@ class Bench:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def stored(root: Path, cell: Cell, logs: Mapping[str, Log]) -> RunDirectory:
-    """Both arms as a run directory that can be judged."""
+def _results(run: RunDirectory) -> str:
+    """All that is judged of a run, whatever the order of keys."""
+    return json.dumps(judge(run).model_dump(mode="json"), sort_keys=True)
+
+
+def stored(
+    root: Path, cell: Cell, logs: Mapping[str, Log], write: Callable[[str], str] = str
+) -> RunDirectory:
+    """Both arms as a run directory that can be judged. ``write``: how each line is written instead."""
     run = RunDirectory(root)
     root.mkdir()
     write_resolved(run, resolved_of(cell))
@@ -178,7 +221,8 @@ def stored(root: Path, cell: Cell, logs: Mapping[str, Log]) -> RunDirectory:
         folder = run.events(arm_id(cell.id, 0, arm))
         folder.mkdir(parents=True)
         for name, actor in logs[arm].actors.items():
-            (folder / f"{name}.jsonl").write_text("".join(f"{event.to_line()}\n" for event in actor.events))
+            lines = (write(event.to_line()) for event in actor.events)
+            (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return run
 
 

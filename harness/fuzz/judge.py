@@ -70,6 +70,8 @@ def replayed(path: Path, player: Player, bench: Bench) -> Find | None:
         open_ones = [name for name, one in played.findings.items() if one.verdict != "pass"]
         text = played.refused or played.crash or ", ".join(open_ones)
         return Find(key="no base", text=f"the run does not pass as it is: {text}")
+    if not found["changes"]:
+        return bench.neutral(base)
     changes = [Change.model_validate(change) for change in found["changes"]]
     looked = bench.look(base, changes, whole=True)
     if looked.same:
@@ -105,6 +107,9 @@ class JudgeSearch:
             self._base, self._left = self._another(), PER_BASE
             if self._base is None:
                 return None
+            alike = self.bench.neutral(self._base)
+            if alike is not None:
+                return self._new(alike, self._base, [])
         self._left -= 1
         base = self._base
         changes = changing.draw(self.dice, dict(base.logs))
@@ -140,7 +145,9 @@ class JudgeSearch:
 
         small, plays = shrunk(base.tree, shows, MOST_PLAYS)
         last = base_of(small, self.player.play(small))
-        said = self.bench.look(last, few, whole=True).find if last is not None else None
+        said = None
+        if last is not None:
+            said = self.bench.look(last, few, whole=True).find if few else self.bench.neutral(last)
         found = Unseen(find=said or find, tree=small, changes=tuple(few), plays=plays)
         if found.find.key in self.finds:
             self.again += 1
@@ -158,8 +165,13 @@ class JudgeSearch:
         return few
 
     def _shows(self, find: Find, base: Base, changes: Sequence[Change]) -> bool:
-        found = self.bench.look(base, changes, whole=_kind(find).startswith(("crash", "not the"))).find
+        found = self._found(find, base, changes)
         return found is not None and _kind(found) == _kind(find)
+
+    def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
+        if not changes:
+            return self.bench.neutral(base)
+        return self.bench.look(base, changes, whole=_kind(find).startswith(("crash", "not the"))).find
 
 
 def _kind(find: Find) -> str:

@@ -20,7 +20,8 @@ from harness.fuzz.spoil import Spoilt, at, fresh, places, spoilt, text_of
 
 ENDING = ".loader.yaml"
 SAYS = ".loader.txt"
-NEAR = 0.4
+NEAR = 0.5
+"""Share of files that are a spoilt one spoilt again: one that reached something new, or one that loads."""
 KEPT = 200
 MOST_KEPT_BYTES = 50_000
 """Of a file that is spoilt again: those of thousands of lines would only grow."""
@@ -113,6 +114,7 @@ class LoaderSearch:
     refused: int = 0
     again: int = 0
     _kept: list[Spoilt] = field(default_factory=list)
+    _good: list[Spoilt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dice = Dice(rng=random.Random(f"chaos fuzz loader {self.seed}"))
@@ -125,12 +127,15 @@ class LoaderSearch:
         self.refused += bool(read.said)
         if self.coverage.add(_reached(one, read)) and len(one.data) <= MOST_KEPT_BYTES:
             self._kept = [*self._kept[-KEPT + 1 :], one]
+        if not read.said and len(one.data) <= MOST_KEPT_BYTES:
+            self._good = [*self._good[-KEPT + 1 :], one]
         find = find_in(read)
         return self._new(find, one) if find is not None else None
 
     def _draw(self) -> Spoilt:
         if self._kept and self.dice.chance(NEAR):
-            return spoilt(self.dice.rng.choice(self._kept), self.dice)
+            near = self._good if self._good and self.dice.chance(0.5) else self._kept
+            return spoilt(self.dice.rng.choice(near), self.dice)
         one = fresh(whole(self.dice, self.world))
         for _ in range(self.dice.rng.choice(TIMES)):
             one = spoilt(one, self.dice)

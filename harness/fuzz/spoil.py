@@ -188,6 +188,17 @@ def _valued(tree: Tree, dice: Dice) -> Tree | None:
     return _put(tree, _place(tree, dice), copy.deepcopy(dice.rng.choice(ODD)))
 
 
+def _nudged(tree: Tree, dice: Dice) -> Tree | None:
+    """Another number of the same kind, which may well be allowed."""
+    path = _place(tree, dice, lambda value: type(value) in (int, float))
+    if path is None:
+        return None
+    value = at(tree, path)
+    return _put(
+        tree, path, dice.rng.choice((value + 1, value - 1, value * 2, value * 10, value * 1000, 0, 1))
+    )
+
+
 def _worded(tree: Tree, dice: Dice) -> Tree | None:
     return _put(tree, _place(tree, dice), dice.rng.choice(WORDS))
 
@@ -292,6 +303,7 @@ def _referred(tree: Tree, dice: Dice) -> Tree | None:
 
 OF_TREES: Mapping[str, Callable[[Tree, Dice], Tree | None]] = {
     "an odd value": _valued,
+    "another number": _nudged,
     "an odd word": _worded,
     "a key removed": _removed,
     "an unknown key": _keyed,

@@ -156,7 +156,11 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
     # Nor a rank that works and only seems to be still: it may be one that waits for bytes that others have.
     works = episode.kind == "heartbeat-drop"
-    nameless = evidence.history.info.observed or event.data["cause"] == "diverged" or alike or works
+    # Nor whoever sent what was finite, and too large for the norm over all.
+    sum_alone = event.data["cause"] == "nonfinite" and _planted_finite(episode)
+    nameless = (
+        evidence.history.info.observed or event.data["cause"] == "diverged" or alike or works or sum_alone
+    )
     unblamed = nameless and event.data["process"] is None
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
@@ -167,6 +171,16 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     if due and event is episode.failure and event.data["cause"] != due:
         problems.append(f"{episode.fault} was detected as {event.data['cause']}, expected {due}")
     return problems
+
+
+def _planted_finite(episode: Episode) -> bool:
+    """Whether what a fault wrote into a tensor was finite, by the account of the rank that it hit."""
+    written = (
+        episode.landed.data["evidence"].get("new")
+        if episode.landed and episode.landed.data["evidence"]
+        else None
+    )
+    return bool(written) and all(math.isfinite(float(value)) for value in written or ())
 
 
 def nan_containment(evidence: Evidence) -> Finding:

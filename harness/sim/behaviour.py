@@ -49,7 +49,7 @@ class Behaviour:
 
     def accepts(self, rank: SimRank, reduced: Reduced) -> bool:
         """Whether a reduced gradient may be applied."""
-        return not reduced.blamed
+        return reduced.finite
 
     def blamed(self, rank: SimRank, ranks: list[int]) -> list[int]:
         """Which ranks to report for non-finite values."""

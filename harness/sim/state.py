@@ -45,7 +45,7 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """What one rank brings to the all-reduce, of its last micro-batch; ``before``: loss and gradient of those before
-    it. ``bad``: not finite."""
+    it. ``bad``: not finite; ``huge``: finite, and too large to be squared."""
 
     loss_sum: float
     count: int
@@ -54,13 +54,15 @@ class Part:
     bad: bool
     save: bool = False
     before: tuple[tuple[float, bytes], ...] = ()
+    huge: bool = False
 
 
 def after_each_other(parts: Sequence[Part]) -> Part:
     """Several micro-batches of one rank."""
     before = tuple((part.loss_sum, part.gradient) for part in parts[:-1])
     count, bad = sum(part.count for part in parts), any(part.bad for part in parts)
-    return replace(parts[-1], count=count, bad=bad, before=before)
+    huge = any(part.huge for part in parts)
+    return replace(parts[-1], count=count, bad=bad, before=before, huge=huge)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +75,18 @@ class Reduced:
     blamed: tuple[int, ...]
     gradient: bytes
     save: bool = False
+    huge: bool = False
 
     @property
     def grad_norm(self) -> float:
-        """Around 1, or not a number."""
-        return float("nan") if self.blamed else 1.0 + 0.2 * uniform(self.gradient)
+        """Around 1, or not a number, or infinite: then nobody's own values need have been."""
+        usual = float("inf") if self.huge else 1.0 + 0.2 * uniform(self.gradient)
+        return float("nan") if self.blamed else usual
+
+    @property
+    def finite(self) -> bool:
+        """As the real one."""
+        return not self.blamed and math.isfinite(self.grad_norm)
 
 
 def combine(parts: dict[int, Part]) -> Reduced:
@@ -91,6 +100,7 @@ def combine(parts: dict[int, Part]) -> Reduced:
         save=any(part.save for part in parts.values()),
         blamed=tuple(rank for rank, part in parts.items() if part.bad),
         gradient=digest([gradient for _, gradient in each]),
+        huge=any(part.huge for part in parts.values()),
     )
 
 
@@ -146,7 +156,7 @@ class State:
             self, step=self.step + 1, parameters=digest(self.parameters, reduced.gradient, lr),
             optimizer=digest(self.optimizer, reduced.gradient), progress=self.progress + lr / BASE_LR,
             optimizer_step=self.optimizer_step + 1, scheduler_step=self.scheduler_step + 1,
-            bad=self.bad or bool(reduced.blamed),
+            bad=self.bad or not reduced.finite,
         )  # fmt: skip
 
     def digests(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from harness.sim.clock import NS_PER_S
 from harness.sim.faults import TrainingError
 from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
-from harness.sim.tensors import ELEMENTS, SimLoss, finite
+from harness.sim.tensors import ELEMENTS, SimLoss, finite, huge
 from recovery import marks, order
 from recovery.interval import parse, steps_of
 from recovery.order import MicroBatch
@@ -108,7 +108,10 @@ class Attempt:
         bad = not finite(values)
         if surface == "gradient":
             self.part = replace(
-                self.part, gradient=digest(self.part.gradient, values), bad=self.part.bad or bad
+                self.part,
+                gradient=digest(self.part.gradient, values),
+                bad=self.part.bad or bad,
+                huge=self.part.huge or huge(values),
             )
             return
         state = self._job.state

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from harness.sim.state import digest, uniform
 
 ELEMENTS = 8
+LARGEST = 3.4e38
+"""In single precision."""
 NAMES = ("embedding.weight", "block.weight", "head.weight")
 
 
@@ -95,6 +97,11 @@ class SimLoss:
 def finite(values: list[float]) -> bool:
     """Whether all are."""
     return all(map(math.isfinite, values))
+
+
+def huge(values: list[float]) -> bool:
+    """Whether a norm over them, in single precision as they are, is infinite though they are not."""
+    return finite(values) and sum(value * value for value in values) > LARGEST
 
 
 def _tensor(name: str, source: bytes) -> SimTensor:

@@ -93,6 +93,10 @@ ONE = "1 error; nothing was started"
         (Read(path=PATH), None),
         (refused(f"{PATH}:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE), None),
         (Read(path=PATH, crash="Traceback", place="KeyError in a/b.py c"), "crash: KeyError in a/b.py c"),
+        (
+            Read(path=PATH, cautions=(f"{PATH}:1:2: warning: \x1b[2J",)),
+            "characters that are not to be seen: scenario.yaml:#:#: warning: \x1b[#J",
+        ),
         (Read(path=PATH, warned="OddWarning: line 1"), "a warning of Python's: OddWarning"),
         (Read(path=PATH, other="it differs"), "not the same twice: it differs"),
         (Read(path=PATH, cpu_s=MOST_CPU_S + 0.1), "too slow: it loads"),

@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -64,7 +64,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}")
 class Read:
     """What became of a file. ``path``: where it was; ``said``: why it was refused, "" if it loads; ``crash``,
     ``place``: of anything else that was raised; ``other``: what was not the same when it was read again; ``warned``:
-    what Python prints beside."""
+    what Python prints beside; ``cautions``: what is said to whoever wrote it, though it loads."""
 
     path: str = ""
     said: str = ""
@@ -72,6 +72,7 @@ class Read:
     place: str = ""
     other: str = ""
     warned: str = ""
+    cautions: tuple[str, ...] = ()
     cpu_s: float = 0.0
     grown: int = 0
 
@@ -122,11 +123,12 @@ class Reader:
         path.write_bytes(data)
         said = crash = place = other = ""
         warned: list[warnings.WarningMessage] = []
+        cautions: list[str] = []
         try:
             with _bounded(), warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 warnings.simplefilter("ignore", DeprecationWarning)
-                said, other = self._checked(path, spent)
+                said, other = self._checked(path, spent, cautions)
         except Endless as error:
             crash, place = str(error), "no end"
         except Exception as error:
@@ -140,12 +142,14 @@ class Reader:
             place=place,
             other=other,
             warned="; ".join(f"{one.category.__name__}: {one.message}" for one in warned[:1]),
+            cautions=tuple(cautions),
             cpu_s=spent.cpu_s,
             grown=spent.grown,
         )
 
-    def _checked(self, path: Path, spent: _Spent) -> tuple[str, str]:
-        """Why it is refused, and what is not the same when it is read again."""
+    def _checked(self, path: Path, spent: _Spent, cautions: list[str]) -> tuple[str, str]:
+        """Why it is refused, and what is not the same when it is read again. ``cautions``: takes what is said
+        besides."""
         loaded, said = self._loaded(path, spent)
         if spent.cpu_s > MOST_CPU_S:
             return said, ""  # enough is known
@@ -154,6 +158,7 @@ class Reader:
             return said, f"read twice, it is said to be\n{said or 'good'}\nand to be\n{again or 'good'}"
         if loaded is None:
             return said, ""
+        cautions += loaded.warnings
         try:
             _measured(spent, lambda: self._planned(loaded))
         except ScenarioError as error:
@@ -219,22 +224,30 @@ def _first(read: Read) -> str:
 
 
 def _flaws(read: Read) -> Iterator[tuple[str, str]]:
-    """What is wrong with the words of a refusal, and in which line."""
+    """What is wrong with the words of a refusal or a caution, and in which line."""
+    for one in read.cautions:
+        yield from _unreadable(one, MOST_SAID)
     if not read.said:
         return
     lines = read.said.split("\n")
     counted = _COUNTED.match(lines[-1])
     errors = min(int(counted[1]), MOST_TOLD) if counted else 1
-    if len(read.said) > MOST_SAID * errors:
-        yield f"more than {MOST_SAID} characters for an error", max(lines, key=len)
+    yield from _unreadable(read.said, MOST_SAID * errors)
     folder = os.path.dirname(read.path)
     if folder not in read.said:
         yield "the file is not named", lines[0]
     for line in lines:
+        if not (line.startswith((folder, " ", "\t", "... and ")) or _COUNTED.match(line)):
+            yield "a line that is none of an error's", line
+
+
+def _unreadable(text: str, most: int) -> Iterator[tuple[str, str]]:
+    lines = text.split("\n")
+    if len(text) > most:
+        yield f"more than {MOST_SAID} characters for an error", max(lines, key=len)
+    for line in lines:
         if any(not char.isprintable() and char != "\t" for char in line):
             yield "characters that are not to be seen", line
-        elif not (line.startswith((folder, " ", "\t", "... and ")) or _COUNTED.match(line)):
-            yield "a line that is none of an error's", line
 
 
 # ---- what is taken
@@ -242,9 +255,12 @@ def _flaws(read: Read) -> Iterator[tuple[str, str]]:
 
 def _measured(spent: _Spent, do: Callable[[], object]) -> None:
     """Do it, and note what it took; what it raises is let through."""
-    with suppress(OSError):
+    try:
         Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is what there is now
-    before, begun_s = _status("VmRSS"), time.process_time()
+        before = _status("VmRSS")
+    except OSError:  # it cannot be: only what goes beyond the most so far is known
+        before = _status("VmHWM")
+    begun_s = time.process_time()
     try:
         do()
     finally:

@@ -161,6 +161,7 @@ def generations(history: History) -> Iterator[str]:
     later = dict.fromkeys(event.generation for event in log.events if event.generation not in known)
     yield from (f"generation {number} has lines, and was never started" for number in later)
     yield from _failures_counted(log)
+    yield from _unheard(log)
     whole, said = told(log), _firsts(log)
     if not history.info.observed:
         for name in sorted(whole):
@@ -200,13 +201,25 @@ def _unparked(history: History, generation: Generation) -> Iterator[str]:
     number, own = generation.number, own_lines(history.log)
     if number == 1 or generation.cause != "failure" or generation.state not in ("peer", "kept"):
         return
-    since = [e for e in own if e.generation == number - 1 and e.kind is not Kind.GENERATION_STARTED]
+    since = [e for e in own if e.generation == number - 1]
     paused = any(
         str(a).startswith("pause") for e in since if e.kind is Kind.DECISION for a in e.data["actions"]
     )
     kinds = {e.kind for e in since}
     if not paused and not kinds & {Kind.SURVIVORS_PARKED, Kind.COORDINATOR_ADOPTED}:
         yield f"generation {number} goes on with the state of survivors, of whom nobody is said to have parked"
+
+
+def _unheard(log: Log) -> Iterator[str]:
+    """Samples are left out by what ranks say when they park."""
+    heard: set[int] = set()
+    for event in own_lines(log):
+        if event.kind is Kind.COORDINATOR_ADOPTED:
+            return
+        if event.kind is Kind.SURVIVORS_PARKED:
+            heard.add(event.generation)
+        elif event.kind is Kind.SAMPLES_SKIPPED and event.generation not in heard:
+            yield f"samples were left out in generation {event.generation}, of which nobody is said to have parked"
 
 
 def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:

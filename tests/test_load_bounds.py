@@ -46,12 +46,15 @@ def numbers(count: int) -> str:
     return "[" + ",".join(map(str, range(count))) + "]"
 
 
+KEYS = ", ".join(f"k{n}: 0" for n in range(3000))
 HUGE = {
     "thousands of faults": BASE + faults(4000),
     "many faults": BASE + faults(600),
     "faults that are none": BASE + "faults: [" + "1," * 9000 + "1]\n",
     "many errors": WHOLE + "tags: [" + "{}," * 5000 + "1]\n",
     "many keys": WHOLE + "".join(f"k{n}: 1\n" for n in range(3000)),
+    "many keys in faults": BASE
+    + faults(2).replace("}}", f"}}, target: {{select: {{percent: 5, {KEYS}}}}}}}"),
     "a deep trace": BASE
     + f"faults:\n  - {{id: a, kind: process-kill, at: {{trace: {{times: {'[' * 2000 + ']' * 2000}}}}}}}\n",
     "brackets": BASE + "faults: " + "[" * 300_000 + "\n",

@@ -16,7 +16,7 @@ from chaos.blast import NO_COSTS
 from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
 from chaos.loading.diagnostics import Loc, Problem, unknown
-from chaos.loading.explain import validate
+from chaos.loading.explain import valid, validate
 from chaos.loading.faultchecks import Setting, check_fault, check_together
 from chaos.loading.placechecks import check_limits
 from chaos.scenario import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
@@ -66,7 +66,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
     else:
         strategy, found = _strategy(tree.get("recovery"), catalogue)
         problems += found
-    workload, _ = validate(WorkloadSpec, tree.get("workload"))
+    workload = valid(WorkloadSpec, tree.get("workload"))
     problems += _elastic(workload, strategy)
     faults = _items(tree.get("faults"))
     setting = _setting(tree, catalogue, workload, strategy)
@@ -86,8 +86,8 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
 def _setting(
     tree: Mapping[str, Any], catalogue: Catalogue, workload: WorkloadSpec | None, strategy: BaseModel | None
 ) -> Setting:
-    launcher, _ = validate(LauncherSpec, tree.get("launcher", {}))
-    limits, _ = validate(BlastRadius, tree.get("blast_radius", {}))
+    launcher = valid(LauncherSpec, tree.get("launcher", {}))
+    limits = valid(BlastRadius, tree.get("blast_radius", {}))
     kind = catalogue.launchers.get(launcher.kind) if launcher else None
     seed = tree.get("seed", 0)
     return Setting(
@@ -244,7 +244,7 @@ def _incidents(tree: Mapping[str, Any], catalogue: Catalogue) -> int:
     """Incidents of one repeat that there is something to recover from."""
     count = 0
     for fault in _items(tree.get("faults")):
-        spec, _ = validate(FaultSpec, fault)
+        spec = valid(FaultSpec, fault)
         kind = catalogue.faults.get(spec.kind) if spec else None
         if not getattr(kind, "harmless", False):
             count += most_occurrences(spec.at) if spec else 1

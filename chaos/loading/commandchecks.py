@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from chaos.fault import Fault, Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration
 from chaos.loading.diagnostics import Loc, Problem
-from chaos.loading.explain import validate
+from chaos.loading.explain import valid
 from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 
 OWN = "own"
@@ -111,7 +111,7 @@ def check_command(
     given = tree.get("faults")
     points = tree["workload"].get("points") is True
     for index, raw in enumerate(given if isinstance(given, list) else ()):
-        spec, _ = validate(FaultSpec, raw)
+        spec = valid(FaultSpec, raw)
         model = faults.get(spec.kind) if spec else None
         if spec is not None and model is not None:
             yield from _fault(spec, model, ("faults", index), faults, points)
@@ -184,7 +184,7 @@ def _at_points(spec: FaultSpec, model: type[BaseModel], loc: Loc, points: bool) 
         message = f"{spec.kind} acts on no rank that could hold at a point: leave phase out"
         yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
     if works_by_script(model):
-        fault, _ = validate(model, spec.params)
+        fault = valid(model, spec.params)
         if isinstance(fault, Fault) and (only := fault.not_by_script()):
             yield Problem(loc=(*loc, "params"), message=f"of {spec.kind} a script can do {only}")
 

@@ -54,6 +54,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "less_than_equal": ("at most", "le"), "less_than": ("less than", "lt"),
     }
 )  # fmt: skip
+_MOST_EXPLAINED = 200  # more than are ever shown
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -69,10 +70,18 @@ def validate(model: type[M], tree: Any, base: Loc = ()) -> tuple[M | None, list[
         return None, explain(error.errors(include_url=False), model, tree, base)
 
 
+def valid(model: type[M], tree: Any) -> M | None:
+    """The same where nobody is told why not, which takes longer the more is wrong."""
+    try:
+        return model.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError:
+        return None
+
+
 def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc = ()) -> list[Problem]:
     """Each error as a Problem; the several errors of one union are merged into one."""
     problems: dict[tuple[Loc, str], Problem] = {}
-    for error in errors:
+    for error in errors[:_MOST_EXPLAINED]:
         problem = _explain_one(error, model, tree, base)
         if problem is not None:
             problems.setdefault((problem.loc, problem.message), problem)
@@ -83,6 +92,9 @@ def explain(errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc 
                 loc=(*base, *loc), message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc))
             )
         ]
+    if len(errors) > _MOST_EXPLAINED:
+        rest = f"{len(errors) - _MOST_EXPLAINED} more errors are not looked at before others are mended"
+        problems[base, rest] = Problem(loc=base, message=rest)
     return list(problems.values())
 
 

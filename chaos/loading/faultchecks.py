@@ -13,7 +13,7 @@ from chaos.errors import ScenarioError
 from chaos.fault import Fault, Need, Where
 from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
 from chaos.loading.diagnostics import Loc, Problem, unknown
-from chaos.loading.explain import validate
+from chaos.loading.explain import valid, validate
 from chaos.loading.placechecks import check_excluded, missing, possible
 from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
 from chaos.schedule import PlannedFault, plan
@@ -93,7 +93,7 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         yield from problems
         needs = made.wants() if isinstance(made, Fault) else needs
     yield from _abilities(name, needs, loc, setting)
-    spec, _ = validate(FaultSpec, raw)
+    spec = valid(FaultSpec, raw)
     if spec is not None:
         yield from _duration(spec, kind, loc)
         yield from _phase(spec, kind, loc, setting.workload)
@@ -286,7 +286,7 @@ def _in_words(target: TargetSpec, error: TargetError, scope: Scope) -> str:
 def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]:
     """Faults that are due at the same step, and together break the blast radius."""
     scope, limits = setting.scope, setting.limits
-    specs = [validate(FaultSpec, raw)[0] for raw in faults]
+    specs = [valid(FaultSpec, raw) for raw in faults]
     usable = [s for s in specs if s and s.kind in setting.kinds and not isinstance(s.at.trace, str)]
     if scope is None or limits is None or len(usable) != len(specs):
         return

@@ -79,6 +79,7 @@ class NodesSession:
         token = secrets.token_bytes(32)
         self._token_file = _write_token(home, token)
         self._refusals = refusals
+        self._played = False
         self.fleet = Fleet(token=token, host=platform.host, refused=self._note_refusal)
         self.zygote: ForkServer | None = None
         if keeps_store:
@@ -124,8 +125,20 @@ class NodesSession:
         ]  # fmt: skip
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 
+    def _resume(self, nodes: range) -> None:
+        """Whom the arm before had left standing still, until its end, goes on."""
+        machines = self.platform.machines
+        if machines is None or not machines.can_pause or not self._played:
+            self._played = True
+            return
+        for node in nodes:
+            with suppress(OSError):  # it is gone: it begins anew
+                if machines.seen(node).get("state") == "paused":
+                    machines.resume(node)
+
     def _await_nodes(self, nodes: range, stopped: Callable[[], bool]) -> None:
         until_s = time.monotonic() + READY_LIMIT_S
+        self._resume(nodes)
         self.renewal.look(at_once=True)
         for node in nodes:
             self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()), stopped=stopped)

@@ -50,3 +50,13 @@ def test_simulated_ranks_say_so_as_real_ones_do(op: str, blamed: str | None) -> 
     (failure,) = played.logs["faulted"].of(Kind.FAILURE_DETECTED)
     assert (failure.data["cause"], failure.data["process"]) == ("nonfinite", blamed)
     assert find_in(tree, played) is None
+
+
+def test_a_fault_that_found_nobody_explains_no_failure_and_ends_no_other() -> None:
+    kill_all = {"id": "f0", "kind": "node-kill", "at": {"step": 14}}
+    late = {"id": "f1", "kind": "process-kill", "at": {"event": "recovery_started"}, "target": {"rank": 0}}
+    tree = tree_of("sim", faults=[kill_all, late], recovery={"strategy": "drop-replica"})
+    played = Player(catalogue=build_catalogue()).play(tree)
+    (failed,) = played.logs["faulted"].of(Kind.FAULT_FAILED)
+    assert failed.data["reason"] == "nobody holds rank 0"
+    assert find_in(tree, played) is None, find_in(tree, played)

@@ -68,6 +68,12 @@ class Episode:
         return changed and self.injected.generation == failure.generation
 
     @property
+    def missed(self) -> bool:
+        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is nobody's end."""
+        nobody = self.target.get("rank") is not None and self.target.get("process") is None
+        return self.failed is not None and (nobody or self.target.get("processes") == [])
+
+    @property
     def _acted(self) -> bool:
         """Whether it may have done something: one that failed for want of evidence did, until it was healed."""
         if self.failed is None:
@@ -188,7 +194,7 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
     left = list(failures)
     for direct in (True, False):
         for index, episode in enumerate(episodes):
-            if index in paired or episode.injected is None:
+            if index in paired or episode.injected is None or episode.missed:
                 continue
             start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
             values = _spoilt_everywhere(episodes, index) if direct else end
@@ -228,7 +234,7 @@ def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
         return float("inf")  # another one on one of its targets does not end it
     mine = set(episodes[index].processes)
     for other in episodes[index + 1 :]:
-        if other.injected is None or (same_target and other.target.get("everywhere")):
+        if other.injected is None or other.missed or (same_target and other.target.get("everywhere")):
             continue
         if not same_target or mine & set(other.processes) or mine == set(other.processes):
             return other.injected.time_ns

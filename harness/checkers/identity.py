@@ -153,6 +153,7 @@ def _acts(evidence: Evidence) -> Iterator[str]:
     again = {event.data["fault"] for event in log.of(Kind.FAULT_FAILED) if event.data.get("again")}
     steps: dict[tuple[str, int], int] = {}
     acts: dict[tuple[str, int, int], int] = {}
+    hit: set[tuple[str, int, str]] = set()
     for event in log.of(Kind.FAULT_INJECTED):
         name, number = event.data["fault"], event.data["occurrence"]
         act, step = event.data.get("act"), event.step
@@ -160,6 +161,10 @@ def _acts(evidence: Evidence) -> Iterator[str]:
             continue
         if not 0 <= act <= number:
             yield f"occurrence {number} of {name} is said to be of act {act}, which came later"
+        target = json.dumps(event.data["target"], sort_keys=True)
+        if (name, act, target) in hit and name not in again:
+            yield f"act {act} of {name} is said to have hit the same twice"
+        hit.add((name, act, target))
         due = [point[0] for point in plans.get(name, {}).get("points") or ()]
         if (
             name in again

@@ -164,13 +164,29 @@ def test_an_answer_for_another_fault_is_none_and_who_holds_shows_that_it_lives()
 
 
 def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.rank_faults.HOLD_LIMIT_S", 0.01)
+    monkeypatch.setattr("harness.shims.agenda.HOLD_LIMIT_S", 0.01)
     job = Job()
     job.faults.on_command(
         "arm", {"points": [{"fault": "f", "step": 4, "phase": "data", "seed": 1}], "standing": []}
     )
     job.faults.at(4, "data")
     assert [message.topic for message in job.said] == ["at_point", "unanswered"]
+
+
+def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The injector has the act on record: it is done, and not called unanswered."""
+    monkeypatch.setattr("harness.shims.agenda.HOLD_LIMIT_S", 0.0)
+    monkeypatch.setattr("harness.shims.agenda.LOOK_S", 0.001)
+    go = {"act": True, "fault": "f", "occurrence": 0, "kind": "data-stall", "params": {"delay_s": 0.25}}
+    job = Job(go | {"duration_s": None, "duration_steps": 1})  # comes after the last look at the clock
+    stalls: list[float] = []
+    monkeypatch.setattr(job.faults, "set_data_delay", stalls.append)
+    monkeypatch.setattr(job.faults, "log", lambda **_: None)
+    job.faults.on_command(
+        "arm", {"points": [{"fault": "f", "step": 4, "phase": "data", "seed": 1}], "standing": []}
+    )
+    job.faults.at(4, "data")
+    assert stalls == [0.25] and [message.topic for message in job.said] == ["at_point"]
 
 
 # --- what is no rank's
@@ -378,7 +394,7 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded == ["chaos.faults.data_stall"], "what the plan needs, and nothing else"
     stalls: list[float] = []
     monkeypatch.setattr(job.faults, "set_data_delay", stalls.append)
-    monkeypatch.setattr(job.faults, "_effect", lambda *_: None)
+    monkeypatch.setattr(job.faults, "log", lambda **_: None)
     job.answers[0] |= {"duration_s": 1.0, "duration_steps": None}
     job.faults.on_command(
         "arm", {"points": [{"fault": "mine", "step": 4, "phase": "data", "seed": 1}], "standing": []}

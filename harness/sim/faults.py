@@ -1,19 +1,20 @@
-"""The fault injector's hand inside a simulated rank: ``harness.rank_faults`` on simulated time and state."""
+"""The fault injector's hand inside a simulated rank: how that waits, and what its body does.
+
+What is due when is ``harness.shims.agenda``'s, as in a real rank (``harness.rank_faults``).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import signal
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chaos import plugins
 from chaos.events import Kind
-from chaos.fault import Fault, Where
-from chaos.schedule import NEXT_STEP
 from chaos.targets import DiskTrouble
+from harness.shims.agenda import Acted, Agenda, Hold, Stall
 from harness.shims.disk import DiskShim
 from harness.sim.body import SimBody
 from harness.sim.clock import NS_PER_S
@@ -27,8 +28,6 @@ from recovery.wire import Extra
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
 
-HOLD_LIMIT_NS = 10 * NS_PER_S
-ABORT_LOOK_NS = NS_PER_S // 20
 SLICE_NS = NS_PER_S // 50
 Sleeping = Generator[float | None, Any, None]
 
@@ -41,87 +40,63 @@ class TrainingError(Exception):
         self.kind = type(error).__name__
 
 
-class _Lasting:
-    """A fault in force, and until when."""
-
-    def __init__(self, fault: Fault, command: Mapping[str, Any], step: int, now_ns: int) -> None:
-        self.fault = fault
-        self.id: str = command["fault"]
-        self.occurrence: int = command["occurrence"]
-        seconds, steps = command["duration_s"], command["duration_steps"]
-        self.until_ns = now_ns + seconds * NS_PER_S if seconds is not None else float("inf")
-        self.until_step = step + steps if steps is not None else float("inf")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Next:
-    """What a fault still has to do, at the same phase of a later step."""
-
-    phase: str
-    after_step: int
-    command: dict[str, Any]
-    action: Callable[[], None]
-
-
 class SimFaultAgent:
     """Holds its rank at armed points, acts when told to, and implements ``chaos.targets.RankTarget``."""
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
-        self._armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
-        self._lasting: list[_Lasting] = []
-        self._go: dict[str, Any] | None = None
+        self._agenda = Agenda(self)
         self._holding: int | None = None
-        self._holds = ""  # for this fault
+        self._look_ns = 0.0
         self._slowdown = 1.0
         self.rationed = 1.0  # as many times as long for want of processor time
         self._rate = 0.0
         self._latency_s = 0.0
         self._free_at_ns = 0.0
-        self.active = False
-        self.rank = -1
-        self.step = 0
-        self.seed = 0
-        self.disk = DiskShim(sleep=_at_once, die=_die, say=self._effect)
+        self.disk = DiskShim(sleep=_at_once, die=_die, say=self._agenda.effect)
         self.body = SimBody(job)
         self.signs = SimSigns(job)
-        self._data_delay_s = 0.0
-        self._standing: list[dict[str, Any]] = []
-        self._installed: set[tuple[str, int]] = set()
         self.poisoned: set[int] = set()
-        self._next: list[_Next] = []
-        self._acting: Fault | None = None
         self.model = SimModel(b"", b"")
         self.optimizer: Any = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may happen at a point, or has to be looked at in each phase."""
+        return self._agenda.active or self.body.broken
+
+    @property
+    def rank(self) -> int:
+        """See chaos.targets.RankTarget."""
+        return self._agenda.rank
+
+    @property
+    def step(self) -> int:
+        """See chaos.targets.RankTarget."""
+        return self._agenda.step
+
+    @property
+    def seed(self) -> int:
+        """See chaos.targets.RankTarget."""
+        return self._agenda.seed
 
     # ---- called by the agent
 
     def on_command(self, topic: str, payload: dict[str, Any]) -> None:
-        """``arm`` replaces what is armed; ``go`` answers ``at_point``."""
-        if topic == "arm":
-            armed: dict[tuple[int, str], list[dict[str, Any]]] = {}
-            for point in payload["points"]:
-                armed.setdefault((point["step"], point["phase"]), []).append(point)
-            self._armed = armed
-            self._standing = payload["standing"]
-            self.active = bool(armed or self._standing or self._lasting or self._next or self.body.broken)
-        elif topic == "go" and self._holding is not None and payload["fault"] == self._holds:
-            self._go = payload
-            self._job.process.wake(self._holding, True)
-        elif topic == "go" and payload["act"]:
-            about = {"fault": payload["fault"], "occurrence": payload["occurrence"]}
-            self._job.send(Extra(topic="missed", payload=about))
-        elif topic == "disk":
+        """What the injector says to this rank."""
+        if topic == "disk":
             self.disk.break_next_save(payload)
         elif topic == "pace":
             self._rate, self._latency_s = payload["bytes_per_s"] or 0.0, payload["latency_s"]
             self._free_at_ns = 0.0
+        if self._agenda.hear(topic, payload) and self._holding is not None:
+            self._job.process.wake(self._holding)
 
     def aborted(self) -> None:
         """The generation was aborted: a rank that holds notices within a look."""
         if self._holding is not None:
             process = self._job.process
-            delay = process.rng.uniform(0, ABORT_LOOK_NS)
+            delay = process.rng.uniform(0, self._look_ns)
             process.clock.after(
                 delay, partial(process.fail, self._holding, Lost("aborted by the supervisor"))
             )
@@ -129,36 +104,26 @@ class SimFaultAgent:
     # ---- called by the body
 
     def at(self, step: int, phase: str) -> Sleeping:
-        """Hold at each fault armed for this point until the supervisor answers."""
-        standing, self._standing = self._standing, []
-        for command in standing:
-            if (command["fault"], command["occurrence"]) not in self._installed:
-                self.rank, self.seed, self._go = self._job.rank, command["seed"], command
-                self._act(command, command["step"])
-        for point in (*self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())):
-            self.step, self.rank, self.seed = step, self._job.rank, point["seed"]
-            self._go, self._holds = None, point["fault"]
-            where = {"fault": point["fault"], "step": step, "phase": phase}
-            self._job.send(Extra(topic="at_point", payload=where))
-            process = self._job.process
-            self._holding = process.ticket
-            process.clock.after(HOLD_LIMIT_NS, partial(process.wake, process.ticket, False))
-            process.clock.after(ABORT_LOOK_NS, partial(self._still_held, process.ticket))
-            try:
-                answered = yield None
-            finally:
-                self._holding = None
-            if not answered:
-                self._job.send(Extra(topic="unanswered", payload=where))
-            elif self._go is not None and self._go["act"]:
-                self._act(self._go, step)
-                yield from self.body.blocked()
-        if phase == "data" and self._data_delay_s:
-            yield from self._stall(self._data_delay_s * NS_PER_S)
-        for item in [item for item in self._next if item.phase == phase and item.after_step < step]:
-            self._next.remove(item)
-            self.step, self.rank, self._go = step, self._job.rank, item.command
-            self._effect(item.command, self._measured(item.action))
+        """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""
+        with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
+            for wait in waits:
+                match wait:
+                    case Hold():
+                        yield from self._held(wait)
+                    case Stall():
+                        yield from self._stall(wait.seconds * NS_PER_S)
+                    case Acted():
+                        yield from self.body.blocked()
+
+    def _held(self, hold: Hold) -> Sleeping:
+        process = self._job.process
+        self._holding, self._look_ns = process.ticket, hold.look_s * NS_PER_S
+        process.clock.after(hold.limit_s * NS_PER_S, partial(process.wake, process.ticket))
+        process.clock.after(self._look_ns, partial(self._still_held, process.ticket))
+        try:
+            yield None
+        finally:
+            self._holding = None
 
     def _still_held(self, ticket: int) -> None:
         """Whoever is held for a fault is not hung."""
@@ -166,7 +131,7 @@ class SimFaultAgent:
         if self._holding == ticket and process.running:
             if not process.stopped and not process.frozen:
                 self._job.mark.touch()
-            process.clock.after(ABORT_LOOK_NS, partial(self._still_held, ticket))
+            process.clock.after(self._look_ns, partial(self._still_held, ticket))
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
         """Stretch compute phases while slowed down."""
@@ -183,14 +148,7 @@ class SimFaultAgent:
 
     def committed(self, step: int) -> None:
         """End faults whose time is over."""
-        for lasting in list(self._lasting):
-            if step >= lasting.until_step or self._job.process.clock.now_ns >= lasting.until_ns:
-                lasting.fault.heal(self)
-                self._lasting.remove(lasting)
-                self.active = bool(self._armed or self._lasting or self._next or self.body.broken)
-                self._job.send(
-                    Extra(topic="healed", payload={"fault": lasting.id, "occurrence": lasting.occurrence})
-                )
+        self._agenda.committed(step)
 
     # ---- RankTarget
 
@@ -209,12 +167,12 @@ class SimFaultAgent:
 
     def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
         """See chaos.targets.RankTarget."""
-        command = self._go or {}
+        say = self._say()
 
         def changed(values: list[float]) -> list[float]:
             tensor = SimTensor(list(values))
             change(tensor)
-            self._effect(command, {"before": _digest(values), "after": _digest(tensor.values)})
+            say({"before": _digest(values), "after": _digest(tensor.values)})
             return tensor.values
 
         assert self._job.attempt is not None
@@ -225,7 +183,7 @@ class SimFaultAgent:
         assert self._job.attempt is not None
         before = self._job.attempt.seed
         after = self._job.attempt.seed = change(before)
-        self._effect(self._go or {}, {"before": f"{before:x}", "after": f"{after:x}"})
+        self._say()({"before": f"{before:x}", "after": f"{after:x}"})
 
     def shift_samples(self, by: int) -> None:
         """See chaos.targets.RankTarget."""
@@ -233,8 +191,7 @@ class SimFaultAgent:
         assert attempt is not None
         before = attempt.samples
         attempt.samples = [(sample + by) % self._job.config.samples for sample in before]
-        evidence = {"before": _digest_ids(before), "after": _digest_ids(attempt.samples)}
-        self._effect(self._go or {}, evidence)
+        self._say()({"before": _digest_ids(before), "after": _digest_ids(attempt.samples)})
 
     def due_samples(self) -> list[int]:
         """See chaos.targets.RankTarget."""
@@ -247,57 +204,57 @@ class SimFaultAgent:
 
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.targets.RankTarget."""
-        self._data_delay_s = seconds
+        self._agenda.data_delay_s = seconds
 
     def next_step(self, action: Callable[[], None]) -> None:
         """See chaos.targets.RankTarget."""
-        assert self._acting is not None and self._go is not None
-        phase = self._acting.point("forward")
-        self._next.append(_Next(phase=phase, after_step=self.step, command=self._go, action=action))
-        self.active = True
+        self._agenda.next_step(action)
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
         """See chaos.targets.RankTarget."""
-        command = self._go or {}
+        say = self._say()
 
         def changed(loss: SimLoss) -> SimLoss:
             result: SimLoss = change(loss)
             before, after = _digest([float(loss)]), _digest([float(result)])
-            self._effect(command, {"before": before, "after": after, "value": str(float(result))})
+            say({"before": before, "after": after, "value": str(float(result))})
             return result
 
         assert self._job.attempt is not None
         self._job.attempt.change_loss = changed
 
-    # ---- acting
+    def _say(self) -> Callable[[Mapping[str, Any]], None]:
+        """Logs what is seen of the act under way, whenever it is seen."""
+        return partial(self._agenda.effect, self._agenda.command)
 
-    def _act(self, command: dict[str, Any], step: int) -> None:
-        fault = plugins.load("chaos.faults", Fault)[command["kind"]](**command["params"])
-        if fault.where is not Where.RANK:
-            return
-        self._acting = fault
-        self.step = step
-        if fault.everywhere:
-            self._installed.add((command["fault"], command["occurrence"]))
-        done: dict[str, Any] = {}
-        try:
-            measured = self._measured(lambda: done.update(fault.act(self)))
-        except Exception as error:
-            raise TrainingError(error) from error
-        done |= measured
-        self._effect(command, done)
-        if fault.lasting:
-            self._lasting.append(_Lasting(fault, command, step, self._job.process.clock.now_ns))
-            self.active = True
+    # ---- for the agenda (harness.shims.agenda.Hands)
 
-    def _measured(self, action: Callable[[], None]) -> dict[str, Any]:
-        """Do it, and have what it changed of the stored tensors follow into the state; digests, if anything."""
+    def now_ns(self) -> int:
+        """See Hands."""
+        return self._job.process.clock.now_ns
+
+    def say(self, topic: str, payload: dict[str, Any]) -> None:
+        """See Hands."""
+        self._job.send(Extra(topic=topic, payload=payload))
+
+    def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
+        """See Hands."""
+        self._job.write(Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence)
+
+    def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any]:
+        """See Hands: has what it changed of the stored tensors follow into the state. Raises TrainingError for what
+        would end training."""
         attempt = self._job.attempt
         assert attempt is not None
         state = self._job.state
         self.model = SimModel(state.parameters, attempt.part.gradient, state.optimizer)
         before = self.model.surfaces()
-        action()
+        try:
+            action()
+        except LookupError:
+            raise
+        except Exception as error:
+            raise TrainingError(error) from error
         after = self.model.surfaces()
         # By digest, as a NaN is not even equal to itself.
         changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
@@ -308,16 +265,14 @@ class SimFaultAgent:
         name = changed[0]
         return {"before": _digest(before[name]), "after": _digest(after[name]), "changed": changed}
 
+    # ---- waiting
+
     def _stall(self, ns: float) -> Sleeping:
         """Sleep without a sign of life; an abort ends it."""
         until = self._job.process.clock.now_ns + int(ns)
         while (left := until - self._job.process.clock.now_ns) > 0:
             yield min(left, SLICE_NS)
             self._job.check()
-
-    def _effect(self, command: Mapping[str, Any], evidence: Mapping[str, Any]) -> None:
-        names = {"fault": command["fault"], "occurrence": command["occurrence"]}
-        self._job.write(Kind.FAULT_EFFECT, step=self.step, evidence=dict(evidence), **names)
 
     def _sleep(self, ns: float) -> Sleeping:
         """Sleep in slices, showing progress and noticing an abort."""

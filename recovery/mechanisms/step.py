@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Probe(Protocol):
     """Told where training is; a fault injector lives here. Every call is on the training thread."""
 
-    active: bool
+    @property
+    def active(self) -> bool:
+        """Whether it wants to be told, but for ``committed``."""
 
     def at(self, step: int, phase: str) -> None:
         """The rank is in this phase of this step."""

@@ -57,7 +57,8 @@ def judged(measures: ArmMeasures, control: History | None) -> Judged:
         return _not_landed(history, missed)
     injected_ns = history.start_ns + round(min(one.injected_s for one in incidents) * NS)
     outcome, witness = _class(history, control, incidents, injected_ns)
-    stops = [(one, _time_of(history, one, incidents)) for one in incidents]
+    for_good = outcome == "degraded"
+    stops = [(one, _time_of(history, one, incidents, for_good=for_good)) for one in incidents]
     slowest, recovery = max(
         stops, key=lambda pair: -1.0 if pair[1] is None else pair[1], default=(incidents[0], None)
     )
@@ -254,14 +255,17 @@ def _advances(history: History) -> list[int]:
     return times
 
 
-def _time_of(history: History, incident: Incident, all_: Sequence[Incident]) -> float | None:
+def _time_of(
+    history: History, incident: Incident, all_: Sequence[Incident], *, for_good: bool
+) -> float | None:
     """Seconds from the fault to the end of the standstill it caused, which is a new step; None: there was none.
 
     Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new step of a generation
     formed after the failure, and from outside a spare is seen to have joined only when it reports, some steps after it
     did. The standstill ends with the last gap between two new steps in that time that is longer than usual; steps that
     are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts, that begins
-    soon after the fault and before the next one.
+    soon after the fault and before the next one; or, where a rank was lost ``for_good``, the longest gap that does: the
+    others had to go on without it, however soon they did.
     """
     injected_ns = history.start_ns + round(incident.injected_s * NS)
     gaps = list(itertools.pairwise(_advances(history)))
@@ -280,7 +284,7 @@ def _time_of(history: History, incident: Incident, all_: Sequence[Incident]) -> 
     ]
     least = max(STOOD_STILL * usual, SHORTEST_STOP_S) if seen is None else UNUSUAL * usual
     long = [end for length, end in mine if length > least]
-    if not long and (seen is None or not mine):
+    if not long and (not mine or (seen is None and not for_good)):
         return seen
     end = max(long) if long else max(mine)[1]
     return (end - injected_ns) / NS

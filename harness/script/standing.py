@@ -9,8 +9,9 @@ from typing import Any
 from recovery.starvation import Thread, threads_of
 
 WATCH_S = 0.2
-LEAST_S = 0.05
-"""A stack that kills who hangs sooner leaves less to see: five clock ticks of the kernel, with which it counts."""
+LEAST_S = 0.03
+"""A stack that kills who hangs sooner leaves less to see: three clock ticks of the kernel, with which it counts. Below
+the shortest time-out that any stack is swept with (50 ms)."""
 NS = 1e9
 Key = tuple[str, int, int]
 """Fault, occurrence, step."""

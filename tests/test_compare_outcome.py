@@ -254,7 +254,9 @@ def test_fewer_ranks_to_the_end_are_degraded_and_their_samples_lost() -> None:
 
 
 @pytest.mark.parametrize("stop", [0.0, 0.05])
-def test_a_job_that_goes_on_at_once_without_a_rank_has_a_recovery_time_as_every_other_has(stop: float) -> None:
+def test_a_job_that_goes_on_at_once_without_a_rank_has_a_recovery_time_as_every_other_has(
+    stop: float,
+) -> None:
     """Its median would else be that of its slower recoveries alone, and a sweep would call it immediate."""
     fleet = Fleet()
     fleet.reach(1, 30)
@@ -263,7 +265,11 @@ def test_a_job_that_goes_on_at_once_without_a_rank_has_a_recovery_time_as_every_
     fleet.reach(31, STEPS, ranks=(0,))
     made = trial(fleet.end())
     assert made.outcome == "degraded"
-    assert made.recovery == pytest.approx(0.1 + stop, abs=0.02), "to the first step that the others did without it"
+    assert made.recovery == pytest.approx(0.1 + stop, abs=0.02), (
+        "to the first step that the others did without it"
+    )
+    assert made.full_rate is not None
+    assert made.full_rate >= made.recovery
 
 
 def test_fewer_ranks_that_share_the_whole_batch_lose_no_sample() -> None:

@@ -295,7 +295,11 @@ def _nothing_of(source: Source) -> Trial:
 def _until_whole(
     log: Log, measures: ArmMeasures, ideal: Log | None, control: Log | None, result: Judged
 ) -> dict[str, float | None]:
-    """Times until the job was at its full rate and as safe as before, of several faults the slowest."""
+    """Times until the job was at its full rate and as safe as before, of several faults the slowest.
+
+    Where nobody was seen to fail, a window of steps may begin before the standstill: the rate is full no sooner than
+    there are new steps.
+    """
     if result.outcome == "not landed":
         return {}
     if result.outcome in FOR_EVER:
@@ -304,6 +308,8 @@ def _until_whole(
     own = measures if ideal is control else measure(log, control)
     full = [one.time_to_full_rate for one in own.incidents if one.time_to_full_rate is not None]
     whole = [one.time_to_redundancy for one in own.incidents if one.time_to_redundancy is not None]
+    if full and result.recovery is not None:
+        full.append(result.recovery)
     return {"full_rate": max(full, default=None), "redundancy": max(whole, default=None)}
 
 

@@ -43,7 +43,9 @@ def test_a_finite_corruption_is_silent_lands_and_escapes(surface: str, op: str, 
     """Of what is summed over the ranks always; of one rank's state where nobody compares."""
     if (surface, op) == ("rng", "scale"):
         return
-    fault = tensor(params={"surface": surface, "op": op})
+    # The highest bit of the mantissa: the default one, of the exponent, overflows the norm of most gradients.
+    params: dict[str, Any] = {"surface": surface, "op": op}
+    fault = tensor(params=params | ({"bit": 22} if op == "bitflip" else {}))
     compared = 0 if surface in STATE else None
     faulted, problems = found(cell_of(SPARE, [fault], verify_every=compared), memory, 3)
     assert faulted.outcome == "completed"
@@ -175,3 +177,13 @@ def test_a_long_stall_of_data_is_a_hang_of_that_rank(recovery: str, memory: Path
 def test_what_makes_no_sense_is_refused(params: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         load("chaos.faults", Fault)["tensor-corrupt"](**params)
+
+
+@pytest.mark.parametrize("recovery", STRATEGIES)
+def test_an_exponent_bit_of_a_gradient_that_overflows_its_norm_is_refused(
+    recovery: str, memory: Path
+) -> None:
+    fault = tensor(params={"op": "bitflip", "bit": 30}, expect={"detected_by": "nonfinite"})
+    faulted, problems = found(cell_of(recovery, [fault]), memory, 3)
+    assert (faulted.outcome, problems) == ("completed", {})
+    assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["nonfinite"]

@@ -146,9 +146,33 @@ def test_like_against_like_is_said() -> None:
         one.model_copy(update={"against": "drop-replica"}) if one.label == "torchft tuned" else one
         for one in made.stacks
     ]
-    said = [line.striptags() for line in findings(Facts(made.model_copy(update={"stacks": stacks})))]
+    ratios = [
+        one.model_copy(update={"against": "drop-replica"}) if one.label == "torchft tuned" else one
+        for one in made.ratios
+    ]
+    like = made.model_copy(update={"stacks": stacks, "ratios": ratios})
+    said = [line.striptags() for line in findings(Facts(like))]
     (line,) = [line for line in said if line.startswith("Like against like")]
-    assert "torchft tuned" in line and "set against drop-replica" in line and "times as long" in line
+    assert "torchft tuned" in line and "set against drop-replica" in line
+    assert "times [" in line and "as long" in line
+
+
+@pytest.mark.parametrize(
+    ("says", "shown"), [("slower", True), ("no difference shown", False), ("too few", False)]
+)
+def test_the_headline_gives_the_ratio_of_pairs_and_says_which_are_not_shown(says: str, shown: bool) -> None:
+    """Not the ratio of the medians: the two may lie on different sides of 1."""
+    made = build(6)
+    ratios = [
+        one.model_copy(update={"value": 1.19, "interval": (0.92, 1.45), "says": says})
+        if one.family == "kill"
+        else one
+        for one in made.ratios
+    ]
+    said = [line.striptags() for line in findings(Facts(made.model_copy(update={"ratios": ratios})))]
+    (line,) = [line for line in said if line.startswith("The fastest other stack")]
+    first, _, second = line.partition("not shown")
+    assert ("1.19 times [" in first) is shown and ("1.19 times [" in second) is not shown
 
 
 # the closed division

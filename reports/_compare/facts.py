@@ -102,8 +102,9 @@ class Facts:
         return self._cells.get((label, family))
 
     def ratio(self, label: str, family: str, metric: str = "recovery") -> Ratio | None:
-        """The paired ratio against the reference."""
-        return self._ratios.get((label, family, metric))
+        """The paired ratio against what the stack is set against."""
+        found = self._ratios.get((label, family, metric))
+        return found if found is not None and found.against == self.against(label) else None
 
     def trials(self, label: str, family: str) -> list[Trial]:
         """By seed."""

@@ -80,25 +80,56 @@ def _survival(facts: Facts) -> Markup:
     return lead + Markup("; the best of the others, {}, through {}.").format(shown, count)
 
 
-def _times(facts: Facts) -> list[tuple[str, str, float]]:
-    """(family, fastest other stack, its median over the reference's) where both recover."""
-    found = []
-    for family in facts.counted:
-        mine, other = facts.recovery(facts.reference, family), facts.fastest_other(family)
-        if mine and math.isfinite(mine) and other is not None:
-            found.append((family, other[0], other[1] / mine))
-    return found
+def _times(facts: Facts, label: str, family: str) -> tuple[float, bool] | None:
+    """How many times as long a stack takes as what it is set against, and whether that is shown; None where one of them
+    never recovers. Of pairs their ratio, never that of the medians, which may say otherwise; without pairs nothing is
+    shown.
+    """
+    mine, theirs = facts.recovery(facts.against(label), family), facts.recovery(label, family)
+    if not mine or theirs is None or not (math.isfinite(mine) and math.isfinite(theirs)):
+        return None
+    ratio = facts.ratio(label, family)
+    if ratio is None or ratio.value is None or not math.isfinite(ratio.value):
+        return theirs / mine, False
+    return ratio.value, ratio.says in ("slower", "faster")
+
+
+def _multiple(facts: Facts, label: str, family: str, times: float) -> Markup:
+    """``1.82 times [1.08, 2.53] as long``."""
+    better = "higher" if times > 1 else "lower"
+    ratio = facts.ratio(label, family)
+    bounds = interval(ratio.interval, better) if ratio is not None else Markup("")
+    said = exact(times, number(times, better))
+    return Markup("{} times {}as long").format(said, bounds + " " if bounds else "")
 
 
 def _speed(facts: Facts) -> Markup:
-    ahead = [entry for entry in _times(facts) if entry[2] > 1]
-    if not ahead:
-        return Markup("")
-    parts = [
-        Markup("{} times as long from {} ({})").format(exact(times, number(times, "higher")), family, other)
-        for family, other, times in ahead
-    ]
-    return Markup("The fastest other stack takes longer to recover: {}.").format(Markup(", ").join(parts))
+    """What is shown to be slower, and what only was in these trials, never in one breath."""
+    shown, open_ = [], []
+    for family in facts.counted:
+        other = facts.fastest_other(family)
+        found = _times(facts, other[0], family) if other else None
+        if other is None or found is None or found[0] <= 1:
+            continue
+        part = Markup("{} from {} ({})").format(
+            _multiple(facts, other[0], family, found[0]), family, other[0]
+        )
+        (shown if found[1] else open_).append(part)
+    line = Markup("")
+    if shown:
+        line += Markup("The fastest other stack takes longer to recover: {}.").format(
+            Markup(", ").join(shown)
+        )
+    if open_:
+        lead = (
+            "Longer too, but not shown"
+            if shown
+            else "The fastest other stack took longer, which is not shown"
+        )
+        line += Markup("{}{} to be more than chance: {}.").format(
+            " " if shown else "", lead, Markup(", ").join(open_)
+        )
+    return line
 
 
 def _alike(facts: Facts) -> Markup:
@@ -112,11 +143,11 @@ def _alike(facts: Facts) -> Markup:
             mine, theirs = facts.recovery(known, family), facts.recovery(label, family)
             if not mine or theirs is None or not math.isfinite(mine):
                 continue
-            times = Markup("never recovers")
-            if math.isfinite(theirs):
-                rounded = number(theirs / mine, "higher" if theirs > mine else "lower")
-                times = Markup("takes {} times as long").format(exact(theirs / mine, rounded))
-            parts.append(Markup("from {}, {} {} (set against {})").format(family, label, times, known))
+            says = Markup("never recovers")
+            if (found := _times(facts, label, family)) is not None:
+                chance = "" if found[1] else ", which may be chance"
+                says = Markup("takes {}{}").format(_multiple(facts, label, family, found[0]), chance)
+            parts.append(Markup("from {}, {} {} (set against {})").format(family, label, says, known))
     return Markup("Like against like: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
 
 
@@ -141,10 +172,15 @@ def _division(facts: Facts) -> Markup:
 def _behind(facts: Facts) -> Markup:
     """Where another is better, in the same size of letters."""
     parts = []
-    for family, other, times in _times(facts):
-        if times < 1:
-            share = exact(times, number(times, "lower"))
-            parts.append(Markup("{} recovers from {} in {} of its time").format(other, family, share))
+    for family in facts.counted:
+        other = facts.fastest_other(family)
+        found = _times(facts, other[0], family) if other else None
+        if other is not None and found is not None and found[0] < 1:
+            share = exact(found[0], number(found[0], "lower"))
+            chance = "" if found[1] else ", which may be chance"
+            parts.append(
+                Markup("{} recovers from {} in {} of its time{}").format(other[0], family, share, chance)
+            )
     for family in facts.counted:
         mine = facts.cell(facts.reference, family)
         if mine is None or not OUTCOMES[mine.worst].tried:

@@ -105,7 +105,8 @@ def _multiple(facts: Facts, label: str, family: str, times: float) -> Markup:
 
 def _speed(facts: Facts) -> Markup:
     """What is shown to be slower, and what only was in these trials, never in one breath."""
-    shown, open_ = [], []
+    shown: list[Markup] = []
+    open_: list[Markup] = []
     for family in facts.counted:
         other = facts.fastest_other(family)
         found = _times(facts, other[0], family) if other else None

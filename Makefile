@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format soak scenarios bench bench-hangs schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios bench bench-hangs schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,7 +38,14 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP) ## more of the tests: random kills of the harness, more seeds, larger models
+# Another search each time; the seed is printed with it.
+FUZZ_SEED ?= $(shell date +%s)
+
+fuzz: $(STAMP) ## search random scenarios for ten minutes on the simulator; what is found is left in build/finds
+	@echo chaos fuzz --seed $(FUZZ_SEED)
+	$(BIN)/chaos fuzz --budget 10m --jobs 2 --seed $(FUZZ_SEED) --into build/finds
+
+soak: fuzz ## more of the tests: ten minutes of the search, random kills of the harness, more seeds, larger models
 	$(PYTEST_2) -m "(soak or long) and not real"
 	$(BIN)/python -m pytest -m "(soak or long) and real and not docker and not slurm"
 

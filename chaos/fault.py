@@ -91,6 +91,7 @@ class Fault(BaseModel):
     ranks, in those that join later too, until the run ends. ``on_saves``: a RANK fault of the saves, which the first
     rank alone makes. ``by_script``: a RANK fault that a script with points of its own can do itself, when it is told
     this word there (``chaos.beacon``).
+    ``seems_still``: who is hit works on, and is not seen to: another may be taken for the one that hangs, or nobody.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,6 +109,7 @@ class Fault(BaseModel):
     everywhere: ClassVar[bool] = False
     on_saves: ClassVar[bool] = False
     by_script: ClassVar[str] = ""
+    seems_still: ClassVar[bool] = False
 
     def wants(self) -> frozenset[Need]:
         """What it needs with its parameters; default: ``needs``."""

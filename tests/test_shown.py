@@ -24,12 +24,17 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-def test_nothing_ends_because_the_reader_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_ends_because_the_reader_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (Gone(), closed):
         monkeypatch.setattr(sys, "stderr", stream)
         say("to nobody")
+    monkeypatch.undo()
+    say("to somebody")
+    assert capsys.readouterr().err == "recovery: to somebody\n"
 
 
 @pytest.mark.timeout(20)

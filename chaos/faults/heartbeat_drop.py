@@ -21,6 +21,7 @@ class HeartbeatDrop(Fault):
     where: ClassVar[Where] = Where.RANK
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
+    seems_still: ClassVar[bool] = True
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Hide the marks."""

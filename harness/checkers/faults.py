@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from chaos.events import Event, Kind
 from harness.checkers.due import all_declined, excused, shortfall
@@ -11,6 +11,7 @@ from harness.checkers.evidence import Evidence, failed, passed, some, unknown, v
 from harness.checkers.memory import lost_keepers
 from harness.judging.episodes import Episode
 from harness.judging.incidents import by_shard, diverged, final_digests, recovery_of
+from harness.judging.lineage import Generation
 from harness.results import Finding
 
 STATE = ("parameters", "optimizer")
@@ -144,23 +145,42 @@ def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
     }
 
 
+def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
+    """Whether replicas of several ranks were hit, and each of those whole."""
+    if generation is None or generation.shards == 1 or not struck:
+        return False
+    hit = {rank // generation.shards for rank, name in enumerate(generation.members) if name in struck}
+    return len(struck) == len(hit) * generation.shards
+
+
+def _outvoted(struck: set[str], members: Sequence[str], named: str | None) -> bool:
+    """Whether replicas that differ were told apart by how many hold the same, and most members were hit: whoever
+    still holds the right state is then the one that differs. That most hold a wrong one is for ``loss-equality`` to say.
+    """
+    return 2 * len(struck) > len(members) and named in set(members) - struck
+
+
 def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
     problems = []
     generation = evidence.history.generation_at(event.time_ns)
     members = generation.members if generation else ()
     hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
     rank = members.index(hit) if hit in members else None
+    cause = event.data["cause"]
+    struck = _hit_together(evidence, episode) & set(members)
+    if cause == "diverged" and _outvoted(struck, members, event.data["process"]):
+        return []
     # Replicas that differ without a majority: nobody can be named.
     # Nor can anybody where all members were hit alike, or as many as were not: neither side is the odd one.
-    struck = _hit_together(evidence, episode) & set(members)
     alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
+    # Nor where a collective failed for replicas that were hit as a whole: none of their ranks is behind its replica.
+    whole = cause == "error" and _whole_replicas(struck, generation)
     # Nor a rank that works and only seems to be still: it may be one that waits for bytes that others have.
-    works = episode.kind == "heartbeat-drop"
+    still = episode.seems_still
     # Nor whoever sent what was finite, and too large for the norm over all.
-    sum_alone = event.data["cause"] == "nonfinite" and _planted_finite(episode)
-    nameless = (
-        evidence.history.info.observed or event.data["cause"] == "diverged" or alike or works or sum_alone
-    )
+    sum_alone = cause == "nonfinite" and _planted_finite(episode)
+    observed = evidence.history.info.observed
+    nameless = observed or cause == "diverged" or alike or whole or still or sum_alone
     unblamed = nameless and event.data["process"] is None
     if hit is not None and event.data["process"] != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
@@ -168,8 +188,8 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
         problems.append(f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}")
     fault = evidence.fault(episode.fault)
     due = fault.expect.detected_by if fault else None
-    if due and event is episode.failure and event.data["cause"] != due:
-        problems.append(f"{episode.fault} was detected as {event.data['cause']}, expected {due}")
+    if due and event is episode.failure and cause != due:
+        problems.append(f"{episode.fault} was detected as {cause}, expected {due}")
     return problems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
@@ -114,7 +114,7 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
     name, cause = failure.data["process"], failure.data["cause"]
     own = own_lines(log)
     begun = next(e.seq for e in own if e.kind is Kind.GENERATION_STARTED and e.generation == number)
-    if not any(e.kind is Kind.DECISION for e in own if failure.seq < e.seq < begun):
+    if not any(_answers(e, failure) for e in _decided(own, failure) if e.seq < begun):
         yield f"generation {number} answers {_said(failure)}, and nobody decided on it"
     if cause in LOST_FOR_GOOD and name in answer.members:
         yield f"{_said(failure)} is a member of generation {number}, which answers it"
@@ -122,6 +122,24 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
         yield f"generation {number} answers {_said(failure)} with state {answer.state}, and all were to restart"
     yield from _went_on(history, failure, answer)
     yield from _members(history, failure, answer)
+
+
+def _decided(own: Iterable[Event], failure: Event) -> Iterator[Event]:
+    """Decisions since the first failure of its generation."""
+    failed = False
+    for event in own:
+        failed = failed or (event.kind is Kind.FAILURE_DETECTED and event.generation == failure.generation)
+        if failed and event.kind is Kind.DECISION:
+            yield event
+
+
+def _answers(decision: Event, failure: Event) -> bool:
+    """Whether it was made after a failure; or before, and to form a generation without that process, of which its end
+    changes nothing."""
+    if decision.seq > failure.seq:
+        return True
+    forms = [action.split(" with state ")[0].split() for action in decision.data["actions"] if action[:5] == "form "]
+    return bool(forms) and all(failure.data["process"] not in members for members in forms)
 
 
 def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[str]:

@@ -81,9 +81,19 @@ class Episode:
         return self.healed is not None and self.healed.time_ns > self.failed.time_ns
 
     @property
+    def seems_still(self) -> bool:
+        """Whether who is hit works on, and is not seen to."""
+        kind = self._of
+        return kind is not None and kind.seems_still
+
+    @property
+    def _of(self) -> type[Fault] | None:
+        return load(chaos.faults.__name__, Fault).get(self.kind)
+
+    @property
     def outlives_its_victims(self) -> bool:
         """Whether it acts on something that nobody replaces when a process fails for it: a link, a disk, a machine."""
-        kind = load(chaos.faults.__name__, Fault).get(self.kind)
+        kind = self._of
         return kind is not None and (
             kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
         )

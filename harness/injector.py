@@ -238,7 +238,12 @@ class Injector:
         return self._struck.pending()
 
     def close(self) -> None:
-        """Heal everything, on every way out; what found no evidence by now did not land."""
+        """Heal everything, on every way out; what found no evidence by now did not land. Say of what was due, and of
+        which nothing came, that what it acts on was gone: a machine, a spare, a coordinator that is not back yet."""
+        for planned in self._all:
+            for point in planned.points if not planned.ranks else ():
+                if not self._fired[planned.id, point] and self._committed >= point[0]:
+                    self._struck.not_fired(planned, point[0], f"{NOT_THERE}, at step {point[0]}")
         self._struck.close()
 
     # ---- firing

@@ -119,6 +119,7 @@ NOT_LANDED = (
     "could not be injected: the process was gone",
     r"could not be injected: no spare \d+ waits",
     "could not be injected: no such checkpoint",
+    "not fired: what it acts on was not there when it was due",
     "^use another seed$",
 )
 """Why one that was injected did nothing."""

@@ -238,12 +238,12 @@ class Injector:
         return self._struck.pending()
 
     def close(self) -> None:
-        """Heal everything, on every way out; what found no evidence by now did not land. Say of what was due, and of
-        which nothing came, that what it acts on was gone: a machine, a spare, a coordinator that is not back yet."""
-        for planned in self._all:
-            for point in planned.points if not planned.ranks else ():
-                if not self._fired[planned.id, point] and self._committed >= point[0]:
-                    self._struck.not_fired(planned, point[0], f"{NOT_THERE}, at step {point[0]}")
+        """Heal everything, on every way out; what found no evidence by now did not land. Say of what was due, and never
+        came, that what it acts on was not there: a machine, a spare, a coordinator that is not back yet."""
+        for fault, point in sorted(self._unreached):
+            if not self._fired[fault, point]:
+                step = point[0] if point in self._plan[fault].points else None
+                self._struck.not_fired(self._plan[fault], step, NOT_THERE)
         self._struck.close()
 
     # ---- firing
@@ -272,10 +272,14 @@ class Injector:
 
     def _fire_once(self, planned: PlannedFault, point: Point, late: Late | None = None) -> None:
         """Fire, if it has not yet in this attempt and somebody is there to be hit."""
-        if self._attempt_of.get((planned.id, point)) != self._attempt and self._reachable(planned):
-            self._attempt_of[planned.id, point] = self._attempt
-            self._fired[planned.id, point] += 1
-            self._fire_unheld(planned, late)
+        if self._attempt_of.get((planned.id, point)) == self._attempt:
+            return
+        if not self._reachable(planned):
+            self._unreached.add((planned.id, point))
+            return
+        self._attempt_of[planned.id, point] = self._attempt
+        self._fired[planned.id, point] += 1
+        self._fire_unheld(planned, late)
 
     def _reachable(self, planned: PlannedFault) -> bool:
         where = self._faults[planned.id].where

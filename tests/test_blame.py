@@ -1,62 +1,103 @@
-"""Whom a non-finite step is blamed on: nobody, where what was sent was finite and only the norm over all is not."""
+"""Whom a failure may blame where a fault hit several at once: no other answer is excused than one that must be."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import arms
 import pytest
-from arms import CLEAN, FAIL, evidence_of, red
-from fuzzed import tree_of
+from arms import FAIL, KILL, evidence_of
+from logs import Script
 
-from chaos.cli import build_catalogue
 from chaos.events import Kind
-from harness.fuzz.oracle import find_in
-from harness.fuzz.play import Player
+from harness.checkers.faults import detection
+from harness.checkers.recovery_shown import recovery_shown
+
+SIX = tuple(f"w{rank}" for rank in range(6))
+
+
+def verdict(hit: Iterable[int], cause: str, blamed: int | None, *, kind: str, shards: int) -> str:
+    """Of ``detection``, where a fault hits these of six ranks in one step and this one is blamed."""
+    script = Script("hot-spare")
+    arms.plan(script, "f", kind, ranks=list(hit))
+    script.form(SIX, state="initial", cause="start", resume=0)
+    started = script.find(Kind.GENERATION_STARTED)[-1]
+    started.data["shards"] = shards
+    for number, rank in enumerate(hit):
+        about = {"fault": "f", "kind": kind, "occurrence": number}
+        script.orchestrator(
+            Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
+        )
+    script.orchestrator(
+        Kind.FAILURE_DETECTED, step=27, failure=1, cause=cause, process=None if blamed is None else f"w{blamed}",
+        rank=blamed, detail="seen",
+    )  # fmt: skip
+    return detection(
+        evidence_of(script, [{**KILL, "id": "f", "kind": kind, "target": {"select": "all"}}])
+    ).verdict
 
 
 @pytest.mark.parametrize(
-    ("written", "verdict"), [(["1.5e+38"], None), (["1.5e+38", "nan"], FAIL), (None, FAIL)]
+    ("hit", "cause", "expected"),
+    [
+        ([4, 5], "error", "pass"),  # one replica of two ranks, whole: nobody is behind its replica
+        ([0, 1, 4, 5], "error", "pass"),
+        ([5], "error", FAIL),
+        ([3, 4], "error", FAIL),  # two ranks of two replicas
+        ([2, 3, 5], "error", "pass"),  # half of all: neither side is the odd one
+        ([1, 2, 3, 5], "error", FAIL),
+        ([4, 5], "hang", FAIL),
+        ([4, 5], "nonfinite", FAIL),
+    ],
 )
-def test_nobody_is_to_blame_for_a_value_that_was_finite(
-    written: list[str] | None, verdict: str | None
+def test_nobody_need_be_named_where_a_collective_fails_for_whole_replicas(
+    hit: list[int], cause: str, expected: str
 ) -> None:
-    script = arms.nan()
-    evidence: dict[str, Any] = {"surface": "gradient", "op": "bitflip", "before": "aa", "after": "bb"}
-    script.edit(Kind.FAULT_LANDED, {"evidence": evidence | ({"new": written} if written else {})})
-    script.edit(Kind.FAILURE_DETECTED, {"process": None, "rank": None})
-    assert red(evidence_of(script, CLEAN["nan"][1])).get("detection") == verdict
+    assert verdict(hit, cause, None, kind="collective-skip", shards=2) == expected
 
 
-def test_somebody_else_is_not_to_blame_for_it_either() -> None:
-    script = arms.nan()
-    evidence = {"surface": "gradient", "op": "bitflip", "before": "aa", "after": "bb", "new": ["1.5e+38"]}
-    script.edit(Kind.FAULT_LANDED, {"evidence": evidence})
-    script.edit(Kind.FAILURE_DETECTED, {"process": "w1", "rank": 1})
-    assert red(evidence_of(script, CLEAN["nan"][1]))["detection"] == FAIL
+def test_a_replica_of_one_rank_is_not_excused_as_a_whole_one() -> None:
+    assert verdict([4, 5], "error", None, kind="collective-skip", shards=1) == FAIL
 
 
-@pytest.mark.parametrize(("op", "blamed"), [("bitflip", None), ("nan", "w1")])
-def test_simulated_ranks_say_so_as_real_ones_do(op: str, blamed: str | None) -> None:
-    fault = {
-        "id": "f0",
-        "kind": "tensor-corrupt",
-        "at": {"step": 16},
-        "params": {"op": op},
-        "target": {"rank": 1},
-    }
-    tree = tree_of("sim", faults=[fault])
-    played = Player(catalogue=build_catalogue()).play(tree)
-    (failure,) = played.logs["faulted"].of(Kind.FAILURE_DETECTED)
-    assert (failure.data["cause"], failure.data["process"]) == ("nonfinite", blamed)
-    assert find_in(tree, played) is None
+@pytest.mark.parametrize(
+    ("hit", "cause", "blamed", "expected"),
+    [
+        ([0, 1, 2, 3], "diverged", 5, "pass"),
+        ([0, 1, 2], "diverged", 5, FAIL),  # as many as not: there is no majority
+        ([0], "diverged", 5, FAIL),
+        ([0, 1, 2, 3], "hang", 5, FAIL),
+        ([0, 1, 2, 3], "nonfinite", 5, FAIL),
+    ],
+)
+def test_who_still_holds_the_right_state_is_the_odd_one_only_among_replicas_that_are_compared(
+    hit: list[int], cause: str, blamed: int, expected: str
+) -> None:
+    assert verdict(hit, cause, blamed, kind="replica-desync", shards=1) == expected
 
 
-def test_a_fault_that_found_nobody_explains_no_failure_and_ends_no_other() -> None:
-    kill_all = {"id": "f0", "kind": "node-kill", "at": {"step": 14}}
-    late = {"id": "f1", "kind": "process-kill", "at": {"event": "recovery_started"}, "target": {"rank": 0}}
-    tree = tree_of("sim", faults=[kill_all, late], recovery={"strategy": "drop-replica"})
-    played = Player(catalogue=build_catalogue()).play(tree)
-    (failed,) = played.logs["faulted"].of(Kind.FAULT_FAILED)
-    assert failed.data["reason"] == "nobody holds rank 0"
-    assert find_in(tree, played) is None, find_in(tree, played)
+@pytest.mark.parametrize(
+    ("members", "blamed", "expected"),
+    [
+        ("s0 new-0 w3", "w1", "pass"),
+        ("s0 w1 w3", "w1", FAIL),
+        ("s0 new-0 w3", None, FAIL),
+        (None, "w1", FAIL),
+    ],
+)
+def test_a_later_failure_needs_no_decision_of_its_own_only_where_the_last_one_formed_without_it(
+    members: str | None, blamed: str | None, expected: str
+) -> None:
+    script = arms.hot_spare()
+    decision = script.find(Kind.DECISION)[0]
+    decision.data["actions"] = (
+        ["spawn warm spare"] if members is None else [f"form {members} with state from peer"]
+    )
+    first = script.find(Kind.FAILURE_DETECTED)[0]
+    later = replace(first, time_ns=decision.time_ns + 1, data=first.data | {"failure": 2, "process": blamed})
+    script.lines.append(later)
+    script.lines.sort(key=lambda line: line.time_ns)
+    finding = recovery_shown(evidence_of(script, [KILL]))
+    unanswered = "answers failure 2" in finding.witness and "nobody decided on it" in finding.witness
+    assert (FAIL if unanswered else "pass") == expected, finding.witness

@@ -155,7 +155,7 @@ def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
 
 def _outvoted(struck: set[str], members: Sequence[str], named: str | None) -> bool:
     """Whether replicas that differ were told apart by how many hold the same, and most members were hit: whoever
-    still holds the right state is then the one that differs. That most hold a wrong one is for ``loss-equality`` to say.
+    still holds the right state is then the one that differs. That the others hold a wrong one, ``loss-equality`` says.
     """
     return 2 * len(struck) > len(members) and named in set(members) - struck
 

@@ -138,8 +138,13 @@ def _answers(decision: Event, failure: Event) -> bool:
     changes nothing."""
     if decision.seq > failure.seq:
         return True
-    forms = [action.split(" with state ")[0].split() for action in decision.data["actions"] if action[:5] == "form "]
-    return bool(forms) and all(failure.data["process"] not in members for members in forms)
+    name = failure.data["process"]
+    forms = [
+        action.split(" with state ")[0].split()
+        for action in decision.data["actions"]
+        if action[:5] == "form "
+    ]
+    return name is not None and bool(forms) and all(name not in members for members in forms)
 
 
 def _went_on(history: History, failure: Event, answer: Generation) -> Iterator[str]:

@@ -83,7 +83,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.EVENTS_DROPPED: frozenset({"first", "last", "why"}),
         # arm: "faulted"|"control"; cell: cell id; repeat: int; ranks, spares: provisioned; seed: of this arm
         # order: {"seed", "samples"} of the reference sample order; plus steps, global_batch, strategy,
-        # checkpoint_every, launcher
+        # checkpoint_every, launcher, and evaluate: {"every", "takes"}, empty where nobody evaluates between steps
         Kind.RUN_STARTED: frozenset(
             {"arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy", "order"}
         ),

@@ -138,6 +138,11 @@ class EvaluateSpec(Strict):
         default=True, description="rank 0 says so (job.busy); false: it is only known not to train"
     )
 
+    @property
+    def due(self) -> dict[str, float]:
+        """When, and for how long."""
+        return {"every": self.every, "takes": self.takes}
+
 
 class RegexProgress(Strict):
     """Progress read from a command's output: a regular expression with a group ``step`` (``loss``, ``samples``,

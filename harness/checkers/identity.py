@@ -61,6 +61,7 @@ def _who(evidence: Evidence) -> Iterator[str]:
         "steps": spec.steps,
         "global_batch": spec.global_batch,
         "launcher": cell.scenario.launcher.kind,
+        "evaluate": spec.evaluate.due if spec.evaluate else {},
     }
     for name, value in due.items():
         if value is not None and said.get(name, value) != value:

@@ -13,7 +13,7 @@ from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict
 from harness.checkers.memory import keepers
 from harness.judging.incidents import diverged, final_digests, sound_digests
 from harness.judging.lineage import Generation, History, StepRun
-from harness.judging.partition import checkpoint_stalls
+from harness.judging.pauses import pauses
 from harness.judging.pressure import TOO_BUSY
 from harness.results import Finding
 
@@ -245,11 +245,11 @@ def finished(evidence: Evidence) -> Finding | None:
 
 
 def _step_s(history: History, runs: Sequence[StepRun]) -> float:
-    """Median seconds of a step, without checkpoints (the ideal step has none either); for a full world, as a smaller
-    one has more to do for each step."""
-    stalls = checkpoint_stalls(history)
+    """Median seconds of a step, without checkpoints and evaluations (the ideal step has none either); for a full world,
+    as a smaller one has more to do for each step."""
+    paused = pauses(history)
     seconds = [
-        (run.seconds - stalls.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
+        (run.seconds - paused.get((run.generation, run.step - 1), 0.0)) * run.world / history.info.ranks
         for run in runs
     ]
     return max(statistics.median(seconds), 1e-9)

@@ -83,7 +83,9 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
         ),
         "step_time": _seconds(
-            "arm", "median duration of the surviving steps, checkpoint stalls left out", clocks=2
+            "arm",
+            "median duration of the surviving steps, checkpoint stalls and evaluations left out",
+            clocks=2,
         ),
         "steady_overhead": _lower(
             "ratio", "arm", "fault-free step time over the bare loop's; only benchmarks have it"

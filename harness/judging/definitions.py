@@ -12,7 +12,18 @@ from typing import Any
 
 from chaos.sla import QUANTILES, samples_needed
 from harness.compare import gather, outcome, summary
-from harness.judging import acts, cost, flops, incidents, measure, partition, redundancy, reliability, samples
+from harness.judging import (
+    acts,
+    cost,
+    flops,
+    incidents,
+    measure,
+    partition,
+    pauses,
+    redundancy,
+    reliability,
+    samples,
+)
 from harness.judging.catalogue import METRICS
 from harness.results import LEAST_RANK_HOURS
 
@@ -45,11 +56,13 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "samples_duplicated": _of("|L - R| of samples that are in R", measure.account),
         "samples_skipped": _of("samples of R that the supervisor said are left out", measure.account),
         "checkpoint_stall": _of(
-            "pause after a saved step - median pause after others", partition.checkpoint_stalls
+            "pause after a saved step - median pause after others", pauses.checkpoint_stalls
         ),
         "replicas_diverged": _of("count of failures with cause diverged", incidents.diverged),
         "saves_failed": _of("count of checkpoint_failed", measure.measure),
-        "step_time": _of("median over L of (t_end(s) - t_end(s - 1) - checkpoint stall)", measure.measure),
+        "step_time": _of(
+            "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)", measure.measure
+        ),
         "steady_overhead": _of("step_time / step_time of the bare loop", measure.measure),
         "goodput": _of(
             "U / W, with U = sum over L of min(T x samples / B, time) x N / P", partition.partition

@@ -34,7 +34,8 @@ NS = 1e9
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the reference
-    sample order; ``observed``: a command, seen from outside only.
+    sample order; ``observed``: a command, seen from outside only; ``evaluate_every``: steps between evaluations by
+    rank 0, which are to take ``evaluate_s`` each.
     """
 
     arm: str
@@ -49,6 +50,8 @@ class RunInfo:
     order_seed: int
     order_samples: int
     observed: bool = False
+    evaluate_every: int | None = None
+    evaluate_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +214,11 @@ def history_of(log: Log) -> History:
 
 def _info(data: Mapping[str, Any]) -> RunInfo:
     names = ("arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy")
-    order = data["order"]
+    order, evaluate = data["order"], data.get("evaluate") or {}
     return RunInfo(
         **{name: data[name] for name in names}, order_seed=order["seed"], order_samples=order["samples"],
-        observed=bool(data.get("observed", False)),
+        observed=bool(data.get("observed", False)), evaluate_every=evaluate.get("every"),
+        evaluate_s=float(evaluate.get("takes", 0.0)),
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from harness.judging.cost import failure_cost
 from harness.judging.episodes import Episode, episodes_of
 from harness.judging.incidents import diverged
 from harness.judging.lineage import NS, History, history_of
-from harness.judging.partition import Ideal, Partition, checkpoint_stalls, ideal_of, partition
+from harness.judging.partition import Ideal, Partition, ideal_of, partition
+from harness.judging.pauses import checkpoint_stalls, pauses
 from harness.judging.redundancy import time_to_redundancy
 from harness.judging.samples import median_ci95, per_arm, summarise
 from harness.results import Incident
@@ -157,9 +158,9 @@ def account(history: History) -> Accounting:
 
 
 def _step_time(history: History) -> float | None:
-    stalls = checkpoint_stalls(history)
+    paused = pauses(history)
     times = [
-        run.seconds - stalls.get((run.generation, run.step - 1), 0.0) for run in history.runs if run.survives
+        run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in history.runs if run.survives
     ]
     return statistics.median(times) if times else None
 
@@ -203,11 +204,14 @@ def _time_to_full_rate(
         return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
-    first = incident.first_new_step or 0
+    first, paused = incident.first_new_step or 0, pauses(history)
     runs = [r for r in history.lineage.values() if r.step >= first and r.end_ns > episode.injected.time_ns]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
-        rates = [run.commits[0].data["samples"] / run.seconds if run.seconds else math.inf for run in window]
+        took = [run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in window]
+        rates = [
+            r.commits[0].data["samples"] / s if s > 0 else math.inf for r, s in zip(window, took, strict=True)
+        ]
         if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
             return (window[0].end_ns - episode.injected.time_ns) / NS
     return math.inf if len(runs) >= FULL_RATE_STEPS else None

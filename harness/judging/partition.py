@@ -13,11 +13,11 @@ A step run whose result the final lineage does not hold is ``recomputation``. Of
 pause of rank 0 after a checkpoint step (its gap between commit and next batch, less its median gap
 elsewhere) is ``checkpoint_save``. What remains is set against the ideal (the control arm's median step time,
 scaled by samples / global_batch) summed per context: a world smaller than asked for (excess is
-``degraded_world``), a lasting undetected fault (``straggling``), or neither (``other``). Data time beyond
-the control's median, within that excess, is ``data``. Useful time of a context is the smaller of its ideal
-and its actual sum: a run that was by chance faster than its control earns no more than the time it took, so
-that goodput = useful / wall is never above the textbook formula (useful samples x ideal rank-seconds per
-sample / (wall x P)) and nothing negative has to be hidden.
+``degraded_world``), a lasting undetected fault (``straggling``), or neither (``other``; evaluations between
+steps are in it). Data time beyond the control's median, within that excess, is ``data``. Useful time of a
+context is the smaller of its ideal and its actual sum: a run that was by chance faster than its control
+earns no more than the time it took, so that goodput = useful / wall is never above the textbook formula
+(useful samples x ideal rank-seconds per sample / (wall x P)) and nothing negative has to be hidden.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from chaos.events import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
+from harness.judging.pauses import checkpoint_stalls, pauses
 
 CLASSES = (
     "initialisation", "data", "checkpoint_save", "restore", "detection", "regroup", "recomputation",
@@ -79,7 +80,7 @@ def ideal_of(history: History, control: History | None, episodes: Sequence[Episo
     first = (
         min((e.injected.time_ns for e in episodes if e.injected), default=None) if control is None else None
     )
-    stalls = checkpoint_stalls(source)
+    paused = pauses(source)
     runs = [
         run for run in source.runs
         if run.world == source.info.ranks and (first is None or run.end_ns < first) and run.survives
@@ -90,31 +91,11 @@ def ideal_of(history: History, control: History | None, episodes: Sequence[Episo
         return None
     return Ideal(
         step_s=statistics.median(
-            run.seconds - stalls.get((run.generation, run.step - 1), 0.0) for run in steady
+            run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
         ),
         data_s=statistics.median(_data_s(run) for run in steady),
         source="control arm" if control else "this arm before its first fault",
     )
-
-
-def checkpoint_stalls(history: History) -> dict[tuple[int, int], float]:
-    """(generation, checkpointed step) -> seconds its training paused beyond the usual pause between two
-    steps.
-
-    Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is the job's.
-    """
-    saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
-    gaps: dict[tuple[int, int], float] = {}
-    previous: StepRun | None = None
-    for run in history.runs:
-        if previous and previous.generation == run.generation and previous.step == run.step - 1:
-            committed = [event.time_ns for event in previous.commits if event.data["rank"] == 0]
-            taken = [event.time_ns for event in run.batches if event.data["rank"] == 0]
-            if committed and taken:
-                gaps[(run.generation, previous.step)] = max(0, taken[0] - committed[0]) / NS
-        previous = run
-    usual = statistics.median([gap for key, gap in gaps.items() if key not in saving] or [0.0])
-    return {key: max(0.0, gap - usual) for key, gap in gaps.items() if key in saving}
 
 
 def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]) -> Partition:

@@ -78,6 +78,12 @@ MUTATIONS = [
     Mutation("another launcher", "hot-spare", in_both(_started(launcher="local")), identity=FAIL),
     Mutation("fewer steps than planned", "hot-spare", in_both(_started(steps=30)), identity=FAIL),
     Mutation("a larger batch", "hot-spare", in_both(_started(global_batch=48)), identity=FAIL),
+    Mutation(
+        "pauses called evaluations",
+        "hot-spare",
+        in_both(_started(evaluate={"every": 1, "takes": 9})),
+        identity=FAIL,
+    ),
     Mutation("a spare that nobody declared", "hot-spare", _one_more_spare, identity=FAIL),
     Mutation("spares are declared away", "hot-spare", in_both(_started(spares=0)), identity=FAIL),
     Mutation("the arms are swapped", "hot-spare", _swapped, identity=FAIL),

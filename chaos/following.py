@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from chaos.events import Event
@@ -19,6 +20,8 @@ class Tail:
         on a foreign line.
         """
         try:
+            if os.stat(self._path).st_size == self._offset:
+                return []  # most looks find nothing new, and cost no more than this
             with open(self._path, "rb") as stream:
                 stream.seek(self._offset)
                 data = stream.read()

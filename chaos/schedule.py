@@ -150,10 +150,11 @@ def due_by_step(planned: Sequence[PlannedFault], committed: int, fired: Fired) -
     """
     due = []
     for fault in planned:
-        left = _left(fault, fired)
-        points = tuple(point for point in left.points if point[0] <= committed + 1)
-        if points and not fault.ranks:
-            due.append(dataclasses.replace(left, points=points))
+        if fault.ranks:
+            continue
+        points = tuple(p for p in fault.points if p[0] <= committed + 1 and _may_fire(fault, p, fired))
+        if points:
+            due.append(dataclasses.replace(fault, points=points))
     return tuple(due)
 
 

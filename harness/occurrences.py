@@ -143,7 +143,9 @@ class Occurrences:
                 self.effect(live, seen)
         for tail in live.tails:
             live.seen.extend(self._clocks.corrected(event) for event in tail.read())
-        landed = live.fault.landed(live.occurrence, live.seen)
+        # What has been looked at says the same again: evidence comes with events.
+        new, live.weighed = len(live.seen) > live.weighed, len(live.seen)
+        landed = live.fault.landed(live.occurrence, live.seen) if new else None
         if landed is not None:
             self._settle(live, landed)
             return

@@ -94,6 +94,7 @@ class Orchestrator:
         self._rules = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._tally = Tally()
         self._trained = False
+        self._topology = setup.cell.scenario.topology
         self._last_commit = (0, 0)
         self._later: list[tuple[int, Callable[[], None]]] = []
 
@@ -218,7 +219,7 @@ class Orchestrator:
             self._coordinator.supervise(lambda c: c.stop("interrupted", name))
         now = self.now_ns()
         if self._rules and self.controller.stage is not Stage.ENDING:
-            place = self.setup.cell.scenario.topology
+            place = self._topology
             held = [rank for rank in range(place.ranks) if self.process_of(rank)]
             facts = Facts(
                 idle_s=(now - self._last_commit[1]) / 1e9, wall_s=(now - self._started_ns) / 1e9,
@@ -239,7 +240,7 @@ class Orchestrator:
             global_batch=spec.global_batch,
             strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
             checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
-            launcher=scenario.launcher.kind, evaluate=spec.evaluate.due if spec.evaluate else {},
+            launcher=scenario.launcher.kind,
         )  # fmt: skip
         self._note_nodes()
 

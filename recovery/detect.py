@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from recovery.marks import Mark
 from recovery.pace import HangLimits, Pace
 from recovery.starvation import Pulse
 
 __all__ = ["STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+
+T = TypeVar("T")
 
 MAX_LOOK_S = 0.1
 STALLS = "data"  # the phase that depends on what ranks share
@@ -201,7 +203,7 @@ class HangDetector:
         ``pulse``: what a process gets of the processors, asked only of those that are silent for long;
         ``others_done``: some have done their last step. A hang of the process ``""`` is nobody's.
         """
-        kernel = cache(kernel)
+        kernel = _once(kernel)
         look = _Look.after(self._last_look_s, now_s)
         self._last_look_s, self.due_s = now_s, math.inf
         ahead: dict[int, tuple[int, int]] = {}
@@ -211,7 +213,7 @@ class HangDetector:
         alone = len(marks) == 1
         awaited = alone or others_done or any(mark.phase == "collective" for mark in marks.values())
         common = self._common_stall(marks)
-        stuck = cache(partial(_all_wait, marks, kernel))
+        stuck = partial(_once(lambda _: _all_wait(marks, kernel)), "")
         hangs, heard = [], {}
         for name, mark in marks.items():
             furthest = ahead[replicas.get(name, 0)]
@@ -364,6 +366,18 @@ class Leaving:
 def _measured(silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False) -> dict[str, Any]:
     more = {"stopped": True} if stopped else {}
     return {"silent_s": round(silent_s, 6), "limit_s": round(limit_s, 6), "last_seq": last_seq, **more}
+
+
+def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
+    """Asks the same only once. Made in every look, which functools.cache is too slow for."""
+    known: dict[str, T] = {}
+
+    def asked(name: str) -> T:
+        if name not in known:
+            known[name] = ask(name)
+        return known[name]
+
+    return asked
 
 
 def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:

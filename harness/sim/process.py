@@ -27,6 +27,7 @@ class SimMark:
         self._last_seq = -1
         self._busy_s = 0
         self._hidden: Mark | None = None
+        self._read: Mark | None = None  # as it was read last, until it changes: it is read far more often
 
     def hide(self, hidden: bool) -> None:
         """Whether a reader sees nothing new."""
@@ -34,23 +35,30 @@ class SimMark:
 
     def read(self) -> Mark:
         """The current mark."""
-        return self._hidden or Mark(
-            generation=self._generation, step=self._step, phase=PHASES[self._phase],
-            collective=self._collective, time_ns=self._time, committed=self._committed,
-            last_seq=self._last_seq, busy_s=self._busy_s,
-        )  # fmt: skip
+        if self._hidden is not None:
+            return self._hidden
+        if self._read is None:
+            self._read = Mark(
+                generation=self._generation, step=self._step, phase=PHASES[self._phase],
+                collective=self._collective, time_ns=self._time, committed=self._committed,
+                last_seq=self._last_seq, busy_s=self._busy_s,
+            )  # fmt: skip
+        return self._read
 
     def enter(self, phase: int) -> None:
         """Note a phase and the time."""
         self._phase, self._time = phase, self._clock.now_ns
+        self._read = None
 
     def begin(self, generation: int, step: int) -> None:
         """Note which step of which generation is being computed."""
         self._generation, self._step = generation, step
+        self._read = None
 
     def collective(self, number: int) -> None:
         """Note the number of the collective about to be entered, and the time."""
         self._collective, self._time = number, self._clock.now_ns
+        self._read = None
 
     @property
     def phase(self) -> str:
@@ -60,18 +68,22 @@ class SimMark:
     def touch(self) -> None:
         """Note that work goes on."""
         self._time = self._clock.now_ns
+        self._read = None
 
     def busy(self, seconds: int) -> None:
         """Note that the rank is busy with something else, for so long at most."""
         self._busy_s, self._time = seconds, self._clock.now_ns
+        self._read = None
 
     def commit(self, step: int) -> None:
         """Note a committed step."""
         self._committed = step
+        self._read = None
 
     def wrote(self, seq: int) -> None:
         """Note the sequence number of the last event written."""
         self._last_seq = seq
+        self._read = None
 
 
 class Killed(BaseException):

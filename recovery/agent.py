@@ -11,19 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.wire import (
-    Abort,
-    Agreed,
-    Channel,
-    Extra,
-    Inquiry,
-    Join,
-    LeaveOut,
-    PauseRequest,
-    Status,
-    Stop,
-    WireError,
-)
+from recovery.membership import Heard, Order
+from recovery.wire import Abort, Channel, Extra, Inquiry, Status, WireError
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005
@@ -45,21 +34,18 @@ class Abortable(Protocol):
 
 
 class Agent:
-    """Reads ``channel``; orders wait in ``orders``.
+    """Reads ``channel``; orders wait in ``orders``, all else is noted in ``heard``.
 
-    The flags are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's
-    thread, when nobody supervises this rank any more; it must not train on then.
+    Those are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's thread, when nobody
+    supervises this rank any more; it must not train on then. ``status``: the answer to the inquiry of a number.
     """
 
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
         self.channel = channel
         self._orphaned = orphaned
-        self.orders: queue.SimpleQueue[Join | LeaveOut | Abort | Stop] = queue.SimpleQueue()
-        self.pause_wanted = self.save_wanted = False
-        self.aborted_generation = 0
-        self.told_generation = 0  # the last one it was told to join, whether its training thread knows or not
-        self.agreed = -1  # the last step at which the replicas were the same, as far as is known
-        self.status: Callable[[], Status] | None = None
+        self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.heard = Heard()
+        self.status: Callable[[int], Status] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -93,21 +79,13 @@ class Agent:
                 self._handle(message)
 
     def _handle(self, message: object) -> None:
+        order = self.heard.take(message)
+        if order is not None:
+            self.orders.put(order)
         if isinstance(message, Abort):
-            self.aborted_generation = max(self.aborted_generation, message.generation)
-            self.orders.put(message)
             self._break_group(message.generation)
-        elif isinstance(message, Join | LeaveOut | Stop):
-            if isinstance(message, Join):
-                self.told_generation = message.generation
-                self.agreed = message.agreed if message.agreed >= 0 else self.agreed
-            self.orders.put(message)
-        elif isinstance(message, Agreed):
-            self.agreed = message.step
-        elif isinstance(message, PauseRequest):
-            self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
         elif isinstance(message, Inquiry) and self.status is not None:
-            self.channel.send(self.status().model_copy(update={"number": message.number}))
+            self.channel.send(self.status(message.number))
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

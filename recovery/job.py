@@ -45,10 +45,10 @@ from recovery.mechanisms.reduce import GradientReducer, Reduced, Reducer
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.step import NonFinite, Probe, Step
 from recovery.mechanisms.storelink import StoreLink
-from recovery.mechanisms.taking import Holding, take_state
-from recovery.told import Told
+from recovery.mechanisms.taking import take_state
+from recovery.membership import Membership, Why, stays_connected
 from recovery.versions import versions
-from recovery.wire import Abort, Finished, Join, LeaveOut, Parked, Ready, Status, Stop
+from recovery.wire import Abort, Join, LeaveOut, Ready, Stop
 
 __all__ = ["Job", "JobConfig"]
 
@@ -73,12 +73,10 @@ class Job(JobFacts):
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
-        self.generation = 0
+        self.member = Membership(agent.heard, steps=config.steps)
         self._group: Group | None = None
         self._link = StoreLink()
         self._retired: Group | None = None
-        self.holding = Holding()
-        self.told = Told()
         self._pausing = False
         self._announced = False
         self._attached = False
@@ -112,7 +110,7 @@ class Job(JobFacts):
         self.state = TrainState(model, *made, seed=self.config.seed)
         self.checkpoints = Checkpointer(
             self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
-            progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.agreed,
+            progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.heard.agreed,
             saves=lambda: self.marks.enter(marks.CHECKPOINT),
         )  # fmt: skip
         self.reducer = self._make_reducer(model)
@@ -143,7 +141,7 @@ class Job(JobFacts):
         if config.shards > 1:
             rehearse(config.shards, config.device)
         self.reducer.rehearse()
-        self.agent.status = self._status
+        self.agent.status = lambda number: self.member.status(self.state.step, number)
         self.agent.start()
         self._announced = True
         mine = versions(torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype()))
@@ -156,7 +154,7 @@ class Job(JobFacts):
 
     def check(self) -> None:
         """Raise GenerationLost if the supervisor aborted this generation."""
-        if self.agent.aborted_generation >= self.generation > 0:
+        if self.member.lost:
             raise GenerationLost("aborted by the supervisor")
 
     def running(self) -> bool:
@@ -169,12 +167,12 @@ class Job(JobFacts):
         if not self._announced:
             self.ready()
         while True:
-            if self._group is not None and self.state.step < self.config.steps and not self._lost():
+            if self.member.trains(self.state.step):
                 self.marks.enter(marks.BETWEEN)
                 return True
-            if self._group is not None and self.state.step >= self.config.steps:
+            if finished := self.member.finished(self.state.step):
                 self.marks.enter(marks.IDLE)
-                self.agent.channel.send(Finished(step=self.state.step))
+                self.agent.channel.send(finished)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
                 self._leave()
@@ -182,11 +180,10 @@ class Job(JobFacts):
                 self.over = True
                 return False
             if isinstance(order, Abort):
-                # An abort that arrives after this rank already left is answered by the park message it sent then.
-                if self._group is not None and order.generation >= self.generation:
+                if self.member.leaves(order):
                     self._park("aborted")
             elif isinstance(order, LeaveOut):
-                self.told.hear(order)
+                self.member.hears(order)
             else:
                 self._join(order)
 
@@ -218,14 +215,13 @@ class Job(JobFacts):
             if self._pausing and self.state.step < self.config.steps:
                 self._park("pause")
         except GenerationLost as error:
-            aborted = self.agent.aborted_generation >= self.generation
-            self._park("aborted" if aborted else "failed", error=str(error))
+            self._park(self.member.why_lost(), error=str(error))
         except NonFinite as error:
             self._write(
                 Kind.NONFINITE_CAUGHT, step=number, rank=self.rank, blamed=list(error.blamed), what="loss or gradient"
             )  # fmt: skip
             samples = samples_to_blame(self, step, error.blamed)
-            self._park("nonfinite", blamed=list(error.blamed), samples=samples)
+            self._park("nonfinite", blamed=error.blamed, samples=samples)
         finally:
             self._in_step = False
 
@@ -233,7 +229,7 @@ class Job(JobFacts):
         """Let the optimizer use the reduced gradients, and commit; called by ``Step.commit``. ``late``: others have
         done so in an earlier generation, and go on already."""
         state = self.state
-        self.holding.fresh, self.holding.pending = False, 0
+        self.member.holding.applied()
         lr = state.optimizer.param_groups[0]["lr"]
         if self._clip_norm:
             self.reducer.clip(reduced.grad_norm, self._clip_norm)
@@ -300,19 +296,10 @@ class Job(JobFacts):
         if self.probe is not None and self.probe.active:
             self.probe.at(self.state.step + 1, "backward")
 
-    def _status(self) -> Status:
-        joining, over = self.marks.read().phase == "joining", self.state.step >= self.config.steps
-        member: Any = "joining" if joining else "finished" if over else "training"
-        told = self.agent.told_generation > self.generation  # and its training thread does not know yet
-        place = "joining" if told else "waiting" if self._group is None else member
-        held = self.holding
-        return Status(
-            place=place, generation=self.generation, step=self.state.step, valid=held.valid, pending=held.pending,
-        )  # fmt: skip
-
     def _join(self, order: Join) -> None:
         self._leave()
-        self.rank, self.world, self.generation = order.rank, order.world, order.generation
+        self.member.joins(order)
+        self.rank, self.world = order.rank, order.world
         self.layout = Layout(world=self.world, shards=order.shards)
         self._take_part()
         self.writer.generation = order.generation
@@ -321,7 +308,6 @@ class Job(JobFacts):
         self.marks.collective(0)
         self.marks.enter(marks.JOINING)
         self._pausing = False
-        self.agent.pause_wanted = self.agent.save_wanted = False
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
             backend=self.config.backend, timeout_s=max(self.config.form_timeout_s, 2 * order.timeout_s),
@@ -339,17 +325,17 @@ class Job(JobFacts):
             seconds = round(time.perf_counter() - started, 6)
             self._write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
             name = take_state(self, order, group, self._write)
-            self.state.skip.add(self.told.of(order))  # a checkpoint may be older than a decision
+            self.state.skip.add(self.member.left_out(order))  # a checkpoint may be older than a decision
             self.check()
         except GenerationLost as error:
-            aborted = self.agent.aborted_generation >= self.generation
-            self._park("aborted" if aborted else "failed", error=str(error))
+            self._park(self.member.why_lost(), error=str(error))
             return
-        self.holding.pending = 0
+        self.member.holding.begins()
         self.checkpoints.began(self.state.step)
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)
         tell_joined(self, name)
+        self.member.joined()
 
     def _take_part(self) -> None:
         """Shard the model, if it is to be and is not yet."""
@@ -364,35 +350,31 @@ class Job(JobFacts):
             self._forward_hook = self.state.model.register_forward_pre_hook(self._in_forward, prepend=True)
 
     def _park(
-        self, why: Any, *, error: str = "", blamed: list[int] | None = None, samples: list[int] | None = None
+        self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
     ) -> None:
-        generation = self.generation
-        held = self.holding
+        held, stays = self.member.holding, stays_connected(why)
         if self._in_step:
-            left = self.reducer.broken_off() and why in ("aborted", "failed")
+            left = self.reducer.broken_off() and not stays
             held.pending = self.current.number if left and self.current.number > self.state.step else 0
-        if why in ("pause", "nonfinite"):
-            # All ranks park here after the same collective: breaking connections now could cut off one still
-            # finishing it.
+        if stays:
             self._retired, self._group = self._group, None
-            self.agent.left()
-            self.marks.enter(marks.IDLE)
+            self._out()
         else:
             self._leave()
-        self.checkpoints.parked(lost=why not in ("pause", "nonfinite"))
+        self.checkpoints.parked(lost=not stays)
         self._write(Kind.PARKED, step=self.state.step, valid=held.valid, why=why)
-        self.agent.channel.send(
-            Parked(
-                generation=generation, step=self.state.step, valid=held.valid, why=why, error=error,
-                blamed=blamed or [], samples=samples or [], pending=held.pending,
-            )
-        )  # fmt: skip
+        said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
+        self.agent.channel.send(said)
 
     def _leave(self) -> None:
         for group in (self._group, self._retired):
             if group is not None:
                 group.leave()
         self._group = self._retired = None
+        self._out()
+
+    def _out(self) -> None:
+        self.member.left()
         self.agent.left()
         self.marks.enter(marks.IDLE)
 

@@ -89,7 +89,7 @@ def test_orders_are_kept_in_order(rig: Rig) -> None:
 def test_a_pause_is_a_wish_not_an_order(rig: Rig) -> None:
     rig.channel.send(PauseRequest())
     rig.settle()
-    assert rig.agent.pause_wanted
+    assert rig.agent.heard.pause_wanted
     assert rig.agent.orders.empty()
 
 
@@ -104,7 +104,7 @@ def test_an_abort_breaks_the_group_until_the_training_thread_is_out_of_it(rig: R
     rig.agent.entering(group)
     rig.channel.send(Abort(generation=1))
     assert group.twice.wait(WAIT_S), "once may be too early: it may just be opening a connection"
-    assert rig.agent.aborted_generation == 1
+    assert rig.agent.heard.aborted_generation == 1
     rig.agent.left()
     rig.settle()
     aborts = group.aborts
@@ -115,7 +115,7 @@ def test_an_abort_breaks_the_group_until_the_training_thread_is_out_of_it(rig: R
 def test_an_abort_that_finds_nobody_in_a_group_holds_up_nothing(rig: Rig) -> None:
     rig.channel.send(Abort(generation=1))
     rig.settle()
-    assert rig.agent.aborted_generation == 1
+    assert rig.agent.heard.aborted_generation == 1
 
 
 def test_an_abort_of_an_earlier_generation_spares_the_current_one(rig: Rig) -> None:
@@ -124,14 +124,14 @@ def test_an_abort_of_an_earlier_generation_spares_the_current_one(rig: Rig) -> N
     rig.channel.send(Abort(generation=2))
     rig.settle()
     assert group.aborts == 0
-    assert rig.agent.aborted_generation == 2 < group.generation
+    assert rig.agent.heard.aborted_generation == 2 < group.generation
 
 
 def test_aborts_never_go_backwards(rig: Rig) -> None:
     rig.channel.send(Abort(generation=5))
     rig.channel.send(Abort(generation=3))
     rig.settle()
-    assert rig.agent.aborted_generation == 5
+    assert rig.agent.heard.aborted_generation == 5
 
 
 def test_a_group_entered_after_its_abort_is_broken_too(rig: Rig) -> None:
@@ -140,7 +140,7 @@ def test_a_group_entered_after_its_abort_is_broken_too(rig: Rig) -> None:
     rig.settle()
     group = FakeGroup(4)
     rig.agent.entering(group)
-    assert rig.agent.aborted_generation >= group.generation
+    assert rig.agent.heard.aborted_generation >= group.generation
 
 
 def test_a_new_group_is_not_broken_by_the_abort_that_ended_the_last(rig: Rig) -> None:
@@ -194,8 +194,8 @@ def test_by_default_an_orphan_ends_its_process() -> None:
 
 
 def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_is_taken(rig: Rig) -> None:
-    rig.agent.status = lambda: Status(
-        place="waiting", generation=rig.agent.told_generation, step=7, valid=True
+    rig.agent.status = lambda number: Status(
+        place="waiting", generation=rig.agent.heard.told_generation, step=7, valid=True, number=number
     )
     rig.channel.send(JOIN)
     rig.channel.send(Inquiry(number=5))

@@ -120,7 +120,7 @@ def test_whoever_evaluates_while_another_fails_is_told_and_leaves_before_its_nex
     evaluating.saw()
     evaluating.tell(Abort(generation=1))
     deadline = queue.SimpleQueue[None]()
-    while not evaluating.job.agent.aborted_generation:
+    while not evaluating.job.agent.heard.aborted_generation:
         with pytest.raises(queue.Empty):
             deadline.get(timeout=0.01)
     evaluating.go.put(None)

@@ -116,7 +116,7 @@ def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
     agent._handle(first)
     agent._handle(Agreed(step=50))
     agent._handle(first.model_copy(update={"agreed": -1}))
-    assert agent.agreed == 50, "a supervisor that does not know takes nothing back"
+    assert agent.heard.agreed == 50, "a supervisor that does not know takes nothing back"
     one.close()
     other.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -169,7 +170,7 @@ def abort_while_held(rank: Rank, step: int, phase: str) -> Parked:
     rank.hear(Joined)
     there.get(timeout=WAIT_S)
     rank.tell(Abort(generation=1))
-    wait_until(lambda: rank.job.agent.aborted_generation >= 1)
+    wait_until(lambda: rank.job.agent.heard.aborted_generation >= 1)
     go.put(None)
     return rank.hear(Parked)
 
@@ -261,7 +262,7 @@ def test_a_pause_parks_after_the_next_commit(rank: Rank) -> None:
     rank.hear(Joined)
     there.get(timeout=WAIT_S)
     rank.tell(Pause())
-    wait_until(lambda: rank.job.agent.pause_wanted)
+    wait_until(lambda: rank.job.agent.heard.pause_wanted)
     go.put(None)
     parked = rank.hear(Parked)
     assert (parked.step, parked.why, parked.valid) == (2, "pause", True)
@@ -277,7 +278,7 @@ def test_a_pause_in_the_last_step_does_not_keep_the_job_from_ending(rank: Rank) 
     rank.hear(Joined)
     there.get(timeout=WAIT_S)
     rank.tell(Pause())
-    wait_until(lambda: rank.job.agent.pause_wanted)
+    wait_until(lambda: rank.job.agent.heard.pause_wanted)
     go.put(None)
     assert rank.hear(Finished).step == 6
     rank.stop()
@@ -316,6 +317,30 @@ def test_without_a_checkpoint_only_the_initial_state_will_do(rank: Rank) -> None
     assert isinstance(rank.error, NothingToRestore)
     assert "initial state" in str(rank.error)
     assert rank.hear(Unrecoverable).error == rank.error.message
+
+
+def test_who_has_restored_a_checkpoint_is_not_fresh_any_more(rank: Rank, tmp_path: Path) -> None:
+    """It has not trained yet, and its supervisor has heard of no checkpoint: an earlier job had saved it."""
+    rank.join(1)
+    rank.hear(Joined)
+    rank.hear(Finished)
+    rank.stop()
+    (tmp_path / "later").mkdir()
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "later" / "checkpoints")
+    later = Rank(tmp_path / "later", steps=12)
+    there, go = hold(later, 7, "forward")
+    later.join(1, restore=True)
+    assert later.hear(Joined).step == 6
+    there.get(timeout=WAIT_S)
+    later.tell(Abort(generation=1))
+    wait_until(lambda: later.job.agent.heard.aborted_generation >= 1)
+    go.put(None)
+    later.hear(Parked)
+    shutil.rmtree(tmp_path / "later" / "checkpoints")
+    later.join(2, restore=True)
+    later.end()
+    assert isinstance(later.error, NothingToRestore), "step 6 would pass for the beginning"
+    later.channel.close()
 
 
 def test_without_a_checkpoint_a_fresh_rank_begins_anew(rank: Rank) -> None:

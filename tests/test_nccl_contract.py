@@ -141,7 +141,7 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
     def hold(step: int) -> None:
         if step == 3 and not reached.is_set():
             reached.set()
-            wait_until(lambda: second.job.agent.aborted_generation >= 1)
+            wait_until(lambda: second.job.agent.heard.aborted_generation >= 1)
 
     second.hold = hold
     begin([first, second])

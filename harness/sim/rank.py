@@ -1,11 +1,12 @@
-"""A simulated rank: what ``recovery.job``, ``recovery.agent`` and ``harness.rank`` do, event by event."""
+"""A simulated rank: what ``recovery.job``, ``recovery.agent`` and ``harness.rank`` do, event by event. What it says to
+the supervisor, and when, is ``recovery.membership``'s, as theirs is."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 from chaos.events import EventWriter, Kind
 from harness.sim.behaviour import Behaviour
@@ -21,29 +22,12 @@ from harness.sim.step import Attempt, NonFinite
 from recovery import marks
 from recovery.interval import History
 from recovery.layout import Layout
-from recovery.told import Told
-from recovery.wire import (
-    Abort,
-    Agreed,
-    Extra,
-    Finished,
-    Inquiry,
-    Join,
-    Joined,
-    LeaveOut,
-    Message,
-    Notice,
-    Parked,
-    PauseRequest,
-    Ready,
-    Status,
-    Stop,
-)
+from recovery.membership import Heard, Membership, Order, Why, stays_connected
+from recovery.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
 
 EXIT_ERROR = 1
 BOOT_MS = 2.0
 Sleeping = Generator[float | None, Any, None]
-Order = Join | LeaveOut | Abort | Stop
 
 
 class SimRank:
@@ -63,27 +47,22 @@ class SimRank:
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
-        self.generation = 0
-        self.pending: tuple[int, Reduced] | None = None  # a step whose gradients are reduced and not applied
+        self.member = Membership(Heard(), steps=config.steps)
         self.told: tuple[int, Reduced] | None = None  # the last step applied, to tell others the end of it
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
         self.attempt: Attempt | None = None
-        self.pause_wanted = self.save_wanted = False
         self.checkpoints = SimSaves(self)
         self.pausing = False
         self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
         self.memory: SimRemembering | None = None
         self.collectives = self.examine = 0
         self.skip: Mapping[int, int] = {}
-        self._told = Told()
         self._group_of = group_of
         self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
-        self._aborted_generation = 0
-        self._valid = self._announced = False
-        self._fresh = True  # holds the initial state, which nothing else could bring back
+        self._announced = False
         self._shard: int | None = None
         self._retired: Group | None = None
         process.on_message = self._on_message
@@ -92,32 +71,23 @@ class SimRank:
     # ---- the agent's side
 
     def _on_message(self, message: Any) -> None:
+        order = self.member.heard.take(message)
+        if order is not None:
+            self._order(order)
         match message:
             case Abort():
-                self._aborted_generation = max(self._aborted_generation, message.generation)
-                self._order(message)
                 self.faults.aborted()
                 if self.group is not None and self.group.generation <= message.generation:
                     self.group.abort(self.rank)
-            case Join() | LeaveOut() | Stop():
-                self._order(message)
-            case Agreed():
-                self.checkpoints.told(message)
-            case PauseRequest():
-                self.pause_wanted, self.save_wanted = True, self.save_wanted or message.save
-            case Inquiry(number=number) if self._announced:
-                told = any(isinstance(order, Join) for order in self._orders)
-                at: Any = "finished" if self.state.step >= self.config.steps else "training"
-                at = "waiting" if self.group is None else "joining" if self.mark.phase == "joining" else at
-                held = {"valid": self._valid, "pending": self._pending_step, "number": number}
-                where: dict[str, Any] = {"place": "joining" if told else at, "generation": self.generation}
-                self.send(Status(**where, step=self.state.step, **held))
+            case Inquiry() if self._announced:
+                self.send(self.member.status(self.state.step, message.number))
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
 
     @property
-    def _pending_step(self) -> int:
-        return self.pending[0] if self.pending else 0
+    def generation(self) -> int:
+        """The one it is in, or was in last."""
+        return self.member.generation
 
     @property
     def replica(self) -> range:
@@ -127,7 +97,8 @@ class SimRank:
     def commit(self, number: int, reduced: Reduced, lr: float) -> None:
         """Apply the gradients of a step."""
         self.state = self.state.applied(reduced, lr)
-        self.pending, self.told, self._fresh = None, (number, reduced), False
+        self.told = (number, reduced)
+        self.member.holding.applied()
 
     def _order(self, message: Order) -> None:
         self._orders.append(message)
@@ -166,24 +137,23 @@ class SimRank:
 
     def check(self) -> None:
         """Raise Lost if the supervisor aborted this generation."""
-        if self._aborted_generation >= self.generation > 0:
+        if self.member.lost:
             raise Lost("aborted by the supervisor")
 
     def _running(self) -> Generator[float | None, Any, bool]:
         while True:
-            over = self.state.step >= self.config.steps
-            if self.group is not None and not over and self._aborted_generation < self.generation:
+            if self.member.trains(self.state.step):
                 return True
-            if self.group is not None and over:
+            if finished := self.member.finished(self.state.step):
                 self.mark.enter(marks.IDLE)
-                self.send(Finished(step=self.state.step))
+                self.send(finished)
             order = yield from self._next_order()
             if isinstance(order, Join):
                 yield from self._join(order)
             elif isinstance(order, LeaveOut):
-                self._told.hear(order)
+                self.member.hears(order)
             elif isinstance(order, Abort):
-                if self.group is not None and order.generation >= self.generation:
+                if self.member.leaves(order):
                     self._park("aborted")
             elif self.behaviour.stops(self):
                 self.leave()
@@ -232,15 +202,16 @@ class SimRank:
 
     def _join(self, order: Join) -> Sleeping:
         self.leave()
-        self.rank, self.world, self.generation = order.rank, order.world, order.generation
+        self.member.joins(order)
+        self.rank, self.world = order.rank, order.world
         self._take_seat(Layout(world=self.world, shards=order.shards))
         assert self.writer is not None
         self.writer.generation = order.generation
-        self.skip, self.examine = self._told.of(order), order.examine
+        self.skip, self.examine = self.member.left_out(order), order.examine
         self.mark.begin(order.generation, self.state.step)
         self.mark.collective(0)
         self.mark.enter(marks.JOINING)
-        self.pausing = self.pause_wanted = self.save_wanted = False
+        self.pausing = False
         self.collectives = 0
         self.checkpoints.joining(order)
         group = self.group = self._group_of(order.generation, self.world)
@@ -259,10 +230,12 @@ class SimRank:
         except Lost as error:
             self._park_lost(error)
             return
+        self.member.holding.begins()
         self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
-        held = self.behaviour.held(self)
+        held = self.behaviour.held(self) if self.layout.replicas > 1 else ""
         self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held))
+        self.member.joined()
 
     def _take_seat(self, layout: Layout) -> None:
         """A process is told its shard once, and holds it for life."""
@@ -281,7 +254,7 @@ class SimRank:
         self.check()
         if told is None:
             raise AssertionError(f"nobody can tell the end of step {order.finish}")
-        if self._pending_step == order.finish and self.state.step == order.finish - 1:
+        if self.member.holding.pending == order.finish and self.state.step == order.finish - 1:
             lr = self.behaviour.learning_rate(
                 self, learning_rate(self.state.scheduler_step, self.config.steps)
             )
@@ -289,24 +262,23 @@ class SimRank:
         self.told = told
 
     def _take_state(self, order: Join, group: Group) -> Generator[float | None, Any, str | None]:
-        started = self.process.clock.now_ns
+        started, held = self.process.clock.now_ns, self.member.holding
         name: str | None = None
         origin = "kept" if self.state.step else "initial"
         if order.restore and self.layout.replica_of(self.rank) == 0:
-            self._valid = False
+            held.restores()
             name = yield from self._restore(group, anew=order.anew)
             origin = "checkpoint" if name else "initial"
-            self._valid = True
-        receives = order.receives
-        if receives:
-            self._valid = False
+            held.restored(found=name is not None)
+        if order.receives:
+            held.receives()
             origin = "peer"
         if order.source >= 0:
             yield from self._copy_state(group, order)
-        self.pending, self._valid = None, True
+        held.valid = True
         self.write(
             Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
-            source=order.source if receives else name,
+            source=order.source if order.receives else name,
             seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
         )  # fmt: skip
         return name
@@ -316,7 +288,7 @@ class SimRank:
         receives, shard = order.receives, self.layout.shard_of(self.rank)
         sent = self.behaviour.snapshot(self) if self.rank == order.source else None
         if receives:
-            self.state, self.pending, self._fresh = self.state.torn(), None, False
+            self.state = self.state.torn()
             self.told = self.told if order.finish else None  # of a step that others may have done otherwise
         transfer_ns = self.about(self.config.timings.transfer_ms * MS)
         self.check()
@@ -329,8 +301,7 @@ class SimRank:
     def _restore(self, group: Group, *, anew: bool) -> Generator[float | None, Any, str | None]:
         """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in
         fresh processes."""
-        found = None
-        self.pending = self.told = None
+        found = self.told = None
         if self.rank == 0:
             yield self.about(self.config.timings.checkpoint_ms * MS)
             newest = self.checkpoints.newest()
@@ -346,51 +317,37 @@ class SimRank:
             self.check()
         if found is None:
             try:
-                self.checkpoints.require(anew=anew and self._fresh)
+                self.checkpoints.require(anew=anew and self.member.holding.fresh)
             except RuntimeError as error:
                 raise TrainingError(error) from error
             return None
         name, data, scalars = found
-        self.state, self._fresh = State.restored(data, scalars, self.layout.shard_of(self.rank)), False
+        self.state = State.restored(data, scalars, self.layout.shard_of(self.rank))
         return name
 
     def _park_lost(self, error: Lost) -> None:
-        aborted = self._aborted_generation >= self.generation
-        self._park("aborted" if aborted else "failed", error=str(error))
+        self._park(self.member.why_lost(), error=str(error))
 
     def _park(
-        self,
-        why: Literal["aborted", "pause", "nonfinite", "failed"],
-        *,
-        error: str = "",
-        blamed: list[int] | None = None,
-        samples: Sequence[int] = (),
+        self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
     ) -> None:
-        generation = self.generation
-        if why in ("pause", "nonfinite"):
-            # All park after the same collective: breaking it now could cut off one still finishing.
+        if stays_connected(why):
             self._retired, self.group = self.group, None
-            self.mark.enter(marks.IDLE)
+            self._out()
         else:
             self.leave()
-        self.write(Kind.PARKED, step=self.state.step, valid=self._valid, why=why)
-        self.send(
-            Parked(
-                generation=generation,
-                step=self.state.step,
-                valid=self._valid,
-                why=why,
-                blamed=blamed or [],
-                error=error,
-                samples=list(samples),
-                pending=self._pending_step,
-            )
-        )
+        self.write(Kind.PARKED, step=self.state.step, valid=self.member.holding.valid, why=why)
+        said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
+        self.send(said)
 
     def leave(self) -> None:
         """Leave the group, if in one."""
         self.disconnect()
         self.group = self._retired = None
+        self._out()
+
+    def _out(self) -> None:
+        self.member.left()
         self.mark.enter(marks.IDLE)
 
     def disconnect(self) -> None:

@@ -18,7 +18,7 @@ from recovery.fence import Fence
 from recovery.renaming import remove
 from recovery.retention import Agreement, aside_in
 from recovery.saving import Saving
-from recovery.wire import Agreed, Join, SetAside, Unrecoverable
+from recovery.wire import Join, SetAside, Unrecoverable
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -41,7 +41,6 @@ class SimSaves:
     def __init__(self, job: SimRank) -> None:
         self.since = -1
         self._job = job
-        self._agreed = -1
         self._refused: list[str] = []
         self._fence = Fence(job.config.checkpoint_dir, JOB)
         self.choosing = Choosing(job="", fresh=False, fence=self._fence)
@@ -52,14 +51,9 @@ class SimSaves:
         job, shards = self._job, self._job.layout.shards
         return range(job.world if shards == 1 and job.config.checkpoint_sharded else shards)
 
-    def told(self, message: Agreed) -> None:
-        """The replicas were the same at a step."""
-        self._agreed = message.step
-
     def joining(self, order: Join) -> None:
         """A new generation; what may hold a corrupted state is put out of the way by rank 0."""
         job = self._job
-        self._agreed = order.agreed if order.agreed >= 0 else self._agreed
         if job.rank:
             self._fence.give_up()
         else:
@@ -136,7 +130,9 @@ class SimSaves:
         if not saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
             return False
         compared = config.verify_every != 0 and config.world > config.shards
-        agreed = Agreement(step=self._agreed, every=config.verify_every) if compared else None
+        agreed = (
+            Agreement(step=self._job.member.heard.agreed, every=config.verify_every) if compared else None
+        )
         recorded = {checkpoints.name_of(step)}
         saving.prune(
             config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk,

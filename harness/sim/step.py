@@ -85,7 +85,7 @@ class Attempt:
         reduced = yield from self._reduce()
         yield from self._enter("optimizer")
         if not job.behaviour.accepts(job, reduced):
-            job.pending = None
+            job.member.holding.pending = 0
             raise NonFinite(reduced.blamed)
         yield job.about(timings.phase_ns("optimizer"))
         yield from self._apply(reduced)
@@ -188,12 +188,13 @@ class Attempt:
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
-        part = replace(self.part, pause=job.pause_wanted, save=job.save_wanted or self._due())
+        heard = job.member.heard
+        part = replace(self.part, pause=heard.pause_wanted, save=heard.save_wanted or self._due())
         takes_ns = job.config.timings.phase_ns("collective")
         job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
         reduced: Reduced = yield None
         if job.layout.shards > 1:
-            yield from self._agree(reduced)
+            yield from self._agree()
         job.check()
         return reduced
 
@@ -205,10 +206,10 @@ class Attempt:
         job.mark.enter(marks.PHASES.index("forward"))
         return list(states.values())
 
-    def _agree(self, reduced: Reduced) -> Sleeping:
+    def _agree(self) -> Sleeping:
         """The last collective, which tells all ranks that all hold their part of the gradients: it may end on some
         ranks only, and the others then hold gradients that they have not applied."""
-        self._job.pending = (self.number, reduced)
+        self._job.member.holding.pending = self.number
         yield from self._meet(None, ())
 
     def _meet(self, part: object, among: Iterable[int]) -> Generator[float | None, Any, Any]:

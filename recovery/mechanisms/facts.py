@@ -17,6 +17,7 @@ from recovery.mechanisms.loader import LIMIT_S as LOADER_LIMIT_S
 from recovery.mechanisms.loader import Loader
 from recovery.mechanisms.registered import Stateful
 from recovery.mechanisms.state import TrainState
+from recovery.membership import Membership
 from recovery.order import Batch, MicroBatch
 
 
@@ -26,6 +27,7 @@ class JobFacts(ABC):
     config: JobConfig
     state: TrainState
     marks: MarkPage
+    member: Membership
     rank = -1
     world = 0
     _busy: Busy | None = None
@@ -76,6 +78,11 @@ class JobFacts(ABC):
         except GenerationLost:
             return True
         return False
+
+    @property
+    def generation(self) -> int:
+        """Number of the group of ranks that it trains in, or did last; 0 before the first."""
+        return self.member.generation
 
     @property
     def seed(self) -> int:

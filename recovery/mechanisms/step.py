@@ -164,8 +164,8 @@ class Step:
             rank=job.rank,
             loss_sum=value,
             count=micro.count,
-            pause=job.agent.pause_wanted,
-            save=job.agent.save_wanted or (job.rank == 0 and job.checkpoints.wants(self.number)),
+            pause=job.member.heard.pause_wanted,
+            save=job.member.heard.save_wanted or (job.rank == 0 and job.checkpoints.wants(self.number)),
         )
 
     def _ids(self, place: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chaos.events import Kind
@@ -17,38 +16,27 @@ if TYPE_CHECKING:
     from recovery.job import Job
 
 
-@dataclass(kw_only=True)
-class Holding:
-    """What a process holds. ``valid``: a whole state (a fresh process holds nothing of the job until it has joined a
-    generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``: the step whose
-    gradients are complete here and only lack the others' word (0: none)."""
-
-    valid: bool = False
-    fresh: bool = True
-    pending: int = 0
-
-
 def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
     """Get hold of the generation's state; returns the checkpoint's name if this rank restored one. ``write``: logs an
     event. Raises GenerationLost, NothingToRestore when nothing can bring the state back."""
-    holding, layout, rank = job.holding, job.layout, job.rank
+    holding, layout, rank = job.member.holding, job.layout, job.rank
     if order.finish:
         _finish(job, order.finish, group)
     started = time.perf_counter()
     name: str | None = None
     origin = "kept" if job.state.step else "initial"
     if order.restore and (rank == 0 or layout.shards > 1):
-        holding.valid, holding.pending = False, 0
+        holding.restores()
         name = job.checkpoints.restore(group, layout)
+        found = name is not None
         if order.receives:
             name = None  # a copy of what another loads
         elif name is None:
             job.checkpoints.require(anew=order.anew, fresh=holding.fresh)
         origin = "checkpoint" if name else "initial"
-        holding.valid = True
+        holding.restored(found=found)
     if order.receives:
-        holding.valid = holding.fresh = False
-        holding.pending = 0
+        holding.receives()
         origin = "peer"
     if order.source >= 0:
         copy_state(
@@ -67,6 +55,6 @@ def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -
 def _finish(job: Job, number: int, group: Group) -> None:
     """Apply a step that others have applied, if this rank lacks only their word for it."""
     reduced = told(number, job.state.last, group, job.config.device)
-    if job.holding.pending == number:
+    if job.member.holding.pending == number:
         job.reducer.settle(reduced.samples)
         job.apply(job.current, reduced, late=True)

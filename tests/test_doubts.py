@@ -64,7 +64,7 @@ def test_what_was_there_before_a_fresh_job_never_counts_whatever_the_disk_takes(
     assert restored(rank) is None
     rank.saver.require(anew=True, fresh=True)
     plain = member(tmp_path, 1, job_id="mine")
-    assert not plain.saver._choosing.wanted((1, 4), checkpoints.newest_first(tmp_path)[1]), (
+    assert not plain.saver._custody.choosing.wanted((1, 4), checkpoints.newest_first(tmp_path)[1]), (
         "what this job holds in memory is newer than an earlier job's, whatever its step"
     )
 

@@ -278,13 +278,11 @@ def test_of_memory_and_disk_the_later_generation_is_taken_whatever_its_step(tmp_
     rank = member(tmp_path, 1, job_id="one")
     rank.run(5)
     (five,) = checkpoints.newest_first(tmp_path)
-    wanted = rank.saver._choosing.wanted
+    wanted = rank.saver._custody.choosing.wanted
     assert wanted(None, five) and wanted((1, 4), five)
     assert not wanted((1, 5), five) and not wanted((2, 3), five), "memory has a later one"
-    later = member(tmp_path, 1, job_id="two")
-    assert later.saver._choosing.wanted(None, five) and not later.saver._choosing.wanted((1, 3), five), (
-        "an earlier job's"
-    )
+    wanted = member(tmp_path, 1, job_id="two").saver._custody.choosing.wanted
+    assert wanted(None, five) and not wanted((1, 3), five), "an earlier job's"
 
 
 # ---- for real

@@ -200,11 +200,11 @@ def test_on_its_way_into_a_generation_it_is_never_taken_for_one_that_waits() -> 
 class Simulated:
     """A simulated rank in a world of one; the test plays the supervisor."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, steps: int = STEPS) -> None:
         (directory / "events").mkdir(parents=True)
         (directory / "checkpoints").mkdir()
         config = RankConfig(
-            events=directory / "events", world=1, shards=1, steps=STEPS, global_batch=4, samples=64, seed=5,
+            events=directory / "events", world=1, shards=1, steps=steps, global_batch=4, samples=64, seed=5,
             batch="constant", determinism="default", checkpoint_dir=directory / "checkpoints", verify_every=None,
             nonfinite="retry", checkpoint_every=3, checkpoint_keep=2, checkpoint_mode="sync",
             checkpoint_sharded=False, checkpoint_mtbf_s=None, wall_ns=0, timings=Sim().timings(),

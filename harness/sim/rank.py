@@ -317,7 +317,7 @@ class SimRank:
             self.check()
         if found is None:
             try:
-                self.checkpoints.require(anew=anew and self.member.holding.fresh)
+                self.checkpoints.require(anew=anew)
             except RuntimeError as error:
                 raise TrainingError(error) from error
             return None

@@ -1,24 +1,25 @@
-"""The checkpoints of one simulated rank, small but real, as of ``recovery.mechanisms.checkpointer``."""
+"""The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what goes is decided as
+for a real rank: ``recovery.custody``, ``recovery.saving``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import Kind
 from harness.shims.disk import RECORD_SUFFIX
+from harness.sim.faults import TrainingError
 from harness.sim.state import State
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint
-from recovery.choosing import Choosing
-from recovery.fence import Fence
+from recovery.custody import Custody, agreement, writers
+from recovery.doubts import Doubt
+from recovery.fence import Fenced
 from recovery.renaming import remove
-from recovery.retention import Agreement, aside_in
 from recovery.saving import Saving
-from recovery.wire import Join, SetAside, Unrecoverable
+from recovery.wire import Join
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -41,57 +42,60 @@ class SimSaves:
     def __init__(self, job: SimRank) -> None:
         self.since = -1
         self._job = job
-        self._refused: list[str] = []
-        self._fence = Fence(job.config.checkpoint_dir, JOB)
-        self.choosing = Choosing(job="", fresh=False, fence=self._fence)
+        directory, clock = job.config.checkpoint_dir, job.process.clock
+        self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
+        self._custody = Custody(
+            directory, job=JOB, fresh=False, saving=self._saving, write=job.write, send=job.send,
+            forget=self._forget,
+        )  # fmt: skip
+        assert self._custody.fence is not None
+        self._fence = self._custody.fence
+        self.choosing = self._custody.choosing
 
     @property
     def ranks(self) -> range:
-        """Who writes a part of each, as ``recovery.mechanisms.checkpointer`` has it; rank 0 commits."""
-        job, shards = self._job, self._job.layout.shards
-        return range(job.world if shards == 1 and job.config.checkpoint_sharded else shards)
+        """Who writes a part of each; rank 0 commits."""
+        return writers(self._job.layout, sharded=self._job.config.checkpoint_sharded)
 
     def joining(self, order: Join) -> None:
-        """A new generation; what may hold a corrupted state is put out of the way by rank 0."""
-        job = self._job
-        if job.rank:
-            self._fence.give_up()
-        else:
-            self._fence.take(job.generation)
-        choosing, directory = self.choosing, job.config.checkpoint_dir
-        choosing.doubts = tuple(order.doubts)
-        if not order.doubts or job.rank:
-            return
-        if job.memory is not None:
-            for before, step in order.doubts:
-                job.memory.distrust(step, before)
-        aside = partial(self._saving().set_aside, disk=self._disk, guard=self._fence.held)
-        if aside(directory, choosing.in_doubt, choosing.why):
-            job.send(SetAside(doubts=order.doubts))
+        """A new generation; what may hold a corrupted state is put out of the way by rank 0. Raises TrainingError where
+        somebody newer writes."""
+        try:
+            self._custody.joined(self._job.rank, self._job.generation)
+        except Fenced as error:
+            raise TrainingError(error) from error
+        self._custody.distrust(order.doubts, deletes=self._job.rank == 0)
+        self._put_aside()
+
+    def _put_aside(self) -> None:
+        self._custody.put_aside(disk=self._disk, guard=self._fence.held)
+
+    def _forget(self, doubts: Sequence[Doubt]) -> bool:
+        memory = self._job.memory
+        if memory is not None:
+            for before, step in doubts:
+                memory.distrust(step, before)
+        return True
 
     def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
         """The one to restore, with its manifest."""
-        self._refused = []
-        return self._job.behaviour.restore(self._job, self._refuse)
+        self._custody.restoring()
+        return self._job.behaviour.restore(self._job, self._custody.refused)
 
     def require(self, *, anew: bool) -> None:
         """Nothing was restored: see whether initial values will do. Raises RuntimeError."""
-        lost = [*self._refused, *aside_in(self._job.config.checkpoint_dir)]
-        if anew and not lost:
-            return
-        what = f": {', '.join(lost)} may not be used" if lost else ""
-        error = f"nothing is left to restore{what}"
-        self._job.send(Unrecoverable(error=error))
-        raise RuntimeError(error)
+        error = self._custody.nothing_left(anew=anew, fresh=self._job.member.holding.fresh)
+        if error is not None:
+            raise RuntimeError(error)
 
-    def begin(self, step: int) -> tuple[Saving, float]:
+    def begin(self, step: int) -> float:
         """A save begins, at this time in seconds."""
-        saving = self._saving()
-        return saving, saving.begin(step)
+        self._put_aside()  # the disk may take it now
+        return self._saving.begin(step)
 
     def begin_part(self, step: int) -> float:
         """This rank's part of a save begins, at this time in seconds."""
-        return self._saving().begin(step, whole=False)
+        return self._saving.begin(step, whole=False)
 
     def part(self) -> Part:
         """What this rank holds, as if it were written."""
@@ -99,9 +103,8 @@ class SimSaves:
 
     def write_part(self, step: int, since_s: float) -> Part:
         """Write what another rank commits, and say how it went."""
-        saving = self._saving()
-        outcome = saving.tried(step, self._try_part, since_s=since_s)
-        saving.report(outcome, whole=False)
+        outcome = self._saving.tried(step, self._try_part, since_s=since_s)
+        self._saving.report(outcome, whole=False)
         return Part(state=self._job.state, error=outcome.error)
 
     def _try_part(self) -> None:
@@ -123,27 +126,21 @@ class SimSaves:
                 stream.write(half)
                 stream.flush()
 
-    def commit(self, saving: Saving, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
+    def commit(self, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
         """Write it, and delete what retention says; False: it failed. ``parts``: of all that save, by rank; where the
         ranks hold the same, that of rank 0 is the whole state."""
         config = self._job.config
-        if not saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
+        if not self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
             return False
-        compared = config.verify_every != 0 and config.world > config.shards
-        agreed = (
-            Agreement(step=self._job.member.heard.agreed, every=config.verify_every) if compared else None
+        agreed = agreement(
+            self._job.member.heard.agreed, every=config.verify_every, world=config.world, shards=config.shards
         )
         recorded = {checkpoints.name_of(step)}
-        saving.prune(
+        self._saving.prune(
             config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk,
             guard=self._fence.held,
         )  # fmt: skip
         return True
-
-    def _saving(self) -> Saving:
-        job = self._job
-        clock = job.process.clock
-        return Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
 
     def _write(self, step: int, parts: Mapping[int, Part]) -> tuple[Checkpoint, int]:
         job = self._job
@@ -161,14 +158,9 @@ class SimSaves:
         staging.mkdir(parents=True)
         data, path = b"".join(state.data() for state in states), staging / DATA_FILE
         self._fill(path, data)
-        origin = {"epoch": epoch, "generation": job.generation, "since": self.since}
+        origin = {"epoch": epoch, "generation": job.generation, "since": self.since, "job": JOB}
         facts = {**origin, "scalars": job.state.scalars()}
         return checkpoints.commit(staging, directory, step, facts, disk=self._disk, guard=self._fence.held)
-
-    def _refuse(self, bad: Checkpoint, reason: str) -> None:
-        self._refused.append(bad.name)
-        checkpoints.note_refused(bad, reason)
-        self._job.write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
 
     def _disk(self, what: str, path: Path) -> None:
         """The simulated disk's voice, and then a fault's in this rank."""

@@ -283,7 +283,7 @@ class Attempt:
             yield from self._save_part()
             return
         clock = job.process.clock
-        saving, since_s = job.checkpoints.begin(number)
+        since_s = job.checkpoints.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
         parts = {0: job.checkpoints.part()}
@@ -295,7 +295,7 @@ class Attempt:
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         yield from self._disk_takes()
         job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
-        done = job.checkpoints.commit(saving, number, parts, since_s)
+        done = job.checkpoints.commit(number, parts, since_s)
         if not done and not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EXIT_FAIL, ChaosError
-from chaos.events import Kind
 from recovery import checkpoints
-from recovery.checkpoints import Checkpoint, Disk
-from recovery.choosing import Choosing
+from recovery.checkpoints import Disk
+from recovery.custody import Custody, agreement, writers
 from recovery.doubts import Doubt, in_doubt
-from recovery.fence import Fence, Fenced
 from recovery.interval import History, parse
 from recovery.jobconfig import JobConfig
 from recovery.layout import Layout
@@ -31,9 +29,7 @@ from recovery.mechanisms.saving.sharded import give_up
 from recovery.mechanisms.saving.together import restore_together
 from recovery.mechanisms.state import TrainState
 from recovery.mechanisms.strides import quiet
-from recovery.retention import Agreement
 from recovery.saving import Outcome, Saving, Write, pruned
-from recovery.wire import SetAside, Unrecoverable
 
 PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
 END_S = 60.0  # longest wait for a sign of life of a save that is under way
@@ -73,7 +69,6 @@ class Checkpointer:
         self._saves = saves
         self._agreed = agreed
         self._clock_s = clock_s
-        self._send = send
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
         every = config.checkpoint_every
         self._interval = parse(every, config.saves.mtbf_s) if every else None
@@ -82,17 +77,16 @@ class Checkpointer:
         self._snapshot = Snapshot()
         self._background = Background()
         self._given_up = threading.Event()  # of the save under way
-        self._bad: set[str] = set()  # on disk, and said to be so in this restore
         self._written: set[str] = (
             set()
         )  # by this rank in this generation, so that nobody has to read them to know
         self._since = -1  # the step from which this generation went on
-        directory = config.checkpoint_dir
-        self._fence = Fence(directory, config.job_id) if directory is not None else None
+        self._custody = Custody(
+            config.checkpoint_dir, job=config.job_id, fresh=config.fresh, saving=self._saving, write=write,
+            send=send, forget=self._forget,
+        )  # fmt: skip
+        self._fence = self._custody.fence
         self._placed = threading.Event()  # the save under way has its name
-        self._generation = 0  # the last that this rank joined
-        self._choosing = Choosing(job=config.job_id, fresh=config.fresh, fence=self._fence)
-        self._unsettled = False  # this rank has not put all that is in doubt out of the way
         self._memory: Remembering | None = None
         if config.memory is not None:
             self._memory = Remembering(
@@ -123,8 +117,8 @@ class Checkpointer:
         self._due = False
         began_s = self._clock_s()
         self._history = replace(self._history, saved_s=began_s)
-        writers = self._writers(layout)
-        if rank >= writers:
+        among = self._writers(layout)
+        if rank not in among:
             self._entered(step, False)
             return
         self._saves()
@@ -134,9 +128,9 @@ class Checkpointer:
             self._put_aside()  # the disk may take it now
         began_s = self._saving.begin(step, whole=rank == 0)
         self._entered(step, True)
-        self._given_up, self._together, self._commits = threading.Event(), writers > 1, rank == 0
+        self._given_up, self._together, self._commits = threading.Event(), len(among) > 1, rank == 0
         self._placed = threading.Event()
-        order, chunks = self._order(directory, generation, rank, writers)
+        order, chunks = self._order(directory, generation, rank, len(among))
         if self._background.busy:
             self._not_saved(order, began_s, "the save before has not ended")
         elif self._config.saves.mode == "async" and not pausing:
@@ -166,23 +160,13 @@ class Checkpointer:
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
         """A new generation: its rank 0 is who saves now, and nobody of an earlier one. What those have left of saves by
         several ranks is not to be mixed with its own. Raises Fenced where somebody newer saves."""
-        directory = self._config.checkpoint_dir
+        directory, fence = self._config.checkpoint_dir, self._fence
         self._written = set()
-        if directory is None or self._fence is None:
+        self._custody.joined(rank, generation)
+        if directory is None or fence is None:
             return
-        if rank or generation != self._generation + 1:
-            self._fence.give_up()  # a save that waits for its name is not of this generation's past
-        self._generation = generation
-        try:
-            if rank == 0:
-                self._fence.take(generation)
-        except Fenced as error:
-            self._send(Unrecoverable(error=error.message))
-            raise
-        except OSError:
-            self._fence.give_up()  # a disk that takes nothing now: the next save tries again
-        if rank == 0 and self._writers(layout) > 1:
-            until = (self._fence.epoch, generation) if self._fence.epoch is not None else None
+        if rank == 0 and len(self._writers(layout)) > 1:
+            until = (fence.epoch, generation) if fence.epoch is not None else None
             checkpoints.sweep(directory, until=until, progress=self._progress)
 
     def began(self, step: int) -> None:
@@ -193,46 +177,28 @@ class Checkpointer:
         """Restore none of those: the state may have been corrupted before anybody noticed. ``deletes``: this rank puts
         them out of the way, and tells the supervisor when they are. What cannot be done now is tried again at each
         save, and by the next generation."""
-        self._unsettled = False
-        if not doubts:
-            return
-        self._settle()
-        self._choosing.doubts, self._unsettled = tuple(doubts), deletes
+        if doubts:
+            self._settle()
+        self._custody.distrust(doubts, deletes=deletes)
         self._put_aside()
 
     def _put_aside(self) -> None:
-        if not self._unsettled:
-            return
-        choosing, memory, directory = self._choosing, self._memory, self._config.checkpoint_dir
-        done = memory is None or all([memory.distrust(step, before) for before, step in choosing.doubts])
-        if directory is not None:
-            aside = partial(
-                self._saving.set_aside, disk=self._on_disk, guard=self._guard, progress=self._progress
-            )
-            try:
-                done &= aside(directory, choosing.in_doubt, choosing.why)
-            except (Fenced, OSError):
-                return  # whoever writes there now knows better, or it is tried again
-        if done:
-            self._unsettled = False
-            self._send(SetAside(doubts=list(choosing.doubts)))
+        self._custody.put_aside(disk=self._on_disk, guard=self._guard, progress=self._progress)
+
+    def _forget(self, doubts: Sequence[Doubt]) -> bool:
+        memory = self._memory
+        return memory is None or all([memory.distrust(step, before) for before, step in doubts])
 
     def require(self, *, anew: bool, fresh: bool) -> None:
         """Nothing was restored: see whether initial values will do. ``anew``: the supervisor knows of no checkpoint
         that was ever saved; ``fresh``: this process still holds the initial values. A job that was to begin with them
         does that once: what it has saved since counts. Raises NothingToRestore."""
         directory = self._config.checkpoint_dir
-        lost = [*sorted(self._bad), *self._choosing.aside(directory)]
-        if fresh and anew and not lost:
-            return
-        what = f": {', '.join(lost)} may not be used" if lost else ""
-        what += "" if fresh else "; this process no longer holds the initial state"
-        error = NothingToRestore(
-            f"nothing is left to restore{f' in {directory}' if directory is not None else ''}{what}",
-            hint="start the job anew with --fresh, or put a checkpoint back that you trust",
-        )
-        self._send(Unrecoverable(error=error.message))
-        raise error
+        where = f" in {directory}" if directory is not None else ""
+        error = self._custody.nothing_left(anew=anew, fresh=fresh, where=where)
+        if error is not None:
+            hint = "start the job anew with --fresh, or put a checkpoint back that you trust"
+            raise NothingToRestore(error, hint=hint)
 
     def restore(self, group: Group, layout: Layout) -> str | None:
         """Load the newest good checkpoint; its name, or None when none verifies. All end with the same checkpoint.
@@ -241,7 +207,7 @@ class Checkpointer:
         replica load: see ``recovery.mechanisms.saving.together``. Raises what ``restore_newest`` does.
         """
         self._settle()
-        self._bad = set()
+        self._custody.restoring()
         name = self._restore(group, layout)
         self._due, self._history = False, replace(self._history, saved_s=self._clock_s())
         return name
@@ -249,7 +215,7 @@ class Checkpointer:
     def _restore(self, group: Group, layout: Layout) -> str | None:
         """From memory or disk, whichever has the newer one; memory where both have the same."""
         for candidate in self._memory.newest(group, layout) if self._memory is not None else ():
-            if in_doubt(self._choosing.doubts, generation=candidate.moment[0], step=candidate.step):
+            if in_doubt(self._custody.choosing.doubts, generation=candidate.moment[0], step=candidate.step):
                 continue
             newer = self._from_disk(group, layout, newer_than=candidate.moment)
             if newer is not None:
@@ -259,17 +225,17 @@ class Checkpointer:
         return self._from_disk(group, layout, newer_than=None)
 
     def _from_disk(self, group: Group, layout: Layout, *, newer_than: tuple[int, int] | None) -> str | None:
-        directory, wanted = self._config.checkpoint_dir, partial(self._choosing.wanted, newer_than)
+        directory, wanted = self._config.checkpoint_dir, partial(self._custody.choosing.wanted, newer_than)
         if directory is None:
             return None
         if layout.shards > 1:
             found = restore_together(
-                self._state, directory, group, layout, self._refused, progress=self._progress,
+                self._state, directory, group, layout, self._custody.refused, progress=self._progress,
                 device=self._config.device, wanted=wanted,
             )  # fmt: skip
         else:
             found = checkpointing.restore_newest(
-                self._state, directory, self._refused, progress=self._progress, wanted=wanted
+                self._state, directory, self._custody.refused, progress=self._progress, wanted=wanted
             )
         return found.name if found else None
 
@@ -282,9 +248,8 @@ class Checkpointer:
         if self._memory is not None:
             self._memory.close()
 
-    def _writers(self, layout: Layout) -> int:
-        """How many ranks, from 0 on, write a part: the first replica, or all where nothing is sharded and all share."""
-        return layout.world if layout.shards == 1 and self._config.saves.sharded else layout.shards
+    def _writers(self, layout: Layout) -> range:
+        return writers(layout, sharded=self._config.saves.sharded)
 
     def _order(self, directory: Path, generation: int, rank: int, writers: int) -> tuple[Order, list[Chunk]]:
         given_up, fence = self._given_up, self._fence
@@ -356,18 +321,15 @@ class Checkpointer:
         if outcome.saved is None:
             return outcome
         self._written.add(outcome.saved[0].name)
+        config = self._config
+        agreed = agreement(
+            self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
+        )
         done = pruned(
-            order.directory, self._config.checkpoint_keep, agreed=self._agreement(), recorded=self._written,
+            order.directory, config.checkpoint_keep, agreed=agreed, recorded=self._written,
             disk=order.disk, progress=order.progress, guard=self._guard,
         )  # fmt: skip
         return replace(outcome, pruned=done)
-
-    def _agreement(self) -> Agreement | None:
-        """What is known of the comparison of replicas; None: they are not compared."""
-        config = self._config
-        if config.verify_every == 0 or config.world == config.shards:
-            return None
-        return Agreement(step=self._agreed(), every=config.verify_every)
 
     def _settle(self) -> None:
         """Wait for the save under way, and give it up when it shows no sign of life for too long."""
@@ -389,10 +351,3 @@ class Checkpointer:
         self._background.moved()
         if self.disk is not None:
             self.disk(what, path)
-
-    def _refused(self, bad: Checkpoint, reason: str) -> None:
-        if bad.name in self._bad:
-            return  # looked at twice, as it is newer than several in memory
-        self._bad.add(bad.name)
-        checkpoints.note_refused(bad, reason)
-        self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)

@@ -79,7 +79,9 @@ def search(
     limit_s = END_FOR_REAL_S if real else END_LIMIT_S
     place = None if real else memory()
     with (
-        tempfile.TemporaryDirectory(prefix="fuzz-", dir=place, ignore_cleanup_errors=True) as root,
+        tempfile.TemporaryDirectory(
+            prefix=f"fuzz-{os.getpid()}-", dir=place, ignore_cleanup_errors=True
+        ) as root,
         _started({**common, "root": root}, seed, jobs, limit_s) as workers,
     ):
         ears = _Ears(workers=workers, tally=tally, into=into, tell=tell, began=began)

@@ -170,10 +170,14 @@ class Controller(Corruptions, Lookout):
     # ---- readiness and forming
 
     def _on_ready(self, entry: Process, versions: Mapping[str, str] | None = None) -> None:
-        entry.health, entry.versions = Health.READY, versions or {}
-        self.hands.record(Kind.PROCESS_READY, process=entry.name)
+        known, entry.versions = entry.health is not Health.STARTING, versions or {}
+        if not known:
+            entry.health = Health.READY
+            self.hands.record(Kind.PROCESS_READY, process=entry.name)
         if why := misfit(entry.versions, self._crew.other_versions(entry)):
             self._fail(entry, Cause.UNFIT, why)
+            return
+        if known:  # by its answer to who took over, which came first: it may be in a generation by now
             return
         self._skips.tell(entry)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):

@@ -11,11 +11,16 @@ import simulate
 from arms import judged
 from portions import first_in_test, long_but
 from simulate import KILL, Played, cell_of, evidence, play
+from test_controller import FakeHands
 
 from chaos.events import Event, Kind
 from chaos.scenario import Cell
 from harness.orchestrator import Orchestrator
-from recovery.adoption import past
+from recovery.adoption import Past, past
+from recovery.controller import Controller
+from recovery.strategies.hot_spare import HotSpare
+from recovery.strategy import StateFrom
+from recovery.wire import Abort, Inquiry, Join, Joined, Ready, Status
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
 SEEDS, BLOCK = 50, 10
@@ -158,3 +163,54 @@ def test_the_past_of_a_log_is_what_it_says(memory: Path) -> None:
     assert "w2" in between.dead and not between.unnoticed
     after = past(events)
     assert not after.failures and [f.process for f in after.answered] == ["w2"]
+
+
+def test_a_process_that_answers_before_it_says_that_it_is_ready_is_ready_once() -> None:
+    """It was starting when the supervisor was lost: its answer to the next one may overtake its own word."""
+    hands = FakeHands()
+    lost = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
+    lost.start(StateFrom.INITIAL)
+    control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
+    names = [name for name, _, _ in hands.spawned]
+    control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL)
+    (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
+    for name in names:
+        answer = Status(place="waiting", generation=0, step=0, valid=False, number=number)
+        control.on_message(name, answer)
+    members = [name for name, message in hands.sent if isinstance(message, Join)]
+    assert len(members) == 2
+    for name in names:
+        control.on_message(name, Ready())
+    assert [data["process"] for kind, data in hands.events if kind is Kind.PROCESS_READY] == names
+    for name in members:
+        control.on_message(name, Joined(generation=control.generation, step=0, checkpoint=None))
+    control.on_exit(members[0], "signal 9")
+    assert [name for name, message in hands.sent if isinstance(message, Abort)] == members[1:], (
+        "it is in the generation, and leaves it with the others"
+    )
+
+
+def test_what_does_not_fit_is_found_though_it_answered_before() -> None:
+    """An answer says nothing of versions."""
+    hands = FakeHands()
+    Controller(HotSpare(), hands, world=2, steps=100, store_port=1).start(StateFrom.INITIAL)
+    control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1)
+    control.adopt(Past(roles={name: role for name, role, _ in hands.spawned}), StateFrom.INITIAL)
+    (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
+    for name, torch in (("w0", "2.9"), ("w1", "2.8")):
+        control.on_message(name, Status(place="waiting", generation=0, step=0, valid=False, number=number))
+        control.on_message(name, Ready(versions={"torch": torch}))
+    causes = [data["cause"] for kind, data in hands.events if kind is Kind.FAILURE_DETECTED]
+    assert causes == ["unfit"]
+
+
+@pytest.mark.parametrize("time_s", [0.02, 0.1])
+def test_whoever_starts_while_nobody_supervises_is_asked_when_it_listens(time_s: float, memory: Path) -> None:
+    lost: dict[str, Any] = {
+        "id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.0}, "at": {"time": 1.4 + time_s},
+    }  # fmt: skip
+    faulted_cell = cell_of("hot-spare", [KILL, lost], steps=100)
+    faulted = play(faulted_cell, memory, seed=3)
+    assert faulted.outcome == "completed"
+    ready = [event.data["process"] for event in faulted.log.of(Kind.PROCESS_READY)]
+    assert len(ready) == len(set(ready)) == len(list(faulted.log.of(Kind.PROCESS_SPAWNED)))

@@ -198,9 +198,10 @@ def test_on_its_way_into_a_generation_it_is_never_taken_for_one_that_waits() -> 
 
 
 class Simulated:
-    """A simulated rank in a world of one; the test plays the supervisor."""
+    """A simulated rank in a world of one; the test plays the supervisor. ``asked``: the number of an inquiry that comes
+    before it listens."""
 
-    def __init__(self, directory: Path, *, steps: int = STEPS) -> None:
+    def __init__(self, directory: Path, *, steps: int = STEPS, asked: int | None = None) -> None:
         (directory / "events").mkdir(parents=True)
         (directory / "checkpoints").mkdir()
         config = RankConfig(
@@ -216,6 +217,9 @@ class Simulated:
             config, self.process, behaviour=Behaviour(), group_of=self._group, send=self.said.append
         )
         self.process.start(self.rank.body("warm"))
+        if asked is not None:
+            self.tell(Inquiry(number=asked))
+            assert self.hear(Status).number == asked
         self.hear(Ready)
 
     def _group(self, generation: int, size: int) -> Group:
@@ -291,3 +295,9 @@ def test_a_real_rank_and_a_simulated_one_say_the_same(tmp_path: Path) -> None:
     assert said == list(story(Simulated(tmp_path / "simulated")))
     places = [message.place for message in said if isinstance(message, Status)]
     assert places == ["waiting", "finished", "waiting", "finished"]
+
+
+def test_a_simulated_rank_answers_what_it_was_asked_before_it_listened(tmp_path: Path) -> None:
+    """It waited in the socket, and may be answered before the process says that it is ready: of the two orders in which
+    a real one may say that, the one that asks more of who hears it."""
+    Simulated(tmp_path / "rank", asked=3)

@@ -62,7 +62,8 @@ class SimRank:
         self._group_of = group_of
         self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
-        self._announced = False
+        self._announced = False  # it listens from then on; what was sent before waits
+        self._asked: list[int] = []
         self._shard: int | None = None
         self._retired: Group | None = None
         process.on_message = self._on_message
@@ -79,10 +80,15 @@ class SimRank:
                 self.faults.aborted()
                 if self.group is not None and self.group.generation <= message.generation:
                     self.group.abort(self.rank)
-            case Inquiry() if self._announced:
-                self.send(self.member.status(self.state.step, message.number))
+            case Inquiry():
+                self._asked.append(message.number)
+                self._answer()
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
+
+    def _answer(self) -> None:
+        while self._announced and self._asked:
+            self.send(self.member.status(self.state.step, self._asked.pop(0)))
 
     @property
     def generation(self) -> int:
@@ -116,6 +122,7 @@ class SimRank:
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True
+        self._answer()  # whoever listens may come to that before the training thread says anything
         self.send(Ready(versions=self.behaviour.versions(self)))
         try:
             while (yield from self._running()):

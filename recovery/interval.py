@@ -121,3 +121,44 @@ def parse(every: int | str, mtbf_s: float | None = None) -> Interval:
 def steps_of(every: int | str) -> int | None:
     """The number of steps, None where it is not counted in steps."""
     return every if isinstance(every, int) else None
+
+
+class Timetable:
+    """The saves of one rank: when rank 0 asks for one, which is told to all with the gradients. ``every``: see
+    ``parse``, 0: never; ``mtbf_s``: see Auto."""
+
+    def __init__(self, every: int | str, *, mtbf_s: float | None, now_s: float) -> None:
+        self._interval = parse(every, mtbf_s) if every else None
+        self._history = History(saved_s=now_s, since_s=now_s)
+        self._due = False
+
+    def wants(self, step: int, now_s: float, *, busy: bool = False) -> bool:
+        """Whether to ask for a save after ``step``. ``busy``: another is still being written; it is asked for when that
+        has ended, and so is one that the job never came to."""
+        if self._interval is None:
+            return False
+        self._due = self._due or self._interval.due(step, now_s, self._history)
+        return self._due and not busy
+
+    def asked(self, now_s: float) -> None:
+        """All ranks are about to save, whoever asked for it."""
+        self._due, self._history = False, replace(self._history, saved_s=now_s)
+
+    def saved(self, began_s: float, cost_s: float) -> None:
+        """A save that began then has held training up for so long."""
+        self._history = self._history.saved(began_s, cost_s)
+
+    def restored(self, now_s: float) -> None:
+        """Training goes on from a checkpoint: it is as new as a save would be."""
+        self.asked(now_s)
+
+    def lost(self) -> None:
+        """The generation was."""
+        self._history = self._history.failed()
+
+
+def counts(step: int, every: int | str, *, asked: bool) -> bool:
+    """Whether a step counts as one at which all save: ``asked``, they do; one that is a multiple of ``every`` counts
+    though its save is put off."""
+    number = steps_of(every) or 0
+    return asked or (number > 0 and step % number == 0)

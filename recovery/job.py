@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from chaos.events import EventWriter, Kind
 from recovery import marks, order
 from recovery.agent import Agent
-from recovery.interval import steps_of
+from recovery.interval import counts
 from recovery.jobconfig import JobConfig
 from recovery.layout import Layout
 from recovery.marks import MarkPage
@@ -247,8 +247,7 @@ class Job(JobFacts):
         self._pausing = reduced.pause
         if self.probe is not None:
             self.probe.committed(step.number)
-        every = steps_of(self.config.checkpoint_every) or 0
-        saving = reduced.save or (every > 0 and step.number % every == 0)
+        saving = counts(step.number, self.config.checkpoint_every, asked=reduced.save)
         if saving or step.number == self.config.steps:
             self._write(
                 Kind.STATE_DIGEST, step=step.number, rank=self.rank, **state.digests(self.marks.touch)

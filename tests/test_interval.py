@@ -6,7 +6,18 @@ import math
 
 import pytest
 
-from recovery.interval import PRIOR_MTBF_S, Auto, History, Interval, Seconds, Steps, optimum_s, parse
+from recovery.interval import (
+    PRIOR_MTBF_S,
+    Auto,
+    History,
+    Interval,
+    Seconds,
+    Steps,
+    Timetable,
+    counts,
+    optimum_s,
+    parse,
+)
 
 START = History(saved_s=100.0, since_s=100.0)
 
@@ -96,3 +107,68 @@ def test_what_is_no_interval_is_refused_with_what_would_be(text: int | str) -> N
         ValueError, match="use a number of steps such as 25, a time such as 30s or 5m, or auto"
     ):
         parse(text)
+
+
+# --- the timetable of a rank
+
+
+def timetable(every: int | str) -> Timetable:
+    """Of a rank that starts at second 100."""
+    return Timetable(every, mtbf_s=None, now_s=100.0)
+
+
+def test_a_save_that_was_asked_for_and_not_made_is_asked_for_again() -> None:
+    """Rank 0 lost its generation, and has the step from a peer that applied it: the next one is saved."""
+    table = timetable(10)
+    assert not table.wants(9, 109.0) and table.wants(10, 110.0)
+    table.lost()
+    assert table.wants(11, 111.0)
+    table.asked(111.0)
+    assert not table.wants(12, 112.0) and table.wants(20, 120.0)
+
+
+def test_a_save_waits_until_the_one_before_is_done() -> None:
+    table = timetable(10)
+    assert not table.wants(10, 110.0, busy=True)
+    assert table.wants(11, 111.0)
+
+
+def test_a_save_or_a_restore_begins_a_new_interval() -> None:
+    table = timetable("30s")
+    assert table.wants(3, 130.0)
+    table.asked(131.0)
+    assert not table.wants(6, 160.0) and table.wants(7, 161.0)
+    table.restored(170.0)
+    assert not table.wants(8, 199.0)
+
+
+def test_failures_bring_saves_closer_together() -> None:
+    calm, rough = timetable("auto"), timetable("auto")
+    for table in (calm, rough):
+        assert table.wants(1, 100.0), "to learn what one costs"
+        table.asked(100.0)
+        table.saved(100.0, 1.0)
+    for _ in range(50):
+        rough.lost()
+    assert rough.wants(2, 130.0) and not calm.wants(2, 130.0)
+
+
+def test_who_never_saves_never_asks() -> None:
+    assert not any(timetable(0).wants(step, 1e9) for step in range(3))
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "asked", "does"),
+    [
+        (10, 10, False, True),
+        (11, 10, False, False),
+        (11, 10, True, True),
+        (5, 0, False, False),
+        (5, "30s", False, False),
+        (5, "30s", True, True),
+    ],
+)
+def test_a_step_counts_as_saved_where_it_is_or_would_have_been(
+    step: int, every: int | str, asked: bool, does: bool
+) -> None:
+    assert counts(step, every, asked=asked) is does

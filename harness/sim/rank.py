@@ -20,7 +20,6 @@ from harness.sim.settings import MS, RankConfig
 from harness.sim.state import Reduced, State, learning_rate
 from harness.sim.step import Attempt, NonFinite
 from recovery import marks
-from recovery.interval import History
 from recovery.layout import Layout
 from recovery.membership import Heard, Membership, Order, Why, stays_connected
 from recovery.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
@@ -55,7 +54,6 @@ class SimRank:
         self.attempt: Attempt | None = None
         self.checkpoints = SimSaves(self)
         self.pausing = False
-        self.saves = History(saved_s=process.clock.now_ns / 1e9, since_s=process.clock.now_ns / 1e9)
         self.memory: SimRemembering | None = None
         self.collectives = self.examine = 0
         self.skip: Mapping[int, int] = {}
@@ -277,6 +275,8 @@ class SimRank:
             name = yield from self._restore(group, anew=order.anew)
             origin = "checkpoint" if name else "initial"
             held.restored(found=name is not None)
+        if order.restore and (self.rank == 0 or self.layout.shards > 1):
+            self.checkpoints.restored()
         if order.receives:
             held.receives()
             origin = "peer"
@@ -343,6 +343,7 @@ class SimRank:
             self._out()
         else:
             self.leave()
+            self.checkpoints.timetable.lost()
         self.write(Kind.PARKED, step=self.state.step, valid=self.member.holding.valid, why=why)
         said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
         self.send(said)

@@ -17,6 +17,7 @@ from recovery.checkpoints import Checkpoint
 from recovery.custody import Custody, agreement, writers
 from recovery.doubts import Doubt
 from recovery.fence import Fenced
+from recovery.interval import Timetable
 from recovery.renaming import remove
 from recovery.saving import Saving
 from recovery.wire import Join
@@ -44,6 +45,9 @@ class SimSaves:
         self._job = job
         directory, clock = job.config.checkpoint_dir, job.process.clock
         self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
+        self.timetable = Timetable(
+            job.config.checkpoint_every, mtbf_s=job.config.checkpoint_mtbf_s, now_s=clock.now_ns / 1e9
+        )
         self._custody = Custody(
             directory, job=JOB, fresh=False, saving=self._saving, write=job.write, send=job.send,
             forget=self._forget,
@@ -81,6 +85,10 @@ class SimSaves:
         """The one to restore, with its manifest."""
         self._custody.restoring()
         return self._job.behaviour.restore(self._job, self._custody.refused)
+
+    def restored(self) -> None:
+        """Training goes on from a checkpoint, or from the beginning."""
+        self.timetable.restored(self._job.process.clock.now_ns / 1e9)
 
     def require(self, *, anew: bool) -> None:
         """Nothing was restored: see whether initial values will do. Raises RuntimeError."""

@@ -14,7 +14,8 @@ from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite, huge
 from recovery import marks, order
-from recovery.interval import parse, steps_of
+from recovery.divergence import compared
+from recovery.interval import counts
 from recovery.order import MicroBatch
 from recovery.wire import MOST_BLAMED, Digest
 
@@ -189,7 +190,8 @@ class Attempt:
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
         heard = job.member.heard
-        part = replace(self.part, pause=heard.pause_wanted, save=heard.save_wanted or self._due())
+        asks = heard.save_wanted or (job.rank == 0 and self._wants_save())
+        part = replace(self.part, pause=heard.pause_wanted, save=asks)
         takes_ns = job.config.timings.phase_ns("collective")
         job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
         reduced: Reduced = yield None
@@ -242,37 +244,34 @@ class Attempt:
         job.mark.commit(number)
         job.pausing = reduced.pause
         job.faults.committed(number)
-        every = steps_of(job.config.checkpoint_every)
-        due = number % every == 0 if every else reduced.save
-        if due or number == job.config.steps:
+        saving = counts(number, job.config.checkpoint_every, asked=reduced.save)
+        if saving or number == job.config.steps:
             job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
         if job.memory is not None:
             yield from job.memory.after_commit(number)
-        saves = due or reduced.save
-        self._tell_digest(saving=saves)
-        if saves:
-            job.saves = replace(job.saves, saved_s=job.process.clock.now_ns / 1e9)
-        if saves and job.rank in job.checkpoints.ranks:
+        self._tell_digest(saving=saving)
+        if not reduced.save:
+            return
+        job.checkpoints.timetable.asked(self._now_s)
+        if job.rank in job.checkpoints.ranks:
             yield from self._save()
-        elif saves and job.faults.active:
+        elif job.faults.active:
             yield from job.faults.at(number, "checkpoint")
 
     def _tell_digest(self, *, saving: bool) -> None:
-        job, every = self._job, self._job.config.verify_every
-        due = saving if every is None else every > 0 and self.number % every == 0
-        if (due or (self.number == job.config.steps and every != 0)) and job.layout.replicas > 1:
+        job = self._job
+        due = compared(self.number, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+        if due and job.layout.replicas > 1:
             digests = job.state.digests()
             text = digests["parameters"] + digests["optimizer"]
             job.send(Digest(generation=job.generation, step=self.number, digest=text))
 
-    def _due(self) -> bool:
-        """Whether rank 0 asks for a save that is not counted in steps."""
-        job, every = self._job, self._job.config.checkpoint_every
-        if job.rank or isinstance(every, int):
-            return False
-        return parse(every, job.config.checkpoint_mtbf_s).due(
-            self.number, job.process.clock.now_ns / 1e9, job.saves
-        )
+    def _wants_save(self) -> bool:
+        return self._job.checkpoints.timetable.wants(self.number, self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        return self._job.process.clock.now_ns / 1e9
 
     def _save(self) -> Sleeping:
         """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other rank that saves
@@ -282,7 +281,6 @@ class Attempt:
         if job.rank:
             yield from self._save_part()
             return
-        clock = job.process.clock
         since_s = job.checkpoints.begin(number)
         if job.faults.active:
             yield from job.faults.at(number, "checkpoint")
@@ -294,7 +292,7 @@ class Attempt:
         )  # there the rest costs nothing here
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         yield from self._disk_takes()
-        job.saves = job.saves.saved(since_s, clock.now_ns / 1e9 - since_s)
+        job.checkpoints.timetable.saved(since_s, self._now_s - since_s)
         done = job.checkpoints.commit(number, parts, since_s)
         if not done and not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))

@@ -16,7 +16,7 @@ from recovery import checkpoints
 from recovery.checkpoints import Disk
 from recovery.custody import Custody, agreement, writers
 from recovery.doubts import Doubt, in_doubt
-from recovery.interval import History, parse
+from recovery.interval import Timetable
 from recovery.jobconfig import JobConfig
 from recovery.layout import Layout
 from recovery.mechanisms import checkpoint as checkpointing
@@ -70,10 +70,7 @@ class Checkpointer:
         self._agreed = agreed
         self._clock_s = clock_s
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
-        every = config.checkpoint_every
-        self._interval = parse(every, config.saves.mtbf_s) if every else None
-        self._history = History(saved_s=clock_s(), since_s=clock_s())
-        self._due = False
+        self._timetable = Timetable(config.checkpoint_every, mtbf_s=config.saves.mtbf_s, now_s=clock_s())
         self._snapshot = Snapshot()
         self._background = Background()
         self._given_up = threading.Event()  # of the save under way
@@ -97,10 +94,9 @@ class Checkpointer:
 
     def wants(self, step: int) -> bool:
         """Whether rank 0 asks all ranks to save after ``step``; it is told to them with the gradients."""
-        if self._config.checkpoint_dir is None or self._interval is None:
+        if self._config.checkpoint_dir is None:
             return False
-        self._due = self._due or self._interval.due(step, self._clock_s(), self._history)
-        return self._due and not self._background.busy
+        return self._timetable.wants(step, self._clock_s(), busy=self._background.busy)
 
     def after_commit(
         self, step: int, *, rank: int, layout: Layout, generation: int, asked: bool, pausing: bool = False
@@ -114,9 +110,7 @@ class Checkpointer:
         directory = self._config.checkpoint_dir
         if directory is None or not asked:
             return
-        self._due = False
-        began_s = self._clock_s()
-        self._history = replace(self._history, saved_s=began_s)
+        self._timetable.asked(self._clock_s())
         among = self._writers(layout)
         if rank not in among:
             self._entered(step, False)
@@ -153,7 +147,7 @@ class Checkpointer:
 
     def lost(self) -> None:
         """The generation is lost: a save by several ranks is given up."""
-        self._history = self._history.failed()
+        self._timetable.lost()
         if self._together:
             self._given_up.set()
 
@@ -209,7 +203,7 @@ class Checkpointer:
         self._settle()
         self._custody.restoring()
         name = self._restore(group, layout)
-        self._due, self._history = False, replace(self._history, saved_s=self._clock_s())
+        self._timetable.restored(self._clock_s())
         return name
 
     def _restore(self, group: Group, layout: Layout) -> str | None:
@@ -286,7 +280,7 @@ class Checkpointer:
             self._progress()
 
         outcome = self._write_out(replace(order, check=check), chunks, began_s, None, (GenerationLost,))
-        self._history = self._history.saved(began_s, self._clock_s() - began_s)
+        self._timetable.saved(began_s, self._clock_s() - began_s)
         self._saving.report(outcome, whole=self._commits)
 
     def _save_later(self, order: Order, chunks: Sequence[Chunk], began_s: float) -> None:
@@ -296,7 +290,7 @@ class Checkpointer:
             self._not_saved(order, began_s, f"no copy of the state: {checkpoints.first_line(error)}")
             return
         blocked_s = self._clock_s() - began_s
-        self._history = self._history.saved(began_s, blocked_s)
+        self._timetable.saved(began_s, blocked_s)
         tenure = self._fence.tenure if self._fence is not None else None
         guard = partial(self._guard, waits=True, check=order.check, placed=self._placed, tenure=tenure)
         check, progress = self._background.seen_by(order.check), self._background.moved

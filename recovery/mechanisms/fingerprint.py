@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from recovery.divergence import compared
 from recovery.mechanisms import strides
 from recovery.mechanisms.digest import array_of, bytes_of, numbers, words_of
 from recovery.mechanisms.state import TrainState
@@ -73,9 +74,8 @@ def tell_joined(job: Job, checkpoint: str | None) -> None:
 def tell_digest(job: Job, step: int, *, saving: bool) -> None:
     """Send the supervisor a digest of the state after ``step``, if one is due and others hold the same. ``saving``: a
     checkpoint of it is due."""
-    every, last = job.config.verify_every, step == job.config.steps
-    due = saving if every is None else every > 0 and step % every == 0
-    if (due or (last and every != 0)) and job.layout.replicas > 1:
+    due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+    if due and job.layout.replicas > 1:
         digest = Digest(generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch))
         job.agent.channel.send(digest)
 

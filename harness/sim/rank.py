@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -17,7 +18,7 @@ from harness.sim.keepers import SimRemembering
 from harness.sim.process import Body, Process
 from harness.sim.saves import SimSaves
 from harness.sim.settings import MS, RankConfig
-from harness.sim.state import Reduced, State, learning_rate
+from harness.sim.state import Reduced, State
 from harness.sim.step import Attempt, NonFinite
 from recovery import marks
 from recovery.layout import Layout
@@ -260,10 +261,9 @@ class SimRank:
         if told is None:
             raise AssertionError(f"nobody can tell the end of step {order.finish}")
         if self.member.holding.pending == order.finish and self.state.step == order.finish - 1:
-            lr = self.behaviour.learning_rate(
-                self, learning_rate(self.state.scheduler_step, self.config.steps)
-            )
-            self.commit(order.finish, told[1], lr)
+            assert self.attempt is not None and self.attempt.number == order.finish
+            done = replace(told[1], pause=False, save=False)  # those who tell it have parked and saved for it
+            self.attempt.commit(done)
         self.told = told
 
     def _take_state(self, order: Join, group: Group) -> Generator[float | None, Any, str | None]:

@@ -227,14 +227,15 @@ class Attempt:
         job.check()
         return result
 
-    def _apply(self, reduced: Reduced) -> Sleeping:
+    def commit(self, reduced: Reduced) -> bool:
+        """Let the optimizer use the reduced gradients, as ``recovery.job.Job.apply``; whether the step counts as one at
+        which all save. Called too late, by a rank that lacked the others' word, it is all that is done of the step."""
         job, number = self._job, self.number
         lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
         job.commit(number, reduced, lr)
         for values in self._late:
             bad = job.state.bad or not finite(values)
             job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
-        self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
         job.write(
             Kind.STEP_COMMITTED, step=number, rank=job.rank, world=job.world, samples=reduced.samples,
             loss=reduced.loss, lr=lr, wire_bytes=self._wire_bytes, grad_norm=reduced.grad_norm,
@@ -247,6 +248,12 @@ class Attempt:
         saving = counts(number, job.config.checkpoint_every, asked=reduced.save)
         if saving or number == job.config.steps:
             job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
+        return saving
+
+    def _apply(self, reduced: Reduced) -> Sleeping:
+        job, number = self._job, self.number
+        self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
+        saving = self.commit(reduced)
         if job.memory is not None:
             yield from job.memory.after_commit(number)
         self._tell_digest(saving=saving)

@@ -240,7 +240,7 @@ class Orchestrator:
             global_batch=spec.global_batch,
             strategy=scenario.recovery.strategy, order={"seed": self.setup.seed, "samples": self.setup.data.samples},
             checkpoint_every=spec.checkpoint.every, data=self.setup.data.about, data_digest=self.setup.data.digest,
-            launcher=scenario.launcher.kind,
+            launcher=scenario.launcher.kind, evaluate=spec.evaluate.due if spec.evaluate else {},
         )  # fmt: skip
         self._note_nodes()
 

@@ -203,13 +203,14 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
 
 
 def _agreements(evidence: Evidence) -> list[tuple[int, int]]:
-    """Time and step of each agreement of the replicas. Where all went back behind it, it is as far back as that."""
+    """Time and step of each agreement of the replicas. Where all began with one checkpoint, it is of that step: they
+    were compared when they held it, and no difference that is found later is older."""
     found: list[tuple[int, int]] = []
     for event in evidence.log.of(Kind.REPLICAS_AGREED, Kind.GENERATION_READY):
         if event.kind is Kind.REPLICAS_AGREED:
             found.append((event.time_ns, event.step or 0))
         elif event.data["checkpoint"] and found:
-            found.append((event.time_ns, min(found[-1][1], event.data["resume_step"])))
+            found.append((event.time_ns, event.data["resume_step"]))
     return found
 
 

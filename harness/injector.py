@@ -81,6 +81,7 @@ class Injector:
             self._scene.send(
                 process, Extra(topic="arm", payload={"points": points, "standing": self._standing})
             )
+        self._struck.joined(process)
 
     def on_said(self, process: str, rank: int | None, message: Extra) -> None:
         """A rank reached an armed point, left one without an answer, or ended a lasting fault."""

@@ -69,7 +69,7 @@ class Occurrences:
             until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
             until_step=committed + steps if steps is not None and outside else None, point=point,
             held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
-            act=number if act is None else act, committed=committed,
+            heard=set(processes), act=number if act is None else act, committed=committed,
         )  # fmt: skip
         about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
         self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
@@ -184,6 +184,14 @@ class Occurrences:
             if live.lasts and live.fault.where is Where.RANK:
                 self.heal(live, "ended with the process it acted in")
         return void
+
+    def joined(self, process: str) -> None:
+        """It is hit by what acts everywhere, and may be the one that shows it: whoever was hit first may be killed for
+        it before it has written a line."""
+        for live in self.live:
+            if live.fault.everywhere and not live.settled and process not in live.heard:
+                live.heard.add(process)
+                live.tails += self._tails((process,))
 
     def pending(self) -> bool:
         """Whether evidence is still looked for."""

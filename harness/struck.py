@@ -35,8 +35,8 @@ class Late:
 class Live:
     """An occurrence between injection and heal. ``aim``: None for a target that was not there; ``point``: the planned
     one it was due at; ``held``: its process held there when it was injected; ``act``: number of the first occurrence of
-    the act it is of, which hits all its targets at once; ``committed``: steps done when it was injected; ``weighed``:
-    how many of the events ``seen`` were looked at for evidence."""
+    the act it is of, which hits all its targets at once; ``committed``: steps done when it was injected; ``heard``:
+    whose lines are read for evidence; ``weighed``: how many of the events ``seen`` were looked at for it."""
 
     planned: PlannedFault
     fault: Fault
@@ -45,6 +45,7 @@ class Live:
     until_ns: int | None
     until_step: int | None
     tails: list[Tail]
+    heard: set[str] = field(default_factory=set)
     seen: list[Event] = field(default_factory=list)
     weighed: int = -1
     settled: bool = False

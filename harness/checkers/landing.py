@@ -155,7 +155,8 @@ def _seen(
     """What the injector could know when it ``told`` of it: the coordinator's lines since the injection, and all of
     whoever was hit."""
     log = evidence.log
-    whose = log.actors if fault.where is Where.COORDINATOR else {ORCHESTRATOR, *occurrence.processes}
+    anybodys = fault.where is Where.COORDINATOR or fault.everywhere
+    whose = log.actors if anybodys else {ORCHESTRATOR, *occurrence.processes}
     for event in heapq.merge(*(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)):
         if event.actor == ORCHESTRATOR:
             known = injected.seq <= event.seq < told.seq

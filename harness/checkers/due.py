@@ -118,12 +118,19 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
     return "but was never injected"
 
 
+def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
+    """The first of its steps in which it did not act; where some act was in no step, the first after so many."""
+    acts = [e.injected.step for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
+    missing = [step for step in steps if step not in acts]
+    return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
+
+
 def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
     done, history = evidence.history.committed_step, evidence.history
     cure = "lower at.{} or raise workload.steps"
     steps = sorted(int(point[0]) for point in at.get("points") or ()) or list(fault.at.all_steps())
     if steps:
-        due = steps[min(fired, len(steps) - 1)]
+        due = _first_missing(evidence, fault, steps, fired)
         if due > done and history.cut_short:
             return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
         if due > done:

@@ -34,6 +34,7 @@ class _Keeper:
     pid: int
     node: int
     held: dict[Key, State] = field(default_factory=dict)
+    stopped: bool = False
 
 
 class SimKeepers:
@@ -64,18 +65,27 @@ class SimKeepers:
         return self._keepers[node].process
 
     def signal(self, process: str, signum: int) -> None:
-        """Only SIGKILL is known here."""
-        keeper = next((k for k in self._keepers.values() if k.process == process), None)
-        if keeper is None or signum != signals.SIGKILL or process in self._gone:
+        """Kill it, stop it or let it go on; no other signal is known here."""
+        keeper = self._named(process)
+        if keeper is None or process in self._gone:
+            return
+        if signum in (signals.SIGSTOP, signals.SIGCONT):
+            keeper.stopped = signum == signals.SIGSTOP
+        if signum != signals.SIGKILL:
             return
         self._gone[process] = keeper
         keeper.held.clear()
         self._clock.after(END_MS * MS, lambda: self._ended(keeper, follows=True))
 
     def os_state(self, process: str) -> str:
-        """S or X."""
-        living = any(k.process == process for k in self._keepers.values()) and process not in self._gone
-        return "S" if living else "X"
+        """S, T or X."""
+        keeper = self._named(process)
+        if keeper is None or process in self._gone:
+            return "X"
+        return "T" if keeper.stopped else "S"
+
+    def _named(self, process: str) -> _Keeper | None:
+        return next((k for k in self._keepers.values() if k.process == process), None)
 
     def end(self) -> list[Exited]:
         """Kill all."""
@@ -96,9 +106,12 @@ class SimKeepers:
 
     # ---- the ranks' side
 
-    def take(self, node: int, key: Key, state: State) -> Copies:
-        """Keep a part, and a copy on the next node; which nodes have one."""
-        copies = ((node + 1) % self._nodes,) if self._replicate else ()
+    def take(self, node: int, key: Key, state: State) -> Copies | None:
+        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own keeper is stopped."""
+        if self._keepers[node].stopped:
+            return None
+        other = (node + 1) % self._nodes
+        copies = (other,) if self._replicate and not self._keepers[other].stopped else ()
         for holder in (node, *copies):
             self._keepers[holder].held[key] = state
         whole = complete(self._keys())
@@ -107,8 +120,8 @@ class SimKeepers:
         return copies
 
     def newest(self) -> Moment | None:
-        """The newest complete checkpoint."""
-        whole = complete(self._keys())
+        """The newest complete checkpoint, of what keepers hold that answer."""
+        whole = complete([key for keeper in self._answering() for key in keeper.held])
         return whole[-1] if whole else None
 
     def states(self, moment: Moment) -> list[State]:
@@ -116,18 +129,22 @@ class SimKeepers:
         shards = shards_at(self._keys(), moment)
         held = {
             key.shard: state
-            for k in self._keepers.values()
+            for k in self._answering()
             for key, state in k.held.items()
             if key.moment == moment
         }
         return [held[shard] for shard in range(shards)]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Let go of what generations ``before`` this one saved after ``step``: those steps."""
+        """Let go of what generations ``before`` this one saved after ``step``: those steps. One that is stopped does it
+        before it answers anything else."""
         gone = {key for key in self._keys() if key.step > step and key.generation < before}
         for keeper in self._keepers.values():
             keeper.held = {key: state for key, state in keeper.held.items() if key not in gone}
         return sorted({key.step for key in gone})
+
+    def _answering(self) -> list[_Keeper]:
+        return [keeper for keeper in self._keepers.values() if not keeper.stopped]
 
     def _keys(self) -> list[Key]:
         return [key for keeper in self._keepers.values() for key in keeper.held]
@@ -180,6 +197,10 @@ class SimRemembering:
             self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
             return
         copies = self._keepers.take(self._node, key, state)
+        if copies is None:
+            error = "TimeoutError: the keeper does not answer"
+            self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
+            return
         seconds = round((job.process.clock.now_ns - began) / NS_PER_S, 6)
         data = {"bytes": len(state.data()), "seconds": seconds, "copies": list(copies), **part}
         self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_COMMITTED, **data))

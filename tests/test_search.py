@@ -251,3 +251,22 @@ def test_what_was_reached_is_counted() -> None:
     assert coverage.add({("hit", "training", "exception", "data"), ("heard", "training", "Ready")}) == 2
     assert coverage.add({("heard", "training", "Ready")}) == 0
     assert dict((text, (many, once)) for text, many, once in coverage.rows())["stage × message"] == (1, 0)
+
+
+def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
+    def plays(until_s: float) -> tuple[int, Search]:
+        asked: list[Any] = []
+
+        class Broken:
+            def play(self, tree: Mapping[str, Any]) -> Played:
+                asked.append(tree)
+                return Played(crash="it broke", place="here")
+
+        search = Search(world=WORLD, player=Broken(), seed="late", until_s=until_s)
+        assert search.step() is not None
+        return len(asked), search
+
+    late, search = plays(0.0)
+    (found,) = search.finds.values()
+    assert found.tree == found.first and late <= 2
+    assert plays(float("inf"))[0] > late

@@ -6,8 +6,6 @@ but nobody can say then whether a smaller scenario still shows it, nor whether a
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,12 +26,10 @@ MOST_ONCE = 2
 @dataclass(kw_only=True)
 class RealSearch(Search):
     """``simulator``: plays the same there; ``tell``: what was found, before it is made small, and what was seen once;
-    ``until_s``: by the monotonic clock, after which nothing is made smaller; ``once``: find -> how often it was looked
-    for in vain."""
+    ``once``: find -> how often it was looked for in vain."""
 
     simulator: Plays
     tell: Callable[[Found], None]
-    until_s: float = math.inf
     once: Counter[str] = field(default_factory=Counter)
 
     def _twice(self, tree: Tree, played: Played) -> Find | None:
@@ -77,9 +73,6 @@ class RealSearch(Search):
             found = self._found(find, small, tree, times=NEEDED, plays=plays + more)
             self.finds[find.key] = found
         return found
-
-    def _shows(self, tree: Tree, key: str) -> bool:
-        return time.monotonic() < self.until_s and super()._shows(tree, key)
 
     def _found(
         self, find: Find, tree: Tree, first: Tree, *, times: int, plays: int, steady: bool = True

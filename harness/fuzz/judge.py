@@ -4,8 +4,10 @@ small what goes unseen."""
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +95,7 @@ class JudgeSearch:
     refused: int = 0
     again: int = 0
     unfit: int = 0
+    until_s: float = math.inf
     _kept: list[Base] = field(default_factory=list)
     _base: Base | None = None
     _left: int = 0
@@ -140,6 +143,8 @@ class JudgeSearch:
         plays = 0
 
         def shows(tree: Tree) -> bool:
+            if self._over():
+                return False
             smaller = base_of(tree, self.player.play(tree))
             return smaller is not None and self._shows(find, smaller, few)
 
@@ -165,8 +170,14 @@ class JudgeSearch:
         return few
 
     def _shows(self, find: Find, base: Base, changes: Sequence[Change]) -> bool:
+        if self._over():
+            return False
         found = self._found(find, base, changes)
         return found is not None and _kind(found) == _kind(find)
+
+    def _over(self) -> bool:
+        """Whether nothing is made smaller any more."""
+        return time.monotonic() >= self.until_s
 
     def _found(self, find: Find, base: Base, changes: Sequence[Change]) -> Find | None:
         if not changes:

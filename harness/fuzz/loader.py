@@ -4,8 +4,10 @@ small what shows a defect."""
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +105,8 @@ def whole(dice: Dice, world: World) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class LoaderSearch:
-    """``runs``: files that were read; ``refused``: of these, which is what most deserve."""
+    """``runs``: files that were read; ``refused``: of these, which is what most deserve; ``until_s``: by the monotonic
+    clock, after which nothing is made smaller."""
 
     world: World
     reader: Reader
@@ -113,6 +116,7 @@ class LoaderSearch:
     runs: int = 0
     refused: int = 0
     again: int = 0
+    until_s: float = math.inf
     _kept: list[Spoilt] = field(default_factory=list)
     _good: list[Spoilt] = field(default_factory=list)
 
@@ -148,6 +152,8 @@ class LoaderSearch:
         most = MOST_SLOW_READS if find.key.startswith("too") else MOST_READS
 
         def shows(data: bytes) -> bool:
+            if time.monotonic() >= self.until_s:
+                return False
             found = find_in(self.reader.read(data))
             return found is not None and found.key == find.key
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -79,7 +81,8 @@ class Found:
 
 @dataclass(kw_only=True)
 class Search:
-    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not; ``finds``: by key."""
+    """One after the other. ``runs``: scenarios that were played, ``refused``: that were not; ``finds``: by key;
+    ``until_s``: by the monotonic clock, after which nothing is made smaller."""
 
     world: World
     player: Plays
@@ -89,6 +92,7 @@ class Search:
     runs: int = 0
     refused: int = 0
     again: int = 0
+    until_s: float = math.inf
     _kept: list[Tree] = field(default_factory=list)
     _drawn: int = 0
 
@@ -127,6 +131,8 @@ class Search:
         return found
 
     def _shows(self, tree: Tree, key: str) -> bool:
+        if time.monotonic() >= self.until_s:
+            return False
         found = self._said(tree)
         return found is not None and found.key == key
 

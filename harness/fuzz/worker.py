@@ -52,7 +52,7 @@ def work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
     until_s, parent = time.monotonic() + most_s, os.getppid()
     if launcher == SIM:
-        _search(_simulated(catalogue, strategy, seed, Path(root), what), until_s, parent)
+        _search(_simulated(catalogue, strategy, seed, Path(root), what, until_s), until_s, parent)
         return
     search = RealSearch(
         world=world_of(launcher, strategy),
@@ -68,15 +68,19 @@ def work(
         _search(search, until_s, parent)
 
 
-def _simulated(catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What) -> Searching:
+def _simulated(
+    catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What, until_s: float
+) -> Searching:
     """What is searched without processes that train."""
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     if what == "loader":
-        return LoaderSearch(world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed)
+        return LoaderSearch(
+            world=world, reader=Reader(catalogue=catalogue, root=root), seed=seed, until_s=until_s
+        )
     player = Player(catalogue=catalogue, root=root)
     if what == "judge":
-        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed)
-    return Search(world=world, player=player, seed=seed)
+        return JudgeSearch(world=world, player=player, bench=Bench(root=root), seed=seed, until_s=until_s)
+    return Search(world=world, player=player, seed=seed, until_s=until_s)
 
 
 def world_of(launcher: str, strategy: str | None = None) -> World:

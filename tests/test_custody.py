@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_membership import Simulated, join
+from test_job import Rank
+from test_membership import Either, Simulated, join
 
 from chaos.events import Kind
 from chaos.targets import DiskTrouble
@@ -17,8 +18,9 @@ from recovery.checkpoints import Checkpoint, name_of, newest_first, origin_of
 from recovery.custody import Custody, agreement, writers
 from recovery.fence import Fence, Fenced
 from recovery.layout import Layout
+from recovery.mechanisms.checkpointer import NothingToRestore
 from recovery.retention import Agreement
-from recovery.wire import Abort, CheckpointNote, Finished, Joined, Parked, SetAside, Unrecoverable
+from recovery.wire import Abort, CheckpointNote, Finished, Joined, Message, Parked, SetAside, Unrecoverable
 
 DOUBTS = [(3, 40)]
 
@@ -232,7 +234,85 @@ def test_initial_values_will_do_only_where_there_never_was_a_checkpoint(
         assert error is not None and what in error and rig.said == [Unrecoverable(error=error)]
 
 
-# --- a simulated rank goes by it, as a real one does (test_doubts)
+# --- a real rank and a simulated one go by it
+
+
+def story(rank: Either, deletes: Callable[[bool], None]) -> Iterator[Message]:
+    """What it says in the course of six generations. ``deletes``: whether the disk does from now on."""
+
+    def generation(number: int, *words: type[Message], **order: Any) -> Iterator[Message]:
+        rank.join(number, **order)
+        yield from map(rank.hear, words)
+
+    def ends(number: int) -> Iterator[Message]:
+        rank.tell(Abort(generation=number))
+        yield rank.hear(Parked)
+
+    def spoil(names: str) -> None:
+        for file in (rank.directory / "checkpoints").glob(f"{names}/*.bin"):
+            file.write_bytes(b"")
+
+    yield from generation(1, Joined, Finished)
+    yield from ends(1)
+    deletes(False)
+    yield from generation(2, Joined, Finished, doubts=[(2, 3)])
+    yield from ends(2)
+    deletes(True)
+    yield from generation(3, SetAside, Joined, Finished, doubts=[(2, 3)])
+    yield from ends(3)
+    yield from generation(4, Joined, Finished, restore=True)
+    yield from ends(4)
+    spoil("step-00000006")
+    yield from generation(5, Joined, Finished, restore=True)
+    yield from ends(5)
+    spoil("step-*")
+    yield from generation(6, Unrecoverable, restore=True)
+
+
+OF_CHECKPOINTS = (
+    Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED,
+    Kind.CHECKPOINT_KEPT, Kind.CHECKPOINT_SET_ASIDE,
+)  # fmt: skip
+
+
+def told(rank: Either, deletes: Callable[[bool], None]) -> tuple[list[str], list[Any], list[Any]]:
+    """The story of a rank: what it says, what it says of checkpoints in between, and what it logs of them."""
+    where = f" in {rank.directory / 'checkpoints'}"  # a simulated rank says none, so that logs of one seed are the same
+    said = [message.model_dump_json().replace(where, "") for message in story(rank, deletes)]
+    logged = [(e.kind, e.generation, e.step, e.data["checkpoint"]) for e in rank.events(*OF_CHECKPOINTS)]
+    return said, rank.notes, logged
+
+
+def test_a_real_rank_and_a_simulated_one_do_the_same_with_their_checkpoints(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path / "simulated")
+    trouble = DiskTrouble(error="EIO", operations=("delete",))
+
+    def simulated_deletes(does: bool) -> None:
+        simulated.rank.faults.disk.set_trouble(None if does else trouble, 0)
+
+    (tmp_path / "real").mkdir()
+    real = Rank(tmp_path / "real")
+    broken = [False]
+
+    def disk(what: str, path: Path) -> None:
+        if what == "delete" and broken[0]:
+            raise OSError(5, "Input/output error")
+
+    def real_deletes(does: bool) -> None:
+        broken[0] = not does
+
+    real.job.checkpoints.disk = disk
+    try:
+        said, notes, logged = told(real, real_deletes)
+        real.end()
+    finally:
+        real.channel.close()
+    assert (said, notes, logged) == told(simulated, simulated_deletes)
+    assert isinstance(real.error, NothingToRestore) and not simulated.process.running
+    assert [kind for kind, *_ in logged].count(Kind.CHECKPOINT_REFUSED) == 3
+    assert [(note.state, note.step) for note in notes] == [
+        (state, step) for step in (3, 6, 6, 6) for state in ("saving", "committed")
+    ]
 
 
 def test_a_simulated_rank_tries_again_at_its_next_save(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class Rank:
         self.job.probe = self.probe
         self.error: BaseException | None = None
         self._heard: list[Any] = []
+        self.notes: list[CheckpointNote] = []
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
         self.hear(Ready)
@@ -105,17 +106,17 @@ class Rank:
     def tell(self, message: Message) -> None:
         assert self.channel.send(message)
 
-    def join(self, generation: int, *, restore: bool = False) -> None:
+    def join(self, generation: int, *, restore: bool = False, **more: Any) -> None:
         """Order it into the next generation."""
         self.tell(
             Join(
                 generation=generation, rank=0, world=1, store_port=self.store_port,
-                restore=restore, timeout_s=5.0,
+                restore=restore, timeout_s=5.0, **more,
             )
         )  # fmt: skip
 
     def hear(self, kind: type[Message]) -> Any:
-        """The next message of that type; checkpoint notes in between are skipped."""
+        """The next message of that type; checkpoint notes in between go to ``notes``."""
         while True:
             if not self._heard:
                 messages = self.channel.receive()
@@ -127,6 +128,7 @@ class Rank:
             if isinstance(message, kind):
                 return message
             assert isinstance(message, CheckpointNote), message
+            self.notes.append(message)
 
     def end(self) -> None:
         """Wait for its thread."""

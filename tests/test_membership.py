@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from test_job import Rank
 
+from chaos.events import Event, Kind, read_actor
 from harness.launchers.sim import Sim
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock
@@ -210,9 +211,11 @@ class Simulated:
             nonfinite="retry", checkpoint_every=3, checkpoint_keep=2, checkpoint_mode="sync",
             checkpoint_sharded=False, checkpoint_mtbf_s=None, wall_ns=0, timings=Sim().timings(),
         )  # fmt: skip
+        self.directory = directory
         self.clock = Clock()
         self.process = Process(name="w0", role="worker", pid=1, clock=self.clock, seed="1")
         self.said: list[Any] = []
+        self.notes: list[CheckpointNote] = []
         self.rank = SimRank(
             config, self.process, behaviour=Behaviour(), group_of=self._group, send=self.said.append
         )
@@ -229,12 +232,12 @@ class Simulated:
         """At once."""
         self.process.deliver(message, 0.0)
 
-    def join(self, generation: int) -> None:
+    def join(self, generation: int, **more: Any) -> None:
         """Order it into the next generation."""
-        self.tell(join(generation))
+        self.tell(join(generation, **more))
 
     def hear(self, kind: type[Message]) -> Any:
-        """The next message of that type."""
+        """The next message of that type; checkpoint notes in between go to ``notes``."""
         until = self.clock.now_ns + 100 * NS_PER_S
         while not any(isinstance(message, kind) for message in self.said) and self.clock.advance(until):
             pass
@@ -243,7 +246,12 @@ class Simulated:
             if isinstance(message, kind):
                 return message
             assert isinstance(message, CheckpointNote), message
+            self.notes.append(message)
         raise AssertionError(f"it never said {kind.__name__}")
+
+    def events(self, *kinds: Kind) -> list[Event]:
+        """Of its log."""
+        return [e for e in read_actor(self.directory / "events" / "w0.jsonl").events if e.kind in kinds]
 
     def stop(self) -> None:
         """It ends well."""
@@ -254,6 +262,7 @@ class Simulated:
 
 
 Either = Rank | Simulated
+"""What both have in common is enough for a story."""
 
 
 def story(rank: Either) -> Iterator[Message]:

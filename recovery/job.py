@@ -329,7 +329,7 @@ class Job(JobFacts):
         except GenerationLost as error:
             self._park(self.member.why_lost(), error=str(error))
             return
-        self.member.holding.begins()
+        self.member.begins(self.state.step)
         self.checkpoints.began(self.state.step)
         self.reducer.new_generation(group)
         self.marks.commit(self.state.step)

@@ -25,8 +25,8 @@ class Heard:
     """What the supervisor has said, whether the training thread knows it or not.
 
     ``aborted_generation``: the last that is to be left; ``told_generation``: the last it was told to join; ``agreed``:
-    the last step at which the replicas were the same, as far as is known; ``pause_wanted``, ``save_wanted``: what this
-    rank is to have all park for, and save before, with the next gradients.
+    the last step on the way to what this rank holds at which the replicas were the same, as far as is known;
+    ``pause_wanted``, ``save_wanted``: what this rank is to have all park for, and save before, with the next gradients.
     """
 
     aborted_generation: int = 0
@@ -125,6 +125,12 @@ class Membership:
     def left_out(self, order: Join) -> Mapping[int, int]:
         """Sample -> first step without it, in this generation. Raises RuntimeError as ``recovery.told``."""
         return self._left_out.of(order)
+
+    def begins(self, step: int) -> None:
+        """Its generation trains on from there. What the replicas agreed on later, before all went back behind it, says
+        nothing of what is saved from now on."""
+        self.holding.begins()
+        self.heard.agreed = min(self.heard.agreed, step)
 
     def joined(self) -> None:
         """It is in, and has said so."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_checkpoints import flip
 from torch import nn
 
 from chaos.events import Event, EventWriter, Kind, read_actor
@@ -24,6 +25,7 @@ from recovery.marks import MarkPage
 from recovery.mechanisms.checkpointer import NothingToRestore
 from recovery.wire import (
     Abort,
+    Agreed,
     Channel,
     CheckpointNote,
     Finished,
@@ -343,6 +345,20 @@ def test_who_has_restored_a_checkpoint_is_not_fresh_any_more(rank: Rank, tmp_pat
     later.end()
     assert isinstance(later.error, NothingToRestore), "step 6 would pass for the beginning"
     later.channel.close()
+
+
+def test_what_was_agreed_on_vouches_for_no_other_course(rank: Rank) -> None:
+    rank.join(1)
+    rank.hear(Joined)
+    rank.hear(Finished)
+    rank.tell(Agreed(step=6))
+    rank.tell(Abort(generation=1))
+    rank.hear(Parked)
+    flip(rank.directory / "checkpoints" / "step-00000006" / "rank-0000.bin", 20)
+    rank.join(2, restore=True)
+    assert rank.hear(Joined).step == rank.job.agent.heard.agreed == 3
+    rank.hear(Finished)
+    rank.stop()
 
 
 def test_without_a_checkpoint_a_fresh_rank_begins_anew(rank: Rank) -> None:

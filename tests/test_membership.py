@@ -78,6 +78,19 @@ def test_a_wish_for_a_pause_holds_until_the_next_generation() -> None:
     assert not member.heard.pause_wanted and not member.heard.save_wanted
 
 
+def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_saved_since() -> None:
+    member = membership(join(agreed=40))
+    member.begins(50)
+    assert member.heard.agreed == 40
+    member.begins(30)
+    assert member.heard.agreed == 30
+    member.heard.take(Agreed(step=35))
+    assert member.heard.agreed == 35
+    unknown = membership(join())
+    unknown.begins(30)
+    assert unknown.heard.agreed == -1
+
+
 # --- what it holds
 
 

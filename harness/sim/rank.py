@@ -236,7 +236,7 @@ class SimRank:
         except Lost as error:
             self._park_lost(error)
             return
-        self.member.holding.begins()
+        self.member.begins(self.state.step)
         self.checkpoints.since = self.state.step
         self.mark.commit(self.state.step)
         held = self.behaviour.held(self) if self.layout.replicas > 1 else ""

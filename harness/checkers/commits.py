@@ -8,7 +8,7 @@ import math
 from chaos.events import Event, Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.checkers.memory import PLACE, held_in_memory
-from harness.judging.incidents import diverged
+from harness.judging.incidents import agreed_before, diverged
 from harness.judging.lineage import Generation, History
 from harness.results import Finding
 from recovery.memory.header import is_memory
@@ -98,13 +98,7 @@ def _sure_until(history: History, generation: Generation) -> float:
     latest = max(broken, key=lambda failure: failure.time_ns)
     if any(latest.generation < other.number < generation.number for other in history.worked):
         return math.inf
-    return _agreed_before(history, latest)
-
-
-def _agreed_before(history: History, failure: Event) -> int:
-    """The step at which replicas last agreed before they were found to differ."""
-    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < failure.time_ns]
-    return max((step for step in agreed if step < (failure.step or 0)), default=0)
+    return agreed_before(history, latest)
 
 
 def single_writer(evidence: Evidence) -> Finding:
@@ -152,7 +146,8 @@ def _after_parking(history: History) -> list[str]:
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
     """A corrupt or doubtful checkpoint is never restored, what is restored was committed before, the last good one and
-    the newest that the replicas agreed on are not deleted, and a save that fails ends no rank.
+    the newest that the replicas agreed on are not deleted, nor as many as are to be kept, and a save that fails ends no
+    rank.
     """
     problems: list[str] = []
     good: dict[str, int] = {}
@@ -160,11 +155,13 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     bad: set[str] = set()
     saved_in: dict[str, int] = {}
     counts = {"restored": 0, "refused": 0, "deleted": 0, "set aside": 0}
+    there: set[str] = set()  # on disk, good or bad, as far as anybody may know
     agreements = _agreements(evidence)
     for event in evidence.log.events:
         name = str(event.data.get("checkpoint") or "")
         if event.kind is Kind.CHECKPOINT_SAVING:
             saving[name] = event.step or 0
+            there.add(name)
         elif event.kind is Kind.CHECKPOINT_FAILED:
             saving.pop(name, None)
         elif event.kind is Kind.CHECKPOINT_COMMITTED:
@@ -179,13 +176,15 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_SET_ASIDE:
             counts["set aside"] += 1
+            there.discard(name)
             good.pop(name, None)
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
             doubtful = name in good and _in_doubt(evidence, event, good[name], saved_in.get(name, 0))
             wrong = _deleted(name, good, _agreed_by(event, agreements, evidence))
-            problems += () if doubtful else wrong
+            problems += () if doubtful else wrong or _too_few(name, there, evidence)
+            there.discard(name)
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1
             if name in bad:
@@ -224,7 +223,7 @@ def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> b
     """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly done away with."""
     history, until_ns = evidence.history, deleted.time_ns + evidence.log.clocks.bound_ns(deleted)
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
-    return any(step > _agreed_before(history, failure) for failure in found)
+    return any(step > agreed_before(history, failure) for failure in found)
 
 
 def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:
@@ -238,6 +237,15 @@ def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:
     if not is_memory(name) and step <= agreed and not any(good[other] <= agreed for other in left):
         return [f"{name} was deleted though the replicas had agreed on no other that was left"]
     return []
+
+
+def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
+    """Whether fewer are left than are to be kept."""
+    keep = evidence.cell.scenario.workload.checkpoint.keep
+    left = sum(not is_memory(other) for other in there - {name})
+    if name not in there or is_memory(name) or left >= keep:
+        return []  # what was set aside goes by another name
+    return [f"{name} was deleted though {left} others were left, and {keep} are to be kept"]
 
 
 def _ended_by_a_save(evidence: Evidence) -> list[str]:

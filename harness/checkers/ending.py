@@ -158,17 +158,21 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def _constant(evidence: Evidence) -> Iterator[str]:
-    """Parameters that are bit for bit the same after a step as after an earlier one, of one rank in one generation."""
-    history = evidence.history
+    """Parameters, or an optimizer's state, that are bit for bit the same after a step as after an earlier one, of one
+    rank in one generation."""
+    history, spec = evidence.history, evidence.cell.scenario.workload
+    # Plain gradient descent has no state; what else a script's optimizer keeps, nobody knows here.
+    stateful = spec.kind in OURS and spec.params.get("momentum") != 0
+    watched = {"parameters": "parameters", **({"optimizer": "optimizer state"} if stateful else {})}
     rates = {run.step: float(run.commits[0].data["lr"] or 0) for run in history.lineage.values()}
     before: dict[tuple[int, int], Event] = {}
     for event in sound_digests(history):
         key, step = (event.generation, event.data["rank"]), event.step or 0
         earlier = before.get(key)
         if earlier is not None and (earlier.step or 0) < step:
-            same = earlier.data["parameters"] == event.data["parameters"]
+            same = [word for part, word in watched.items() if earlier.data[part] == event.data[part]]
             moved = any(rates.get(number) for number in range((earlier.step or 0) + 1, step + 1))
             if same and moved:
-                yield f"{event.actor} holds the same parameters after step {step} as after step {earlier.step}"
+                yield f"{event.actor} holds the same {same[0]} after step {step} as after step {earlier.step}"
                 return
         before[key] = event

@@ -1,4 +1,4 @@
-"""Is a job that ended with too few ranks one that nobody could have filled again."""
+"""Is a job that ended with too few ranks, or spares, one that nobody could have filled again."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def too_small(evidence: Evidence) -> Iterator[str]:
         return
     last = history.worked[-1]
     if last.world >= history.info.ranks:
+        yield from _too_few_spares(evidence, last)
         return
     ended = f"the job ended with {last.world} of {history.info.ranks} ranks"
     idle = _idle(history, last)
@@ -41,6 +42,18 @@ def too_small(evidence: Evidence) -> Iterator[str]:
         steps = _steps_short(history, last)
         if steps:
             yield f"{ended}, and nobody was started for those that it lost in the {steps} steps that followed"
+
+
+def _too_few_spares(evidence: Evidence, last: Generation) -> Iterator[str]:
+    """Spares that took ranks, and in whose place nobody was started. Those that died while they waited are started
+    later and later, and a machine that is gone may have no room for any."""
+    history, spec = evidence.history, evidence.cell.scenario.recovery
+    spares = history.info.spares
+    if not spares or spec.params.get("replenish", True) is False or _excused(history, last):
+        return
+    steps = _steps_without(history, last, spares)
+    if steps:
+        yield f"spares took ranks, and nobody was started in their place in the {steps} steps that followed"
 
 
 def _done(history: History, last: Generation, since_ns: int) -> list[int]:
@@ -83,9 +96,15 @@ def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
 def _steps_short(history: History, last: Generation) -> int:
     """For how many steps the last generation lacked somebody whom nobody had decided to start; 0 where that was so for
     too short, or there was a reason."""
+    return 0 if _excused(history, last) else _steps_without(history, last, 0)
+
+
+def _steps_without(history: History, last: Generation, spares: int) -> int:
+    """For how many steps of the last generation there were fewer processes than ranks and ``spares``, and nobody had
+    decided to start one since a rank was lost; 0: too few steps to tell."""
     log, since_ns = history.log, last.ready_ns or last.started_ns
     done = _done(history, last, since_ns)
-    if len(done) < LOST_STEPS or (done[-1] - since_ns) / 1e9 < LOST_S or _excused(history, last):
+    if len(done) < LOST_STEPS or (done[-1] - since_ns) / 1e9 < LOST_S:
         return 0
     before = [e.time_ns for e in log.of(Kind.FAILURE_DETECTED) if e.time_ns < last.started_ns]
     lost_ns = max(before, default=last.started_ns)
@@ -96,7 +115,7 @@ def _steps_short(history: History, last: Generation) -> int:
     gone = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if _left_before(e, done[-1])}
     gone |= {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON}
     there = last.world + len(started - gone - {*last.members})
-    return len(done) if there < history.info.ranks else 0
+    return len(done) if there < history.info.ranks + spares else 0
 
 
 def _excused(history: History, last: Generation) -> bool:

@@ -292,12 +292,26 @@ def diverged(history: History, step: int | None = None) -> list[Event]:
 
 
 def sound_digests(history: History) -> Iterator[Event]:
-    """State digests, without those by which a process, or the disagreement of all, was noticed."""
-    named = {(f.generation, f.step, f.data["process"]) for f in diverged(history)}
+    """State digests, without those of a process that was found to differ, or of all where nobody could say which did,
+    from the last agreement until that was noticed: replicas are not compared after each step."""
+    known = [(f, agreed_before(history, f)) for f in diverged(history)]
     for event in history.log.of(Kind.STATE_DIGEST):
-        about = (event.generation, event.step)
-        if not named & {(*about, event.actor), (*about, None)}:
+        if not any(_is_of(failure, agreed, event) for failure, agreed in known):
             yield event
+
+
+def _is_of(failure: Event, agreed: int, digest: Event) -> bool:
+    """Whether a digest is of a state that was found to differ."""
+    since = agreed < (digest.step or 0) <= (failure.step or 0)
+    return (
+        since and digest.generation == failure.generation and failure.data["process"] in (None, digest.actor)
+    )
+
+
+def agreed_before(history: History, failure: Event) -> int:
+    """The step at which replicas last agreed before they were found to differ."""
+    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < failure.time_ns]
+    return max((step for step in agreed if step < (failure.step or 0)), default=0)
 
 
 def final_digests(history: History) -> dict[int, dict[int, Event]]:

@@ -108,6 +108,7 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "deadlock": _simulated(SPARE, fault("gil-deadlock")),
     "two kills": _simulated("drop-replica", KILL, fault("process-kill", 1, id="second", at={"step": 31})),
     "ends small": _simulated("drop-replica", EARLY, sim=SLOW_TO_START),
+    "spare used": _simulated(SPARE, EARLY, sim=SLOW_STEPS),
     "stays small": _simulated({"strategy": "drop-replica", "rejoin": False}, EARLY, sim=SLOW_STEPS),
     "ends a replica short": _simulated("drop-replica", EARLY, sim=SLOW_TO_START, parallelism=TWO_REPLICAS),
     "two acts": _simulated(
@@ -125,6 +126,7 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
     "compare": _recorded("compare"),
 }
 """``ends small``: whoever is started in place of the lost is not ready before the end, ``stays small``: nobody is;
+``spare used``: another is started in its place;
 ``few checks``: a scenario that lists its invariants; ``script``: a command that is started again after a kill, whose
 ranks report through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a spare;
 ``compare``: two runs of a comparison, of torchrun."""

@@ -39,10 +39,9 @@ def _exit(process: str, **values: Any) -> Change:
     return edit(Kind.PROCESS_EXITED, values, process=process)
 
 
-def _frozen(tape: Tape) -> None:
-    """Parameters never move."""
-    for row in tape.find(Kind.STATE_DIGEST):
-        row.data["parameters"] = "00" * 8
+def _frozen(part: str) -> Change:
+    """Parameters, or what the optimizer keeps, never move."""
+    return each(Kind.STATE_DIGEST, lambda data: data.update({part: "00" * 8}))
 
 
 def _unasked(tape: Tape) -> None:
@@ -99,7 +98,9 @@ MUTATIONS = [
     Mutation("the learning rate is zero", "hot-spare", in_both(_put(lr=0.0)), ending=FAIL),
     Mutation("the loss is zero", "drop-replica", in_both(_put(loss=0.0)), ending=FAIL),
     Mutation("the loss does not move", "checkpoint-restart", in_both(_put(loss=3.25)), ending=FAIL),
-    Mutation("parameters do not move", "hot-spare", in_both(_frozen), ending=FAIL),
+    Mutation("parameters do not move", "hot-spare", in_both(_frozen("parameters")), ending=FAIL),
+    Mutation("an optimizer keeps nothing new", "hot-spare", in_both(_frozen("optimizer")), ending=FAIL),
+    Mutation("nobody is started in place of a spare", "spare used", _nobody_started, ending=FAIL),
     Mutation(
         "nothing is known of a killed rank's end, and it was expected",
         "checkpoint-restart",

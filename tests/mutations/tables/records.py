@@ -91,6 +91,15 @@ def _deleted_at_once(tape: Tape) -> None:
         tape.add(row, kind=Kind.CHECKPOINT_DELETED, time_ns=row.time_ns + 1).data = {"checkpoint": name}
 
 
+def _deleted_early(tape: Tape) -> None:
+    """When three are there, and three are to be kept."""
+    newest = tape.find(Kind.CHECKPOINT_COMMITTED, step=24)[0]
+    gone = tape.find(Kind.CHECKPOINT_DELETED, step=8)
+    assert gone, "which the base deletes later"
+    tape.drop(gone)
+    tape.add(gone[0], actor=newest.actor, generation=newest.generation, time_ns=newest.time_ns + 1)
+
+
 def _crawls(tape: Tape) -> None:
     ready = tape.find(Kind.GENERATION_READY)[-1].time_ns
     for row in tape.rows:
@@ -147,6 +156,7 @@ MUTATIONS = [
     Mutation(
         "each checkpoint is deleted at once", "drop-replica", _deleted_at_once, checkpoint_integrity=FAIL
     ),
+    Mutation("a checkpoint is deleted too early", "drop-replica", _deleted_early, checkpoint_integrity=FAIL),
     Mutation(
         "a checkpoint out of nowhere is restored",
         "checkpoint-restart",

@@ -13,6 +13,8 @@ from logs import Script
 from chaos.events import Kind
 from harness.checkers.faults import detection
 from harness.checkers.recovery_shown import recovery_shown
+from harness.judging.episodes import episodes_of
+from harness.judging.lineage import history_of
 
 SIX = tuple(f"w{rank}" for rank in range(6))
 
@@ -101,3 +103,25 @@ def test_a_later_failure_needs_no_decision_of_its_own_only_where_the_last_one_fo
     finding = recovery_shown(evidence_of(script, [KILL]))
     unanswered = "answers failure 2" in finding.witness and "nobody decided on it" in finding.witness
     assert (FAIL if unanswered else "pass") == expected, finding.witness
+
+
+def struck_again(script: Script, fault: str, occurrence: int, processes: list[str]) -> None:
+    about = {"fault": fault, "kind": "node-stop", "occurrence": occurrence}
+    script.orchestrator(Kind.FAULT_INJECTED, **about, target={"nodes": [0], "processes": processes})
+
+
+def test_a_process_that_is_hit_again_does_not_end_what_hit_the_others_with_it() -> None:
+    script = Script("hot-spare")
+    arms.plan(script, "all", "node-stop", nodes=[0])
+    arms.plan(script, "one", "gpu-lost", rank=2)
+    struck_again(script, "all", 0, ["w0", "w1", "w2", "w3"])
+    arms.fail(script, "w1", 1, "hang")
+    struck_again(script, "one", 0, ["w2"])
+    arms.fail(script, "w2", 2)
+    arms.fail(script, "w3", 3, "hang")
+    struck_again(script, "all", 1, ["w0", "w1"])
+    arms.fail(script, "w0", 0, "hang")
+    first, one, again = episodes_of(history_of(script.log()))
+    assert [f.data["process"] for f in (first.failure, *first.others) if f] == ["w1", "w3"]
+    assert [f.data["process"] for f in (one.failure, *one.others) if f] == ["w2"]
+    assert [f.data["process"] for f in (again.failure, *again.others) if f] == ["w0"]

@@ -11,7 +11,7 @@ another injection lies between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,9 +206,12 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
         for index, episode in enumerate(episodes):
             if index in paired or episode.injected is None or episode.missed:
                 continue
-            start, end = episode.injected.time_ns, _until(episodes, index, same_target=direct)
-            values = _spoilt_everywhere(episodes, index) if direct else end
-            due = [f for f in left if start <= f.time_ns < (min(end, values) if _of_values(f) else end)]
+            start, ends = episode.injected.time_ns, _ends(episodes, index, same_target=direct)
+            values = _spoilt_everywhere(episodes, index) if direct else float("inf")
+            due = [
+                f for f in left
+                if start <= f.time_ns < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
+            ]  # fmt: skip
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
@@ -238,11 +241,21 @@ def _explains(episode: Episode, failure: Event) -> bool:
     return episode.may_be_blamed(failure) or episode.may_have_split(failure)
 
 
-def _until(episodes: list[Episode], index: int, *, same_target: bool) -> float:
+def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[str | None], float]:
+    """Up to when episode ``index`` may explain a failure of a process: of one of several that it hit, until that one is
+    hit again, as the others are still as they were."""
+    hit = set(episodes[index].processes)
+    whole = _until(episodes, index, hit, same_target=same_target)
+    if not same_target or len(hit) < 2:
+        return lambda process: whole
+    each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
+    return lambda process: whole if process is None else each.get(process, whole)
+
+
+def _until(episodes: list[Episode], index: int, mine: set[str], *, same_target: bool) -> float:
     """Time of the next injection (on the same target) after episode ``index``."""
     if episodes[index].target.get("everywhere"):
         return float("inf")  # another one on one of its targets does not end it
-    mine = set(episodes[index].processes)
     for other in episodes[index + 1 :]:
         if other.injected is None or other.missed or (same_target and other.target.get("everywhere")):
             continue

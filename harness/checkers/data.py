@@ -73,7 +73,7 @@ def step_arithmetic(evidence: Evidence) -> Finding:
         problems += _sample_count(evidence, run)
     if history.finished is not None:
         claimed = history.finished.data["committed_step"]
-        if claimed != history.committed_step:
+        if claimed != history.committed_step and not _hidden(evidence, claimed):
             problems.append(
                 f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
             )
@@ -81,6 +81,26 @@ def step_arithmetic(evidence: Evidence) -> Finding:
             problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
     problems += _learning_rates(evidence)
     return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
+
+
+def _hidden(evidence: Evidence, claimed: int) -> bool:
+    """Whether a job that did not get to its end claims fewer steps because it could not see them: a fault hid what a
+    member had done until that was taken for hung, and no generation was ready after it, which would have told."""
+    history = evidence.history
+    if claimed > history.committed_step or history.outcome == "completed":
+        return False
+    last = history.worked[-1].number
+    hiding = [
+        (e.injected.time_ns, e.process) for e in evidence.measures.episodes
+        if e.seems_still and e.injected and e.failure
+        and e.failure.data["process"] == e.process and e.failure.generation == last
+    ]  # fmt: skip
+    return all(
+        run.generation == last
+        and any(since < run.end_ns and name in {c.actor for c in run.commits} for since, name in hiding)
+        for step, run in history.lineage.items()
+        if step > claimed
+    )
 
 
 def _counters(run: StepRun) -> list[str]:

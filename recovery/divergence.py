@@ -120,6 +120,9 @@ class DigestBook:
         self._doubtful = False
         if restored is not None:
             self.agreed = restored
+            self._saved = {
+                step for step in self._saved if step <= restored
+            }  # the job is not on the way to the others
             if checkpoint:
                 self.saved(restored)
 

@@ -104,6 +104,22 @@ def test_a_checkpoint_that_nobody_has_compared_is_none() -> None:
     assert (made.trust, made.has_checkpoint) == (0, False)
 
 
+def test_what_was_saved_on_a_course_that_the_job_has_left_is_no_checkpoint_of_it() -> None:
+    """The last of a shard that was noticed would go back to it instead of saving what it holds."""
+    made = book(FOUR[:2])
+    for step in (10, 20):
+        made.saved(step)
+    made.began(2, FOUR[:2], shards=1)
+    assert made.newest == 20
+    made.formed(restored=10, checkpoint=True)
+    assert (made.newest, made.agreed_checkpoint) == (10, 10)
+    made.formed(restored=None)
+    made.saved(20)
+    assert made.newest == 20, "saved again"
+    made.formed(restored=0)
+    assert not made.has_checkpoint and not made.word.anew, "it began anew, and does that once"
+
+
 def test_who_takes_over_deletes_nothing_for_lack_of_knowledge() -> None:
     made = DigestBook()
     made.adopted(1, FOUR, shards=1)

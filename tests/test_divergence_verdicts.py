@@ -11,6 +11,7 @@ from simulate import cell_of, evidence, play
 
 from chaos.events import Event, Kind, read_actor
 from harness.checkers import CHECKERS, Evidence, check
+from recovery.custody import Custody
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
 ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}
@@ -75,3 +76,25 @@ def test_a_step_back_beyond_the_last_agreement_is_lost_work(tape: Any) -> None:
                 row.step = 44  # the agreement is said to be newer than it was
 
     assert judged(tape, further)["no-lost-commit"] == "fail"
+
+
+def test_a_checkpoint_in_doubt_that_is_restored_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Custody, "distrust", lambda *_, **__: None)
+    played = play(cell_of("checkpoint-restart", [{**DESYNC, **TWO}], verify_every=15), tmp_path, seed=5)
+    found = check(CHECKERS["checkpoint-integrity"], evidence(played, None))
+    assert found.verdict == "fail" and "restored step-00000040, which is corrupt or doubtful" in found.witness
+
+
+def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rot = {"id": "rot", "kind": "checkpoint-corrupt", "at": {"step": 12}, "target": {"checkpoint": "latest"}}
+    kill = {"id": "kill", "kind": "process-kill", "at": {"step": 14}, "target": {"rank": 2}}
+    cell = cell_of("checkpoint-restart", [rot, kill], every=8)
+    lost = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "ends", seed=5), None))
+    monkeypatch.setattr(Custody, "nothing_left", lambda *_, **__: None)
+    anew = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "anew", seed=5), None))
+    assert lost.verdict == "pass"
+    assert anew.verdict == "fail" and "began anew, though step-00000008 had been saved" in anew.witness

@@ -17,9 +17,9 @@ from recovery.memory.header import is_memory
 def no_lost_commit(evidence: Evidence) -> Finding:
     """No generation resumes before what was acknowledged.
 
-    One that restores resumes at or after the newest acknowledged checkpoint that was not proved corrupt; one
-    whose members keep their state, or copy it from each other, at or after the last step that the whole job
-    had committed.
+    One that restores resumes at or after the newest acknowledged checkpoint that was not proved corrupt, and where none
+    is left the job ends: nobody who has saved begins anew. One whose members keep their state, or copy it from each
+    other, at or after the last step that the whole job had committed.
     """
     history = evidence.history
     later = history.worked[1:]
@@ -35,6 +35,8 @@ def no_lost_commit(evidence: Evidence) -> Finding:
             due, what = _acknowledged(history, restored), "a good checkpoint was acknowledged at step"
         if resume < due:
             problems.append(f"generation {generation.number} resumed at step {resume}, but {what} {due}")
+        elif restored is not None and not resume and (saved := _ever_saved(history, restored)):
+            problems.append(f"generation {generation.number} began anew, though {saved} had been saved")
     resumed = ", ".join(str(generation.resume_step) for generation in later)
     return verdict_of(
         problems, f"{len(later)} generations resumed at step {resumed}; nothing acknowledged was lost"
@@ -53,6 +55,20 @@ def _restored(history: History, generation: Generation) -> Generation | None:
         if theirs and last < other.number < generation.number and other.state not in ("peer", "kept"):
             return other
     return None
+
+
+def _ever_saved(history: History, generation: Generation) -> str:
+    """A checkpoint on disk that was acknowledged before a generation; "": none, or a coordinator may not know of it."""
+    if any(e.time_ns < generation.started_ns for e in history.log.of(Kind.COORDINATOR_ADOPTED)):
+        return ""
+    saved = (
+        str(e.data["checkpoint"])
+        for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
+        if e.data.get("place") != PLACE
+        and e.generation < generation.number
+        and e.time_ns < generation.started_ns
+    )
+    return max(saved, default="")
 
 
 def _job_step(history: History, generation: Generation) -> int:
@@ -187,7 +203,8 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             there.discard(name)
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1
-            if name in bad:
+            doubtful = name in good and _distrusted(evidence, event, good[name], saved_in.get(name, 0))
+            if name in bad or doubtful:
                 problems.append(
                     f"generation {event.generation} restored {name}, which is corrupt or doubtful"
                 )
@@ -224,6 +241,25 @@ def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> b
     history, until_ns = evidence.history, deleted.time_ns + evidence.log.clocks.bound_ns(deleted)
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
     return any(step > agreed_before(history, failure) for failure in found)
+
+
+def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> bool:
+    """Whether a checkpoint was saved after the last agreement before replicas were found to differ. What all took from
+    one checkpoint was the same then; of a coordinator that took over nobody knows what it knew."""
+    history = evidence.history
+    if history.log.first(Kind.COORDINATOR_ADOPTED) is not None:
+        return False
+    for failure in diverged(history):
+        if failure.generation >= ready.generation or saved_in > failure.generation:
+            continue
+        one = [
+            e.data["resume_step"]
+            for e in history.log.of(Kind.GENERATION_READY)
+            if e.generation <= failure.generation and e.data["checkpoint"]
+        ]
+        if step > max(agreed_before(history, failure), *one, 0):
+            return True
+    return False
 
 
 def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:

@@ -18,6 +18,8 @@ from harness.results import Finding
 Tree = Mapping[str, Any]
 NOTICED_S = 1.0
 """A hang of so many seconds shows in the job's steps."""
+TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
+"""Keys of which a fault's ``at`` has one."""
 MORE = re.compile(r"; and \d+ more$")
 
 
@@ -49,8 +51,9 @@ def _kinds(tree: Tree) -> set[str]:
 
 def _insists(tree: Tree, played: Played) -> bool:
     """Whether faults strike so often that the same step may fail again and again."""
-    again = any(f.get("retrigger") or len(f["at"]) > 1 or "steps" in f["at"] for f in tree["faults"])
-    return again or bool(_kinds(tree) & {"crash-loop", "poison-sample"}) or len(tree["faults"]) > 1
+    once = ({"step"}, {"time"}, {"event"})
+    again = any(f.get("retrigger") or f["at"].keys() & TRIGGERS not in once for f in tree["faults"])
+    return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
 
 
 def _silent(tree: Tree, played: Played) -> bool:

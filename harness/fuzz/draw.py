@@ -33,13 +33,6 @@ EVENTS = (
     "recovered",
     "data",
 )
-MEANWHILE = ("recovery_started", "regroup", "restore", "recovered")
-"""Of those, what a recovery from another fault brings."""
-TOGETHER = 0.4
-"""Share of further faults that come just when another one does, or while it is recovered from: a recovery lasts for
-milliseconds, which two moments drawn each for itself hardly ever share."""
-OFTEN = (1, 4, 10)
-"""Checkpoints come at least so often in a job: what becomes of old ones takes several of them to see."""
 SELDOM = 0.7
 """How strongly what was seen seldom is preferred: 0 not at all, 1 in proportion."""
 
@@ -105,12 +98,7 @@ def scenario(dice: Dice, world: World) -> Tree:
     place = {"kind": world.launcher, "nodes": nodes}
     if nodes > 1 and dice.chance(0.3):
         place["nodes_per_rack"] = rng.randint(1, nodes)
-    faults: list[Tree] = []
-    for number in range(_count(dice)):
-        made = fault(dice, world, workload, recovery, place, number)
-        if faults and dice.chance(TOGETHER):
-            made["at"] = _soon_after(rng.choice(faults)["at"], dice, world.kinds[made["kind"]], steps)
-        faults.append(made)
+    faults = [fault(dice, world, workload, recovery, place, number) for number in range(_count(dice))]
     return {
         "version": 1, "name": "fuzz", "seed": rng.randrange(10_000), "launcher": place, "workload": workload,
         "recovery": recovery, "faults": faults,
@@ -134,7 +122,7 @@ def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
 
 def _checkpoint(dice: Dice, steps: int) -> Tree:
     rng = dice.rng
-    made: Tree = {"every": rng.randint(1, max(1, steps // rng.choice(OFTEN))), "keep": rng.randint(1, 3)}
+    made: Tree = {"every": rng.randint(1, steps), "keep": rng.randint(1, 3)}
     if dice.chance(0.15):
         made["every"] = dice.pick("every", ("auto", "1s", "0.3s"))
     if dice.chance(0.3):
@@ -212,19 +200,6 @@ def _at(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> T
     return at
 
 
-def _soon_after(other: Tree, dice: Dice, kind: type[Fault], steps: int) -> Tree:
-    """With another fault, just after it, or while it is recovered from."""
-    rng = dice.rng
-    if dice.chance(0.5) or not other.keys() & {"step", "time"}:
-        return {"event": dice.pick("meanwhile", MEANWHILE), "nth": rng.choice((1, 1, 2))}
-    if "time" in other:
-        return {"time": round(other["time"] + rng.choice((0.0, rng.random() / 4, 2 * rng.random())), 3)}
-    at: Tree = {"step": min(steps, other["step"] + rng.choice((0, 0, 1, 2)))}
-    if dice.chance(0.7):
-        at["phase"] = rng.choice(kind.phases or PHASES)
-    return at
-
-
 def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place: Tree) -> Tree:
     rng, ranks, nodes = dice.rng, workload["ranks"], place["nodes"]
     if kind.where is Where.CHECKPOINT:
@@ -261,10 +236,7 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
         number = rng.randrange(len(faults))
         faults[number] = fault(dice, world, job, recovery, place, number)
     elif how == "more" and len(faults) < MOST_FAULTS:
-        more = fault(dice, world, job, recovery, place, len(faults))
-        if dice.chance(TOGETHER):
-            more["at"] = _soon_after(rng.choice(faults)["at"], dice, world.kinds[more["kind"]], job["steps"])
-        faults.append(more)
+        faults.append(fault(dice, world, job, recovery, place, len(faults)))
     elif how == "when":
         one = rng.choice(faults)
         one["at"] = _at(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)

@@ -287,8 +287,12 @@ class HangDetector:
                 # While the others did their part of the step it was silent too, and had no more to do than they. They
                 # may take longer than usual for it: one that spins is in their way.
                 late += silence.shared_s
+        missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
+        waits = mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
         if state == DISK:
             deadline *= self.limits.disk_factor
+        if waits and not missed:
+            deadline = self.pace.patient_s(deadline)
         if late <= deadline:
             self.due_s = min(self.due_s, deadline - late) if late else self.due_s
             return None
@@ -296,8 +300,8 @@ class HangDetector:
         # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
         # not entered a collective of this very step which others have entered has left it out. A
         # stall that was shared for most of its time has no culprit: whoever does not leave the group then is found.
-        missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
-        waits = mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
+        if waits and not missed:
+            self.pace.stuck()
         nobodys = not stopped and state not in TRACED and silence.shared_s > silence.behind_s
         innocent = (waits and not missed) or nobodys
         return Hang(
@@ -314,14 +318,15 @@ class HangDetector:
         )
 
     def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
-        """All members that are heard of have waited in one collective for twice its deadline: the network's fault."""
+        """All members that are heard of have waited in one collective for too long: the network's fault."""
         if alone or not marks or any(mark.phase != "collective" for mark in marks.values()):
             return None
         waited = min(self._silences[name].waited_s for name in marks)
-        limit = 2 * self.deadline_s("collective")
+        limit = self.pace.patient_s(2 * self.deadline_s("collective"))
         step = max(mark.step for mark in marks.values())
         if waited <= limit:
             return None
+        self.pace.stuck()
         return Hang(
             process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit
         )

@@ -19,6 +19,9 @@ LEARNED = ("data", "checkpoint", "between")
 AT_ONCE = ("collective", "joining", "idle")
 """Phases in which a rank looks up all the time whether its generation is aborted."""
 NOT_COMPILING = ("collective", "between", "idle")
+MOST_DOUBLED = 6
+"""Times that a wait in a collective with nobody to blame is given twice as long, one after the other: a network that is
+not through by then is none, and a job has to give up some day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +65,37 @@ class Pace:
     _first_s: float = 0.0
     _began_at: dict[str, int] = field(default_factory=dict)
     _seasoned: set[str] = field(default_factory=set)
+    _stuck: bool = False
+    _in_vain: int = 0
+    _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def resumed(self, members: Collection[str]) -> None:
         """A generation of these processes starts training. Who was seasoned and is none of them is forgotten, or a job
         would remember every process it ever had."""
+        self._in_vain, self._stuck = self._in_vain + self._stuck, False
         self._began_at = {}
         self._seasoned &= set(members)
 
     def step_took(self, seconds: float) -> None:
         """A step of the whole job."""
         self._durations.append(seconds)
+        self._got_through.append(seconds if self._in_vain else 0.0)
+        self._in_vain = 0
+
+    def stuck(self) -> None:
+        """Ranks wait in a collective with nobody to blame, and their group is to be formed again for it."""
+        self._stuck = True
+
+    def patient_s(self, usual_s: float) -> float:
+        """How long ranks may wait in a collective with nobody to blame, who are given ``usual_s`` else. Each time that
+        the group was formed again for it and no step was done since, twice as long: the network may be slower than it
+        was, and would never get through. What a step took that got through then, the next ones may take too. What the
+        user says stands."""
+        if self.limits.given_s is not None:
+            return usual_s
+        more_s = usual_s * 2 ** min(self._in_vain, MOST_DOUBLED)
+        known_s = HISTORY_FACTOR * max(self._got_through, default=0.0)
+        return max(usual_s, min(self.limits.ceiling_s, max(more_s, known_s)))
 
     @property
     def usual_s(self) -> float:

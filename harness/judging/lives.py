@@ -63,6 +63,8 @@ def processes(history: History) -> Iterator[str]:
                 adopted = True
             case Kind.PROCESS_EXITED:
                 yield from _ends(event, started, gone)
+                if not (adopted or name in ready) and _was_told(history, event, started):
+                    yield f"{name} ended when it was told to, which it hears once it is ready, and never was ready"
                 gone.add(str(name))
             case Kind.FAILURE_DETECTED if name is not None:
                 if name not in started:
@@ -84,6 +86,18 @@ def _ends(event: Event, started: Mapping[str, Event], gone: set[str]) -> Iterato
         yield f"{name} ended twice"
     elif started[name].data["pid"] != event.data["pid"]:
         yield f"{name} was started as process {started[name].data['pid']}, and ended as {event.data['pid']}"
+
+
+def _was_told(history: History, event: Event, started: Mapping[str, Event]) -> bool:
+    """Whether a process of a job ended of itself because the coordinator said so: whoever only starts is killed, and
+    whoever got a notice may end before."""
+    name, data = event.data["process"], event.data
+    if history.info.observed or name not in started or started[name].data["role"] == KEEPER:
+        return False
+    noticed = {
+        e.data["process"] for e in history.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "notice"
+    }
+    return bool(data["expected"]) and data["exit_code"] == 0 and name not in noticed
 
 
 def _joins(

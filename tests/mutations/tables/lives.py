@@ -107,6 +107,9 @@ MUTATIONS = [
     Mutation("a spare that waits was never ready", "hot-spare", drop(READY, process="s4"), lifecycle=FAIL),
     Mutation("the spare started anew never was", "hot-spare", _never_was("s5"), lifecycle=FAIL),
     Mutation(
+        "the spare started anew never was ready", "hot-spare", drop(READY, process="s5"), lifecycle=FAIL
+    ),
+    Mutation(
         "a rank was started twice",
         "hot-spare",
         first(lambda row: row.data.update(process="w0"), SPAWNED, process="w1"),

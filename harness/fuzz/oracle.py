@@ -108,6 +108,11 @@ def _lost_devices(tree: Tree, played: Played) -> bool:
     return "gpu-lost" in _kinds(tree)
 
 
+def _swaps(tree: Tree, played: Played) -> bool:
+    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote has no other."""
+    return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
+
+
 NEVER_DUE = (
     r"waited for \w+ number \d+, which never came", r"was due at step \d+, the run ended at \d+",
     r"was first due [\d.]+ s after the first step, and training lasted", r"its probability ruled out every arrival",
@@ -127,6 +132,7 @@ NOT_LANDED = (
 )
 """Why one that was injected did nothing."""
 UNSEEN = "could not be injected: no evidence within"
+NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
 TOO_NOISY = (
     f"^{TOO_BUSY}",
@@ -139,6 +145,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(
         name="liveness",
         verdict="inconclusive",

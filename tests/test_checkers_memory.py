@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import arms
+import pytest
 from arms import FAIL, KILL, evidence_of, red
 from logs import MS, Line, Script
 
@@ -126,3 +127,29 @@ def test_the_last_good_one_on_disk_is_not_replaced_by_one_in_memory() -> None:
         data = {"checkpoint": f"step-{step}"}
         script.lines.append(Line("w4", Kind.CHECKPOINT_DELETED, gone + step, 2, step, data))
     assert "checkpoint-integrity" in verdicts(script)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "how", "verdict"),
+    [
+        (["k0", "k1"], "over when done", None),
+        (["k0"], "over when done", FAIL),  # the other has a copy
+        ([], "over when done", FAIL),
+        (["k0", "k1"], "its duration was over", FAIL),
+    ],
+)
+def test_a_keeper_that_is_stopped_does_not_answer_until_it_goes_on(
+    stopped: list[str], how: str, verdict: str | None
+) -> None:
+    script = job(20)
+    when = script.find(Kind.FAILURE_DETECTED)[0].time_ns
+    about: dict[str, Any] = {"fault": "stop", "occurrence": 0}
+    lines: list[tuple[Kind, dict[str, Any]]] = [
+        (Kind.FAULT_INJECTED, {"kind": "node-stop", "target": {"nodes": [0], "processes": stopped}}),
+        (Kind.FAULT_LANDED, {"witness": "kernel: process state", "evidence": {"os_state": "T"}}),
+        (Kind.FAULT_HEALED, {"how": how}),
+    ]
+    for number, (kind, data) in enumerate(lines):
+        script.lines.append(Line(ORCHESTRATOR, kind, when + 1 + number, 1, None, {**about, **data}))
+    script.lines.sort(key=lambda line: line.time_ns)
+    assert verdicts(script).get("no-lost-commit") == verdict

@@ -96,7 +96,9 @@ def _acknowledged(history: History, generation: Generation) -> int:
             known.pop(event.data["checkpoint"], None)
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0
-    known |= held_in_memory(history.log, until_ns=until, before=generation.number)
+    known |= held_in_memory(
+        history.log, since_ns=generation.started_ns, until_ns=until, before=generation.number
+    )
     sure = _sure_until(history, generation)
     return max((step for step in known.values() if step <= sure), default=0)
 

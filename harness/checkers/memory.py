@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from chaos.aftermath import OVER_WHEN_DONE
 from chaos.events import Event, Kind, Log
 from harness.judging.episodes import Episode
 from harness.whereabouts import homes, nodes_hit
 from recovery.memory import ROLE
 
 PLACE = "memory"
+STOPPED = ("T", "t")
 
 
 def keepers(log: Log) -> dict[str, Event]:
@@ -20,15 +22,16 @@ def keepers(log: Log) -> dict[str, Event]:
     }
 
 
-def held_in_memory(log: Log, *, until_ns: int, before: int) -> dict[str, int]:
+def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> dict[str, int]:
     """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
     that lives then holds every shard: name -> step. One that was refused since as damaged, or let go of, does not
-    count.
+    count. Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then: it does not answer.
 
     A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
     that ended has let everything go, and who follows it on the node begins with nothing.
     """
-    lives = _lives(log)
+    silent = _stopped(log, since_ns, until_ns)
+    lives = [life[1:] for life in _lives(log) if life[0] not in silent]
     nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
@@ -75,9 +78,31 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
     return found
 
 
-def _lives(log: Log) -> list[tuple[int, int, int]]:
-    """Node, start and end of each keeper."""
+def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
+    """Processes that the kernel showed as stopped by a fault, at any time between: until its heal, or for good where it
+    leaves them so."""
+    hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
+    ends = {
+        (e.data["fault"], e.data["occurrence"]): e.time_ns
+        for e in log.of(Kind.FAULT_HEALED)
+        if e.data["how"] != OVER_WHEN_DONE
+    }
+    found: set[str] = set()
+    for event in log.of(Kind.FAULT_LANDED):
+        key = event.data["fault"], event.data["occurrence"]
+        if (event.data["evidence"] or {}).get("os_state") not in STOPPED or key not in hit:
+            continue
+        if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
+            target = hit[key].data["target"] or {}
+            several = target.get("processes")
+            found |= {str(target.get("process")), *(several if isinstance(several, list) else ())}
+    return found
+
+
+def _lives(log: Log) -> list[tuple[str, int, int, int]]:
+    """Name, node, start and end of each keeper."""
     ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
     return [
-        (start.data["node"], start.time_ns, ends.get(name, 2**63)) for name, start in keepers(log).items()
+        (name, start.data["node"], start.time_ns, ends.get(name, 2**63))
+        for name, start in keepers(log).items()
     ]

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios bench bench-hangs schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios bench bench-hangs bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -91,6 +91,9 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 
 bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
 	$(BIN)/python -m benchmarks.hangs
+
+bench-planted: $(STAMP) ## how soon the search finds each planted defect; into docs/search.md (half an hour)
+	$(BIN)/python -m benchmarks.planted
 
 schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json

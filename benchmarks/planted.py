@@ -1,0 +1,122 @@
+"""How long ``chaos fuzz`` takes to find each planted defect: ``python -m benchmarks.planted [--seeds N] [NAME...]``.
+
+Each seed is a search of its own in one process; it ends with the first find, and counts the scenarios and the seconds
+of its processor until then. What was found is kept in ``docs/results/planted.jsonl``, a line a search, and shown in
+``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I on, and ``--into
+FILE`` instead, so that several processes can share the work; ``--table FILE...`` puts theirs together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from planted import PLANTED, sought
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "docs" / "results" / "planted.jsonl", ROOT / "docs" / "search.md"
+BEGIN, END = "<!-- planted: made by python -m benchmarks.planted -->\n", "<!-- planted: end -->\n"
+Row = dict[str, Any]
+
+
+def searched(name: str, seed: int) -> Row:
+    """One search."""
+    since_s = time.process_time()
+    search = sought(PLANTED[name], seed=f"{name} {seed}")
+    seconds = round(time.process_time() - since_s, 1)
+    return {
+        "name": name,
+        "seed": seed,
+        "plays": search.runs,
+        "seconds": seconds,
+        "shown": next(iter(search.finds), ""),
+    }
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """The last of each search, in the order of the defects; those of defects that are no more left out."""
+    last = {(row["name"], row["seed"]): row for row in rows}
+    return [row for name in PLANTED for (of, _), row in sorted(last.items()) if of == name]
+
+
+def read(paths: Sequence[Path]) -> list[Row]:
+    """Lines of several files."""
+    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For the page."""
+    plays = [row["plays"] for row in rows if row["shown"]]
+    seconds = [row["seconds"] for row in rows if row["shown"]]
+    missed = [name for name in PLANTED if any(row["name"] == name and not row["shown"] for row in rows)]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    lines = [
+        f"{len(names)} defects, {len(rows)} searches: {len(plays)} found theirs, in a median of "
+        f"{statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of one processor, the "
+        f"longest in {max(plays)} and {max(seconds):.0f} s. {_missed(missed)}{_unsearched(names)}",
+        "",
+        "| defect | strategy | found | scenarios | seconds | by |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in names:
+        mine = [row for row in rows if row["name"] == name]
+        found = [row for row in mine if row["shown"]]
+        plays, seconds = [row["plays"] for row in found], [row["seconds"] for row in found]
+        how = f"{statistics.median(plays):.0f} | {statistics.median(seconds):.1f}" if found else "- | -"
+        by = found[0]["shown"].split(": ", 1)[1].split(" fail:")[0] if found else "-"
+        strategy = PLANTED[name].strategy
+        lines.append(f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {by} |")
+    return "\n".join(lines) + "\n"
+
+
+def _missed(missed: Sequence[str]) -> str:
+    return f"Not found by some search: {', '.join(missed)}." if missed else "None was missed."
+
+
+def _unsearched(names: Sequence[str]) -> str:
+    left = [name for name in PLANTED if name not in names]
+    return f" Not searched for to the end yet: {', '.join(left)}." if left else ""
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Write the table into its page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(rows) + END + rest.partition(END)[2])
+
+
+def main() -> int:
+    """Search and show; 1 when a defect was not found with some seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--table", type=Path, nargs="*")
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    if given.table is None:
+        part, of = map(int, given.part.split("/"))
+        names = [name for name in PLANTED if not given.names or name in given.names][part::of]
+        with (given.into or RESULTS).open("a") as stream:
+            for seed in range(given.seeds):
+                for name in names:
+                    row = searched(name, seed)
+                    print(json.dumps(row), file=stream, flush=True)
+                    print(f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}", flush=True)
+        if given.into:
+            return 0
+    rows = merged(read([RESULTS, *(given.table or ())]))
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    show(rows)
+    return 1 if any(not row["shown"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

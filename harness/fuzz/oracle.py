@@ -113,6 +113,12 @@ def _swaps(tree: Tree, played: Played) -> bool:
     return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
 
 
+def _without_ranks(tree: Tree, played: Played) -> bool:
+    """Whether there are more nodes than the ranks fill."""
+    place = played.cell.scenario.topology if played.cell else None
+    return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
+
+
 NEVER_DUE = (
     r"waited for \w+ number \d+, which never came", r"was due at step \d+, the run ended at \d+",
     r"was first due [\d.]+ s after the first step, and training lasted", r"its probability ruled out every arrival",
@@ -132,6 +138,7 @@ NOT_LANDED = (
 )
 """Why one that was injected did nothing."""
 UNSEEN = "could not be injected: no evidence within"
+NOBODY_THERE = r"could not be injected: nobody is on node \d+"
 NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
 TOO_NOISY = (
@@ -146,6 +153,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
     Excuse(
         name="liveness",
         verdict="inconclusive",

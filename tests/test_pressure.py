@@ -116,6 +116,44 @@ def test_a_control_arm_beside_others_is_not_blamed_for_them() -> None:
     assert judged(alone)["liveness"].verdict == OPEN
 
 
+def starved(script: Script, after_step: int, seconds: float) -> tuple[int, int]:
+    """One step takes so much longer, as a rank gets no processor; from when to when."""
+    begun = script.find(Kind.STEP_COMMITTED, step=after_step)[-1].time_ns
+    later = int(seconds * NS)
+    for line in script.lines:
+        line.time_ns += later if line.time_ns > begun else 0
+    script.now += later
+    return begun, begun + later
+
+
+def test_a_step_that_waited_for_long_says_nothing_of_the_others() -> None:
+    """The median step of the control arm is compared with, and what such steps waited for."""
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    begun, ended = starved(paired, 10, 20.0)
+    quiet, alone = steady(0.8, 0.0), steady(0.0, 0.9)
+    read(paired, until(ended, until(begun, quiet, alone), quiet))
+    read(script, until(ready, quiet, steady(0.2, 0.6)))
+    finding = liveness(script, paired)
+    assert (finding.verdict, finding.witness.startswith(TOO_BUSY)) == (OPEN, True)
+
+
+@pytest.mark.parametrize("shift", range(6))
+def test_a_wait_is_counted_when_it_ends_and_may_have_begun_before(shift: int) -> None:
+    """Counts of a rank that stands in the queue stand still, and then grow by more than the time between readings."""
+    script, paired = arm_and_control()
+    ready = slowed(script, 4)
+    read(paired, steady(0.8, 0.0))
+    read(script, until(ready, steady(0.8, 0.0), steady(0.1, 0.8)))
+    after = [line for line in script.find(Kind.PRESSURE_READ) if line.time_ns > ready]
+    held: list[float] = after[0].data["ranks"]["w1"]
+    for number, line in enumerate(after):
+        held = line.data["ranks"]["w1"] if (number + shift) % 6 == 0 else held
+        line.data["ranks"]["w1"] = held
+    finding = liveness(script, paired)
+    assert (finding.verdict, finding.witness.startswith(TOO_BUSY)) == (OPEN, True)
+
+
 def test_what_little_was_waited_for_is_taken_off() -> None:
     script, paired = arm_and_control()
     ready = slowed(script, 2.2)

@@ -12,7 +12,8 @@ from harness.judging.pressure import LIMIT, Excuse, Pressure, excuse, pressures_
 
 NO_STEP_S = 1e-9
 LIKE = 1.5
-"""Times the ideal step a step may take that is like it."""
+"""Times a step may take what the median one does, and is like it. What is waited for in the others says nothing of how
+long the median one is: a rank that got no processor for seconds made one step long, and no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ def net_of_pressure(evidence: Evidence, ideal_s: float, step_s: float, tail: Seq
     compared = _compared(evidence, ideal_s)
     if compared is None or not tail:
         return None
-    ideals, nows = _over(*compared), _over(evidence.history, tail)
+    ideals, nows = _over(*compared, ideal_s), _over(evidence.history, tail, step_s)
     if any(one.odd for one in (*ideals.values(), *nows.values())):
         return None
     # a step takes as long as it does on the node that is worst off
@@ -63,12 +64,16 @@ def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun
         run for run in source.lineage.values()
         if run.world == source.info.ranks and (until is None or run.end_ns < until)
     ]  # fmt: skip
-    runs = [run for run in runs if run.seconds <= LIKE * ideal_s] or runs
     return (source, runs) if runs else None
 
 
-def _over(history: History, runs: Sequence[StepRun]) -> dict[int, Pressure]:
-    return pressures_of(history.log, min(run.start_ns for run in runs), max(run.end_ns for run in runs))
+def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[int, Pressure]:
+    """Of those of the steps that are like the median one; of all of them where too little was read of these."""
+    like = [run for run in runs if run.seconds <= LIKE * median_s] or runs
+    start_ns, end_ns = min(run.start_ns for run in like), max(run.end_ns for run in like)
+    others = [(run.start_ns, run.end_ns) for run in runs if run.seconds > LIKE * median_s]
+    found = pressures_of(history.log, start_ns, end_ns, others)
+    return found or pressures_of(history.log, start_ns, end_ns)
 
 
 def _why(ideal: Pressure, now: Pressure, found: Excuse, step_s: float) -> str:

@@ -212,7 +212,9 @@ def liveness(evidence: Evidence) -> Finding:
         if (likely := ideal.step_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
             return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
         if (most := ideal.step_s / net.least_s) >= HEALTHY_RATE:
-            return unknown(f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to {most:.2f}")
+            return unknown(
+                f"{TOO_BUSY}{net.why}: {witness}, and net of that {likely:.2f} to {_at_most_all(most)}"
+            )
         witness += f" (and net of {net.why} it is {most:.2f} at most)"
     before = _last_of(_before(evidence))
     if len(before) >= HEALTHY_STEPS and (own := _step_s(history, before) / step_s) >= HEALTHY_RATE:
@@ -222,6 +224,11 @@ def liveness(evidence: Evidence) -> Finding:
     if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
         return unknown(f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps")
     return failed(witness + busy.unrecorded(evidence))
+
+
+def _at_most_all(rate: float) -> str:
+    """A rate net of nearly all that a step took says no more than that."""
+    return f"{rate:.2f}" if rate <= 1 else "1.00 or more"
 
 
 def finished(evidence: Evidence) -> Finding | None:

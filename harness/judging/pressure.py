@@ -81,46 +81,68 @@ class _Reading:
     ranks: Mapping[str, tuple[float, float]]
 
 
-def pressures_of(log: Log, start_ns: int, end_ns: int) -> dict[int, Pressure]:
-    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too little was read."""
+def pressures_of(
+    log: Log, start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]] = ()
+) -> dict[int, Pressure]:
+    """Of a stretch of an arm, by node (0: the harness's machine too), without those of which too little was read.
+    ``apart``: parts of the stretch that do not count, each from a time to another, none within another; readings that
+    mostly lie there are left out.
+    """
     by_node: dict[int, list[_Reading]] = {}
     for event in log.of(Kind.PRESSURE_READ):
         if (read := _reading(event)) is not None:
             by_node.setdefault(read.node, []).append(read)
-    found = {node: _pressure(readings, start_ns, end_ns) for node, readings in by_node.items()}
+    found = {node: _pressure(readings, start_ns, end_ns, apart) for node, readings in by_node.items()}
     return {node: pressure for node, pressure in found.items() if pressure is not None}
 
 
-def _pressure(found: Sequence[_Reading], start_ns: int, end_ns: int) -> Pressure | None:
+def _pressure(
+    found: Sequence[_Reading], start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]]
+) -> Pressure | None:
     """By the readings of one node."""
     readings = sorted(found, key=lambda one: one.time_ns)
     first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
     last = min((n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1)
-    pairs = [
+    stretch = [
         (a, b) for a, b in itertools.pairwise(readings[first : last + 1])
         if a.generation == b.generation and a.ranks and a.ranks.keys() == b.ranks.keys()
         and 0 < b.time_ns - a.time_ns <= LONGEST_S * NS
     ]  # fmt: skip
-    seconds = sum(b.time_ns - a.time_ns for a, b in pairs) / NS
-    if seconds < max(LEAST_S, LEAST_SHARE * (end_ns - start_ns) / NS):
+    pairs = [(a, b) for a, b in stretch if 2 * _within(apart, a.time_ns, b.time_ns) <= b.time_ns - a.time_ns]
+    seconds = _seconds(pairs)
+    counted_ns = end_ns - start_ns - _within(apart, start_ns, end_ns)
+    if seconds < max(LEAST_S, LEAST_SHARE * counted_ns / NS):
         return None
-    ran = {
-        name: sum(b.ranks[name][0] - a.ranks[name][0] for a, b in pairs if name in a.ranks)
-        for name in _names(pairs)
-    }
-    queued = {
-        name: sum(b.ranks[name][1] - a.ranks[name][1] for a, b in pairs if name in a.ranks) for name in ran
-    }
     cpus = max(b.cpus for _, b in pairs)
-    steal, steal_over = _grown([(a.steal_s, b.steal_s, b.time_ns - a.time_ns) for a, b in pairs])
-    some, some_over = _grown([(a.some_s, b.some_s, b.time_ns - a.time_ns) for a, b in pairs])
-    odd = _odd(ran, queued, seconds) or _odd_machine(
-        max(queued.values()), cpus, steal, steal_over, some if some_over >= seconds * 0.9 else None, some_over
-    )
+    ran, queued = _counted(pairs)
+    # A wait is counted when it ends: some of it may lie before these readings.
+    queued = {name: min(waited, max(0.0, seconds - ran[name])) for name, waited in queued.items()}
+    steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
     return Pressure(
         ran=sum(ran.values()) / seconds, queued=sum(queued.values()) / seconds, cpus=cpus,
-        steal=steal / steal_over / cpus if steal_over else 0.0, odd=odd,
+        steal=steal / steal_over / cpus if steal_over else 0.0,
+        odd=_odd(stretch, readings[: first + 1]) or _odd_machine(stretch, readings[: first + 1]),
     )  # fmt: skip
+
+
+def _seconds(pairs: Sequence[tuple[_Reading, _Reading]]) -> float:
+    return sum(b.time_ns - a.time_ns for a, b in pairs) / NS
+
+
+def _counted(pairs: Sequence[tuple[_Reading, _Reading]]) -> tuple[dict[str, float], dict[str, float]]:
+    """For how long each rank ran, and stood in a queue, between the readings of these pairs."""
+    ran, queued = (
+        {
+            name: sum(b.ranks[name][n] - a.ranks[name][n] for a, b in pairs if name in a.ranks)
+            for name in _names(pairs)
+        }
+        for n in (0, 1)
+    )
+    return ran, queued
+
+
+def _within(spans: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
 
 def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> Excuse:
@@ -164,44 +186,67 @@ def _number(value: Any) -> float:
     return number
 
 
-def _names(pairs: list[tuple[_Reading, _Reading]]) -> list[str]:
+def _names(pairs: Sequence[tuple[_Reading, _Reading]]) -> list[str]:
     return list(dict.fromkeys(name for a, _ in pairs for name in a.ranks))
 
 
-def _grown(rows: list[tuple[float | None, float | None, int]]) -> tuple[float, float]:
-    """By how much a count grew, and over how many seconds it is known; from one reading that has it to the next."""
-    grown, over, last, since = 0.0, 0.0, None, 0
-    for before, after, passed in rows:
-        if last is None and before is not None:
-            last, since = before, 0
-        since += passed
-        if after is not None and last is not None:
-            grown, over = grown + after - last, over + since / NS
-            last, since = after, 0
+def _grown(rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]]) -> tuple[float, float]:
+    """By how much a count grew, and over how many seconds it is known; from one reading that has it to the next, with
+    none left out between them."""
+    grown, over, known, since_ns, end_ns = 0.0, 0.0, None, 0, -1
+    for a, b, before, after in rows:
+        if a.time_ns != end_ns or (known is None and before is not None):
+            known, since_ns = before, 0
+        since_ns, end_ns = since_ns + b.time_ns - a.time_ns, b.time_ns
+        if after is not None and known is not None:
+            grown, over = grown + after - known, over + since_ns / NS
+            known, since_ns = after, 0
     return grown, over
 
 
-def _odd(ran: Mapping[str, float], queued: Mapping[str, float], seconds: float) -> str:
-    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back."""
+def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
+    """A thread runs, waits or sleeps: no two of it at a time, and no count goes back. A wait is counted when it ends,
+    and may have begun when the counts of that thread were last seen to change, in one of the ``earlier`` readings.
+    """
+    ran, queued = _counted(pairs)
+    seconds = _seconds(pairs)
     for name, ran_s in ran.items():
         if ran_s < 0 or queued[name] < 0:
             return f"the counts of {name} go back"
-        if ran_s + queued[name] > SLACK * seconds + SLACK_S:
-            return f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within {seconds:.2f} s"
+        within_s = seconds + _still(name, earlier)
+        if ran_s + queued[name] > SLACK * within_s + SLACK_S:
+            return (
+                f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within {within_s:.2f} s"
+            )
     return ""
 
 
-def _odd_machine(
-    queued: float, cpus: float, steal: float, steal_over: float, some: float | None, seconds: float
-) -> str:
+def _still(name: str, readings: Sequence[_Reading]) -> float:
+    """For how many seconds before the last of these readings the counts of a rank had stood still."""
+    if not readings:
+        return 0.0
+    since_ns = readings[-1].time_ns
+    for one in reversed(readings[:-1]):
+        since_ns = one.time_ns
+        if one.ranks.get(name) != readings[-1].ranks.get(name):
+            break
+    return (readings[-1].time_ns - since_ns) / NS
+
+
+def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
     """No processor is taken for longer than time passes, and whoever waits is somebody who waits. The kernel weighs
     that by processor (kernel/sched/psi.c): one of many on which somebody waits counts for one part of them."""
+    cpus, seconds = max(b.cpus for _, b in pairs), _seconds(pairs)
+    steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
     if not 0 <= steal <= SLACK * cpus * steal_over + SLACK_S:
         return f"{steal:.2f} s of {cpus:g} processors were stolen within {steal_over:.2f} s"
-    if some is None:
+    some, over = _grown([(a, b, a.some_s, b.some_s) for a, b in pairs])
+    if over < seconds * 0.9:
         return ""
-    if not 0 <= some <= SLACK * seconds + SLACK_S:
-        return f"processors were wanted in vain for {some:.2f} s within {seconds:.2f} s"
-    if queued > SLACK * cpus * some + SLACK_S:
-        return f"a rank waited for {queued:.2f} s, and processors were wanted in vain for {some:.2f} s"
+    if not 0 <= some <= SLACK * over + SLACK_S:
+        return f"processors were wanted in vain for {some:.2f} s within {over:.2f} s"
+    for name, queued_s in _counted(pairs)[1].items():
+        # What ``some`` says of the time before is not known: that the wait had begun there is believed.
+        if queued_s > SLACK * (cpus * some + _still(name, earlier)) + SLACK_S:
+            return f"a rank waited for {queued_s:.2f} s, and processors were wanted in vain for {some:.2f} s"
     return ""

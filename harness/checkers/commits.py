@@ -183,6 +183,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
         elif event.kind is Kind.CHECKPOINT_FAILED:
             saving.pop(name, None)
         elif event.kind is Kind.CHECKPOINT_COMMITTED:
+            there.add(name)
             good[name], saved_in[name] = saving.pop(name, event.step or 0), event.generation
             bad.discard(name)
         elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):

@@ -221,22 +221,26 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     return verdict_of(problems, ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
-def _agreements(evidence: Evidence) -> list[tuple[int, int]]:
-    """Time and step of each agreement of the replicas. Where all began with one checkpoint, it is of that step: they
-    were compared when they held it, and no difference that is found later is older."""
-    found: list[tuple[int, int]] = []
+def _agreements(evidence: Evidence) -> list[tuple[int, tuple[int, int]]]:
+    """Time and step of each agreement of the replicas; twice. Where all began with one checkpoint, it is of that step
+    as well, ahead of the last comparison or not: they were compared when they held it, so that a difference that is
+    found later is no older. Who keeps the newest from before either has kept what is needed."""
+    found: list[tuple[int, tuple[int, int]]] = []
     for event in evidence.log.of(Kind.REPLICAS_AGREED, Kind.GENERATION_READY):
         if event.kind is Kind.REPLICAS_AGREED:
-            found.append((event.time_ns, event.step or 0))
+            found.append((event.time_ns, (event.step or 0, event.step or 0)))
         elif event.data["checkpoint"] and found:
-            found.append((event.time_ns, event.data["resume_step"]))
+            began = event.data["resume_step"]
+            found.append((event.time_ns, (min(found[-1][1][0], began), began)))
     return found
 
 
-def _agreed_by(event: Event, agreements: list[tuple[int, int]], evidence: Evidence) -> int:
+def _agreed_by(
+    event: Event, agreements: list[tuple[int, tuple[int, int]]], evidence: Evidence
+) -> tuple[int, int]:
     """The step of the last agreement that whoever wrote the event may have known of; -1: there was none."""
     until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
-    return next((step for time_ns, step in reversed(agreements) if time_ns <= until_ns), -1)
+    return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
 
 
 def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> bool:
@@ -265,7 +269,7 @@ def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> b
     return False
 
 
-def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:
+def _deleted(name: str, good: dict[str, int], agreed: tuple[int, int]) -> list[str]:
     """What is wrong with deleting a checkpoint; it is taken from ``good``."""
     step = good.pop(name, None)
     left = [other for other in good if not is_memory(other)]
@@ -273,7 +277,8 @@ def _deleted(name: str, good: dict[str, int], agreed: int) -> list[str]:
         return []
     if not left:
         return [f"{name} was deleted though no other good checkpoint was left"]
-    if not is_memory(name) and step <= agreed and not any(good[other] <= agreed for other in left):
+    older = all(step <= one and not any(good[other] <= one for other in left) for one in agreed)
+    if not is_memory(name) and older:
         return [f"{name} was deleted though the replicas had agreed on no other that was left"]
     return []
 

@@ -119,6 +119,11 @@ def _without_ranks(tree: Tree, played: Played) -> bool:
     return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
 
 
+def _hangs(tree: Tree, played: Played) -> bool:
+    """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait in vain."""
+    return len(tree["faults"]) > 1 and bool(_kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"})
+
+
 NEVER_DUE = (
     r"waited for \w+ number \d+, which never came", r"was due at step \d+, the run ended at \d+",
     r"was first due [\d.]+ s after the first step, and training lasted", r"its probability ruled out every arrival",
@@ -139,6 +144,7 @@ NOT_LANDED = (
 """Why one that was injected did nothing."""
 UNSEEN = "could not be injected: no evidence within"
 NOBODY_THERE = r"could not be injected: nobody is on node \d+"
+NOBODY_ANSWERED = r"not fired: \w+ held for it, and nobody answered"
 NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
 TOO_NOISY = (
@@ -153,6 +159,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_ANSWERED, when=_hangs),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
     Excuse(
         name="liveness",

@@ -197,13 +197,6 @@ class DigestBook:
         )
 
 
-def compared(step: int, *, every: int | None, steps: int, saving: bool) -> bool:
-    """Whether ranks send digests of what they hold after ``step`` of ``steps``. ``every``: so many steps, 0: never,
-    None: with each checkpoint (``saving``)."""
-    due = saving if every is None else every > 0 and step % every == 0
-    return due or (step == steps and every != 0)
-
-
 def odd_ones(
     members: Sequence[str], digests: Mapping[str, str], *, shards: int
 ) -> tuple[tuple[str, ...], str] | None:

@@ -162,3 +162,10 @@ def counts(step: int, every: int | str, *, asked: bool) -> bool:
     though its save is put off."""
     number = steps_of(every) or 0
     return asked or (number > 0 and step % number == 0)
+
+
+def compared(step: int, *, every: int | None, steps: int, saving: bool) -> bool:
+    """Whether ranks send digests of what they hold after ``step`` of ``steps``. ``every``: so many steps, 0: never,
+    None: with each checkpoint (``saving``)."""
+    due = saving if every is None else every > 0 and step % every == 0
+    return due or (step == steps and every != 0)

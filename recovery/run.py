@@ -33,8 +33,8 @@ from recovery.nodes.home import Nodes
 from recovery.nodes.loss import FleetLimits
 from recovery.nodes.serve import read_token
 from recovery.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.output import shield
-from recovery.shown import Shown, say
+from recovery.output import say, shield
+from recovery.shown import Shown
 from recovery.strategy import Strategy
 from recovery.supervision import Timing
 from recovery.supervisor import JobSpec, StopFlag, Supervisor

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import select
-import sys
-from contextlib import suppress
-
 from chaos.events import Event, Kind
 from recovery.estate import Estate
 from recovery.memory import ROLE as KEEPER
+from recovery.output import say
 from recovery.strategy import Cause
-
-LONGEST_LINE = 2000  # characters
 
 
 class Shown:
@@ -81,32 +76,3 @@ def _describe(event: Event) -> str:
         case Kind.RUN_FINISHED:
             return f"{data['outcome']}: {data['reason']}"
     return ""
-
-
-class _Unshown:
-    """How many lines were left out since the last that was shown."""
-
-    lines = 0
-
-
-def say(text: str, *, who: str = "recovery") -> None:
-    """A line, if anybody reads along: nothing ends because a terminal is gone, and nothing waits for one that takes
-    nothing (stopped by Ctrl-S, or a pipe that nobody empties). Lines left out like that are counted."""
-    with suppress(OSError, ValueError):
-        if not _takes_a_line():
-            _Unshown.lines += 1
-            return
-        if _Unshown.lines:
-            text, _Unshown.lines = f"({_Unshown.lines} lines could not be shown) {text}", 0
-        print(f"{who}: {text}"[:LONGEST_LINE], file=sys.stderr, flush=True)
-
-
-def _takes_a_line() -> bool:
-    """Whether a line can be written without waiting: a pipe that is not full takes one of up to 4 KiB whole."""
-    try:
-        fd = sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return True  # not a file of the system's: it takes what it is given
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return any(event & select.POLLOUT for _, event in poll.poll(0))

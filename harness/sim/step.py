@@ -14,8 +14,7 @@ from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite, huge
 from recovery import marks, order
-from recovery.divergence import compared
-from recovery.interval import counts
+from recovery.interval import compared, counts
 from recovery.order import MicroBatch
 from recovery.wire import MOST_BLAMED, Digest
 

@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from recovery.divergence import compared
+from recovery.interval import compared
 from recovery.mechanisms import strides
 from recovery.mechanisms.digest import array_of, bytes_of, numbers, words_of
 from recovery.mechanisms.state import TrainState

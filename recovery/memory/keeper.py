@@ -41,8 +41,8 @@ from recovery.memory.talk import (
     Refused,
     TalkError,
 )
+from recovery.output import say
 from recovery.processes import die_with, redirect_output
-from recovery.shown import say
 from recovery.wire import Channel, Extra, WireError
 
 KEEPER = b'{"be":"keeper"'

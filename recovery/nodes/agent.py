@@ -28,9 +28,9 @@ from recovery.nodes.link import FULL, Link, Post
 from recovery.nodes.node import Recipe
 from recovery.nodes.protocol import MarkWords
 from recovery.nodes.ward import Ward
+from recovery.output import say
 from recovery.pressure import EVERY_S as PRESSURE_EVERY_S
 from recovery.pressure import Reader
-from recovery.shown import say
 
 BEAT_S = 0.05
 QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old

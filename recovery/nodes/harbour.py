@@ -26,7 +26,7 @@ from recovery.nodes.door import Door
 from recovery.nodes.handshake import Refused
 from recovery.nodes.link import Closed, Link, Parcel
 from recovery.nodes.loss import Absence, Data, FleetLimits, How, judge
-from recovery.shown import say
+from recovery.output import say
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02

@@ -12,8 +12,8 @@ from recovery.home import Spot
 from recovery.marks import Mark
 from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
 from recovery.nodes.software import refuse_other
+from recovery.output import say
 from recovery.script import ScriptConfig
-from recovery.shown import say
 from recovery.starvation import Pulse
 
 READY_LIMIT_S = 300.0  # agents may be started by hand

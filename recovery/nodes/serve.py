@@ -19,8 +19,7 @@ from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
 from recovery.nodes.files import refuse_shared
 from recovery.nodes.node import Recipe, script_recipe
 from recovery.nodes.software import versions
-from recovery.output import shield
-from recovery.shown import say
+from recovery.output import say, shield
 
 MIN_TOKEN = 16
 

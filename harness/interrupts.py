@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
 from harness import heal
-from harness.orchestrator import StopFlag
 from harness.rundir import RunDirectory
+from harness.watching import StopFlag
 
 GIVE_UP_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

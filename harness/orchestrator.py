@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from chaos import schedule
 from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
@@ -35,6 +34,7 @@ from harness.launcher import (
 from harness.ledger import Ledger
 from harness.roster import Roster
 from harness.timeouts import timing_of
+from harness.watching import StopFlag, Watcher
 from recovery.controller import Controller, Stage, Timing
 from recovery.local import Dying
 from recovery.marks import Mark
@@ -45,23 +45,6 @@ from recovery.wire import CheckpointNote, Extra, Join, Message, Stop
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0
 _TRIGGER_KINDS = {Kind.FAILURE_DETECTED: "recovery_started", Kind.GENERATION_STARTED: "regroup"}
-
-
-class Watcher(Protocol):
-    """Follows an arm for a person."""
-
-    def on_event(self, setup: ArmSetup, event: Event) -> None:
-        """The orchestrator wrote an event."""
-
-    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
-        """So many steps are committed."""
-
-
-@dataclass(kw_only=True)
-class StopFlag:
-    """Set by a signal handler; the loop looks at it."""
-
-    signum: int = 0
 
 
 class Orchestrator:

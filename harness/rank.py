@@ -9,17 +9,16 @@ import os
 import socket
 import sys
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from chaos import plugins
 from chaos.events import EventWriter
-from chaos.workspec import EvaluateSpec
-from harness.links.route import Address, Router
+from harness.links.route import Router
+from harness.rank_config import RankConfig
 from harness.stores import StoreConfig, be_store
 from harness.workload import Workload
 from recovery.agent import Agent
-from recovery.entry import Birth, live
+from recovery.entry import live
 from recovery.joining import Place, Seat
 from recovery.marks import MarkPage
 from recovery.memory.keeper import KEEPER, KeeperConfig, be_keeper
@@ -28,24 +27,6 @@ from recovery.wire import Channel
 
 if TYPE_CHECKING:
     from recovery.job import Job
-
-
-class RankConfig(Birth):
-    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
-    ``link_proxy``: the door of the link proxy, if connections to peers go through one;
-    ``group``: name of the arm's control groups, if its faults need some; ``faults``: kinds that may act in this arm."""
-
-    role: Literal["worker", "spare"]
-    workload: str
-    workload_params: dict[str, Any]
-    data: Path
-    device: str
-    threads: int
-    evaluate: EvaluateSpec | None = None
-    job: dict[str, Any]
-    link_proxy: Address | None = None
-    group: str | None = None
-    faults: tuple[str, ...] = ()
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:

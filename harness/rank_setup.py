@@ -11,7 +11,7 @@ from chaos import plugins
 from harness import devices
 from harness.launcher import ArmSetup
 from harness.links.route import Address
-from harness.rank import RankConfig
+from harness.rank_config import RankConfig
 from recovery.jobconfig import InMemory, Net
 from recovery.strategy import Strategy
 

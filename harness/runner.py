@@ -33,7 +33,7 @@ from harness.judging import judge
 from harness.launcher import ArmSetup, Launcher, Session, Stopped
 from harness.ledger import Ledger
 from harness.needs import lacking, refuse_impossible
-from harness.orchestrator import Orchestrator, StopFlag, Watcher
+from harness.orchestrator import Orchestrator
 from harness.results import Results
 from harness.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
 from harness.script.arm import ScriptArm
@@ -41,6 +41,7 @@ from harness.script.check import refuse_unstartable
 from harness.slurm.facts import told_to_end
 from harness.timeouts import refuse_clashing
 from harness.undo import RemoveTree
+from harness.watching import StopFlag, Watcher
 from harness.workload import DataInfo, Workload
 from recovery.strategy import Strategy
 

@@ -11,7 +11,7 @@ import torch
 
 from chaos import plugins
 from chaos.workspec import EvaluateSpec
-from harness.rank import RankConfig
+from harness.rank_config import RankConfig
 from harness.workload import BuildContext, Trainable, Workload
 from recovery.job import Job, JobConfig
 

@@ -16,9 +16,10 @@ from chaos.scenario import Cell, Scenario
 from harness.checkers import Evidence
 from harness.launcher import ArmSetup
 from harness.launchers.sim import Sim, SimSession
-from harness.orchestrator import Orchestrator, StopFlag
+from harness.orchestrator import Orchestrator
 from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
+from harness.watching import StopFlag
 from harness.workload import DataInfo
 from recovery.strategy import Strategy
 

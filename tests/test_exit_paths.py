@@ -20,9 +20,9 @@ from chaos.cli import invoke
 from harness import heal, interrupts, live, processes
 from harness.injector import Injector
 from harness.ledger import read_open
-from harness.orchestrator import StopFlag
 from harness.rundir import RunDirectory
 from harness.undo import MARKER, KillProcess, RemoveTree
+from harness.watching import StopFlag
 
 DEADLINE_S = 120.0
 SCENARIO = """

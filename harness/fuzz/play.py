@@ -35,10 +35,10 @@ from harness.launcher import ArmSetup, Launcher
 from harness.launchers.sim import Sim, SimSession
 from harness.ledger import read_open
 from harness.needs import refuse_impossible
-from harness.orchestrator import StopFlag
 from harness.results import Finding
 from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
+from harness.watching import StopFlag
 from harness.workload import DataInfo
 from recovery.strategy import Strategy
 

@@ -21,7 +21,6 @@ from chaos.stops import Facts, Tally, to_stop
 from harness.injector import Injector
 from harness.launcher import ArmSetup
 from harness.ledger import Ledger
-from harness.orchestrator import StopFlag, Watcher
 from harness.script.agents import Agents
 from harness.script.command import Command
 from harness.script.environment import prepare
@@ -34,6 +33,7 @@ from harness.script.rollcall import RollCall
 from harness.script.words import Told, ending
 from harness.storage import Storage, mount_for
 from harness.undo import KillSession
+from harness.watching import StopFlag, Watcher
 from recovery.processes import become_subreaper
 from recovery.wire import Message
 

@@ -61,3 +61,14 @@ def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
         search = started(tmp_path, *options)
         told, _ = search.communicate(timeout=LIMIT_S)
         assert (search.returncode, said in told) == (2, True), told
+
+
+def test_so_many_runs_are_the_same_search_each_time(tmp_path: Path) -> None:
+    said = []
+    for _ in range(2):
+        search = started(tmp_path, "--runs", "6", "--budget", "5m", "--seed", "3")
+        told, _ = search.communicate(timeout=LIMIT_S)
+        assert search.returncode == 0, told
+        (line,) = [line for line in told.splitlines() if line.startswith("6 runs (")]
+        said.append(line.partition("),")[2])
+    assert said[0] == said[1]

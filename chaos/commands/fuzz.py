@@ -45,6 +45,11 @@ class _Duration(click.ParamType):
     "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("scenarios/regressions"),
     show_default=True, help="Where the scenarios of finds are written.",
 )  # fmt: skip
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    help="End when each process has tried so many: with a seed the same search each time.",
+)
 @click.option("--real", is_flag=True, help="Play them with processes of this machine, not on the simulator.")
 @click.option(
     "--launcher",
@@ -59,6 +64,7 @@ def fuzz(
     seed: int,
     jobs: int,
     into: Path,
+    runs: int | None,
     real: bool,
     launcher: str | None,
     worker: str | None,
@@ -97,6 +103,7 @@ def fuzz(
         tell=say,
         what=what,
         launcher=(launcher or "local") if real else SIM,
+        most_runs=runs,
     )
     if interrupted:
         return errors.EXIT_INTERRUPTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import signal
 import time
@@ -45,14 +46,16 @@ def work(
     root: str,
     what: What = "recovery",
     launcher: str = SIM,
+    most_runs: int | None = None,
 ) -> None:
-    """Search until the time is over, or whoever started this is gone; each line of standard output is a message.
-    ``root``: for files, which whoever started this removes. A job of ``launcher`` that is under way is ended, with all
-    that it started, before this ends."""
+    """Search until the time is over, ``most_runs`` were tried, or whoever started this is gone; each line of standard
+    output is a message. ``root``: for files, which whoever started this removes. A job of ``launcher`` that is under
+    way is ended, with all that it started, before this ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started this ends it
     until_s, parent = time.monotonic() + most_s, os.getppid()
     if launcher == SIM:
-        _search(_simulated(catalogue, strategy, seed, Path(root), what, until_s), until_s, parent)
+        found = _simulated(catalogue, strategy, seed, Path(root), what, until_s)
+        _search(found, until_s, parent, most_runs)
         return
     search = RealSearch(
         world=world_of(launcher, strategy),
@@ -65,7 +68,7 @@ def work(
     with suppress(ToldToEnd):
         signal.signal(signal.SIGTERM, _end)
         tied(parent)
-        _search(search, until_s, parent)
+        _search(search, until_s, parent, most_runs)
 
 
 def _simulated(
@@ -95,10 +98,11 @@ def _end(signum: int, frame: FrameType | None) -> None:
     raise ToldToEnd
 
 
-def _search(search: Searching, until_s: float, parent: int) -> None:
+def _search(search: Searching, until_s: float, parent: int, most_runs: int | None) -> None:
     told: set[tuple[str, ...]] = set()
     next_s = 0.0
-    while time.monotonic() < until_s and os.getppid() == parent:
+    most = math.inf if most_runs is None else most_runs
+    while time.monotonic() < until_s and search.runs < most and os.getppid() == parent:
         found = search.step()
         if found is not None:
             _tell(found)

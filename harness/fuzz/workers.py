@@ -68,14 +68,21 @@ def search(
     tell: Callable[[str], None],
     what: What = "recovery",
     launcher: str = SIM,
+    most_runs: int | None = None,
 ) -> tuple[int, bool]:
-    """Search with ``jobs`` processes for ``budget_s`` seconds. Returns how many defects were found, and whether it was
-    interrupted. A worker that dies is named, and the others go on. With another launcher than the simulator there are
-    no more workers than the machine has cores for, which is said."""
+    """Search with ``jobs`` processes for ``budget_s`` seconds, or until each has tried ``most_runs``. Returns how many
+    defects were found, and whether it was interrupted. A worker that dies is named, and the others go on. With another
+    launcher than the simulator there are no more workers than the machine has cores for, which is said."""
     tally, interrupted, began, real = Tally(), False, time.monotonic(), launcher != SIM
     if real:
         jobs = _fewer(jobs, os.cpu_count() or 1, tell)
-    common = {"strategy": strategy, "most_s": budget_s, "what": what, "launcher": launcher}
+    common = {
+        "strategy": strategy,
+        "most_s": budget_s,
+        "what": what,
+        "launcher": launcher,
+        "most_runs": most_runs,
+    }
     limit_s = END_FOR_REAL_S if real else END_LIMIT_S
     place = None if real else memory()
     with (

@@ -11,6 +11,7 @@ The register is docs/results/recovery-times.yaml. Where a measurement names an a
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -35,14 +36,20 @@ WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
 """Pages that one command writes as a whole (benchmarks.gpu, harness.judging.definitions): no figure is copied there."""
 MOST_ARCHIVED = 20 * 2**20
 """Bytes of one archive: it is kept in git for ever."""
+PLANTED = re.compile(r"<!-- planted: made by .*?<!-- planted: end -->", re.DOTALL)
 PER_S = {"s": 0, "ms": -3}
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand."""
+    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand, with what a program has
+    written of the planted defects (``benchmarks.planted``) left blank."""
     found = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     named = {path.relative_to(root).as_posix(): path.read_text() for path in found}
-    return {name: text for name, text in named.items() if name not in WRITTEN_BY_PROGRAMS}
+    return {
+        name: PLANTED.sub(lambda written: "\n" * written[0].count("\n"), text)
+        for name, text in named.items()
+        if name not in WRITTEN_BY_PROGRAMS
+    }
 
 
 # what pages state

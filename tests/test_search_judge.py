@@ -208,10 +208,10 @@ def test_what_a_lenient_checker_lets_pass_is_a_find(monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sample-accounting", "landing"])
 def test_a_lenient_checker_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In 1500 changes: of three searches, as one alone may be unlucky for long."""
     lenient(monkeypatch, name)
-    search = searched(1500)
-    (found,) = search.finds.values()
-    assert len(found.changes) == 1 and found.find.key.startswith("unseen: ")
+    finds = [find for seed in ("a", "b", "c") for find in searched(500, seed).finds.values()]
+    assert finds and all(len(one.changes) == 1 and one.find.key.startswith("unseen: ") for one in finds)
 
 
 @pytest.mark.slow

@@ -117,7 +117,8 @@ def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
         begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     deadline = time.monotonic() + LIMIT_S
     said = [one.communicate(timeout=max(1.0, deadline - time.monotonic()))[1] for one in begun]
-    assert [one.returncode for one in begun] == [0, 0], said
+    summaries = [path.read_text()[:1000] for path in sorted(tmp_path.glob("*/*/latest/summary.md"))]
+    assert [one.returncode for one in begun] == [0, 0], (said, summaries)
     assert labels_left(engine, tmp_path / "a") + labels_left(engine, tmp_path / "b") == []
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
@@ -66,15 +66,15 @@ def fsync_directory(path: Path) -> None:
 
 
 def remove(path: Path, progress: Callable[[], None] | None = None) -> None:
-    """Delete a file or a directory with all in it, as far as the file system lets us. ``progress``: called after each
-    entry, since one large file may take a slow disk seconds."""
+    """Delete a file or a directory with all in it, as far as the file system lets us; of a link itself, never what it
+    leads to. ``progress``: called after each entry, since one large file may take a slow disk seconds."""
     try:
-        with os.scandir(path) as entries:
-            for entry in list(entries):
-                remove(Path(entry.path), progress)
-        os.rmdir(path)
-    except NotADirectoryError:
-        with suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            with os.scandir(path) as entries:
+                for entry in list(entries):
+                    remove(Path(entry.path), progress)
+            os.rmdir(path)
+        else:
             os.unlink(path)
     except OSError:
         return

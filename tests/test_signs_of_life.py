@@ -159,6 +159,19 @@ def test_a_save_shows_progress_in_all_that_it_does(tmp_path: Path, monkeypatch: 
     assert signs.count >= size / STRIDE + size / 4096, "the look for NaN, and the sync"
 
 
+def test_what_a_link_leads_to_is_not_deleted_with_it(tmp_path: Path) -> None:
+    """Whatever the order in which a directory's entries come."""
+    kept = tmp_path / "elsewhere" / "kept"
+    kept.parent.mkdir()
+    kept.write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "away").symlink_to(kept.parent)
+    (tmp_path / "alone").symlink_to(kept.parent)
+    renaming.remove(tmp_path / "full")
+    renaming.remove(tmp_path / "alone")
+    assert kept.read_text() == "x" and sorted(os.listdir(tmp_path)) == ["elsewhere"]
+
+
 def test_each_entry_that_is_deleted_is_a_sign_of_life(tmp_path: Path) -> None:
     signs, full = Signs(), tmp_path / "full"
     for name in ("a", "b", "deep/c", "deep/d"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import signal
 import tempfile
@@ -47,6 +46,7 @@ LONGEST_S = 60.0
 """Of real time, for one arm of simulated time: a hundred times what they take."""
 CONTROLS_KEPT = 50
 IN_MEMORY = Path("/dev/shm")
+ROOMS = ("chaos", "recovery", "harness", "reports")
 ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
@@ -251,10 +251,13 @@ def told(error: Exception) -> str:
 def place_of(error: Exception) -> str:
     """Where it was raised, and what: the same defect has the same."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    where = (
-        f"{os.path.basename(os.path.dirname(last.filename))}/{os.path.basename(last.filename)} {last.name}"
-        if last
-        else "?"
-    )
+    where = place_in_rooms(frames[-1].filename, frames[-1].name) if frames else "?"
     return f"{type(error).__name__} in {where}"
+
+
+def place_in_rooms(file: str, function: str) -> str:
+    """A function of a file by its path from the room on, ``recovery/data/told.py of``; of a file of somebody
+    else's by the last two parts of its path."""
+    parts = Path(file).parts
+    rooms = [place for place, part in enumerate(parts) if part in ROOMS]
+    return f"{'/'.join(parts[rooms[-1] if rooms else -2 :])} {function}"

@@ -25,7 +25,7 @@ from harness.capabilities import too_small
 from harness.fuzz.child import Child, undisturbed
 from harness.fuzz.coverage import Feature
 from harness.fuzz.leftovers import MARK, Before, clean, left_by
-from harness.fuzz.play import ARMS, Played, place_of, told
+from harness.fuzz.play import ARMS, Played, place_in_rooms, place_of, told
 from harness.fuzz.text import as_yaml
 from harness.launcher import Launcher
 from harness.needs import lacking, refuse_impossible
@@ -204,10 +204,7 @@ def place_in(trace: str) -> str:
     """Where it was raised, and what, as ``play.place_of`` says it."""
     frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)', trace)
     raised = next((line for line in trace.splitlines()[1:] if re.match(r"[\w.]+(:|$)", line)), "?")
-    where = "?"
-    if frames:
-        path, name = Path(frames[-1][0]), frames[-1][1]
-        where = f"{path.parent.name}/{path.name} {name}"
+    where = place_in_rooms(*frames[-1]) if frames else "?"
     return f"{raised.partition(':')[0].rpartition('.')[2]} in {where}"
 
 

@@ -30,12 +30,13 @@ from harness.rundir import RunDirectory
 from harness.undo import RemoveCgroup
 
 CATALOGUE = build_catalogue()
-FOUND = Path(__file__).parents[1] / "scenarios" / "regressions"
-TRACE = """it ran
+ROOT = Path(__file__).resolve().parents[1]
+FOUND = ROOT / "scenarios" / "regressions"
+TRACE = f"""it ran
 Traceback (most recent call last):
   File "/a/chaos/cli.py", line 7, in invoke
     run()
-  File "/a/harness/runner.py", line 70, in _play
+  File "{ROOT}/harness/runner.py", line 70, in _play
     raise KeyError(1)
 KeyError: 1
 this is a defect of chaos itself"""

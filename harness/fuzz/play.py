@@ -46,7 +46,7 @@ LONGEST_S = 60.0
 """Of real time, for one arm of simulated time: a hundred times what they take."""
 CONTROLS_KEPT = 50
 IN_MEMORY = Path("/dev/shm")
-ROOMS = ("chaos", "recovery", "harness", "reports")
+ROOT = Path(chaos.__file__).resolve().parents[1]
 ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
@@ -256,8 +256,8 @@ def place_of(error: Exception) -> str:
 
 
 def place_in_rooms(file: str, function: str) -> str:
-    """A function of a file by its path from the room on, ``recovery/data/told.py of``; of a file of somebody
-    else's by the last two parts of its path."""
-    parts = Path(file).parts
-    rooms = [place for place, part in enumerate(parts) if part in ROOMS]
-    return f"{'/'.join(parts[rooms[-1] if rooms else -2 :])} {function}"
+    """A function of a file by its path from the project's root on, ``recovery/data/told.py of``; of a file of
+    somebody else's by the last two parts of its path."""
+    path = Path(file)
+    ours = path.is_relative_to(ROOT)
+    return f"{path.relative_to(ROOT) if ours else Path(*path.parts[-2:])} {function}"

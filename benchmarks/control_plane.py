@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.controller import Controller, Stage
 from recovery.marks import Mark
 from recovery.starvation import Pulse

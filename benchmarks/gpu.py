@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
-from chaos.events import ORCHESTRATOR, Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import ORCHESTRATOR, Event, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 PART_LIMIT_S = 100.0

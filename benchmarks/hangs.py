@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.recovery import play
-from chaos.events import Event, Kind, Log, read_log
+from chaos.events.log import Event, Kind, Log, read_log
 from harness.judging.measure import measure, median_ci95
 from harness.judging.pressure import pressures_of
 

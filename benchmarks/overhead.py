@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from chaos.cli import build_catalogue
-from chaos.events import Kind, read_log
+from chaos.events.log import Kind, read_log
 from chaos.loading.load import load
 from harness.rundir import RunDirectory
 from harness.runner import run_scenario

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks import stated
 from benchmarks.register import Figure, Measurement, Register, load
-from chaos import figures
 from chaos.errors import ChaosError
+from chaos.events import figures
 from harness.compare.archive import unpack
 from harness.compare.directory import Directory
 from harness.compare.gather import gather
@@ -178,7 +178,7 @@ def archived(path: Path) -> Comparison:
 
 def rows_of(made: Comparison) -> list[Figure]:
     """The times of each stack under each family, and how many times as long as what it is set against its recovery and
-    its steps took. Rounded as the report rounds them (``chaos.figures``)."""
+    its steps took. Rounded as the report rounds them (``chaos.events.figures``)."""
     found = []
     for cell in made.cells:
         times = {

@@ -22,9 +22,9 @@ from chaos.commands._say import say
 from chaos.commands.gate import check_choices, conclude, gate_options
 
 if TYPE_CHECKING:
-    from chaos.catalogue import Catalogue
-    from chaos.listing import Entry
     from chaos.loading.load import LoadedScenario
+    from chaos.planning.listing import Entry
+    from chaos.scenario.catalogue import Catalogue
     from harness.results import Results
     from harness.rundir import RunDirectory
 
@@ -137,8 +137,8 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm, instead.")
 def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Touches nothing."""
-    from chaos import planview
     from chaos.loading.cells import chosen
+    from chaos.planning import planview
 
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
@@ -162,7 +162,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
 @_FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers, metrics."""
-    from chaos import listing
+    from chaos.planning import listing
 
     found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
     say(
@@ -242,7 +242,7 @@ def ps(runs: Path, form: str) -> int:
 @cli.command()
 def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as scenario.schema.json)."""
-    from chaos.schema import scenario_schema
+    from chaos.scenario.schema import scenario_schema
 
     say(json.dumps(scenario_schema(build_catalogue()), indent=2))
     return errors.EXIT_PASS
@@ -251,8 +251,8 @@ def schema() -> int:
 def build_catalogue() -> Catalogue:
     """Everything a scenario may name, by what lies in the plugin packages. Imports no torch."""
     from chaos import plugins
-    from chaos.catalogue import Catalogue
-    from chaos.fault import Fault
+    from chaos.fault.base import Fault
+    from chaos.scenario.catalogue import Catalogue
     from harness.checkers import NAMES
     from harness.judging.measure import METRICS
     from harness.launcher import Launcher
@@ -366,7 +366,7 @@ def _show(results: Results, directory: RunDirectory, *, form: str, quiet: bool, 
 
 
 def _entries(kind: str) -> list[Entry]:
-    from chaos import listing
+    from chaos.planning import listing
 
     if kind == "scenarios":
         return listing.scenario_entries(Path("scenarios"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from chaos.scenario import Cell, Requires
+from chaos.scenario.model import Cell, Requires
 
 _CAP_NET_ADMIN = 12
 _STATUS = Path("/proc/self/status")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from chaos.events import Kind, read_actor
+from chaos.events.log import Kind, read_actor
 from harness.grip import Absence, CoordinatorLost, Grip
 from harness.launcher import Report, Said
 from recovery.adoption import past

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from chaos.scenario import Cell, WorkloadSpec
+from chaos.scenario.model import Cell, WorkloadSpec
 from harness.capabilities import unmet
 from harness.slurm.facts import facts
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from chaos import plugins
 from chaos.errors import ScenarioError
 from chaos.files import read_model
-from chaos.sla import nearest
+from chaos.scenario.sla import nearest
 from harness.stack import ROOT, Requirements, Settings, Stack
 from harness.tuned import stack_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.launcher import Report
 from recovery.marks import Mark
 from recovery.starvation import Pulse

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from chaos.blast import Damage, nodes_hit, ranks_hit, refusal
-from chaos.fault import Fault, Occurrence, Where
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault, Occurrence, Where
+from chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
+from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Need, Where
-from chaos.schedule import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Need, Where
+from chaos.schedule.plan import NO_POINT, PlannedFault, Point, due_by_event, due_by_step, due_by_time
 from harness.guard import Guard
 from harness.occurrences import Occurrences
 from harness.scene import Scene

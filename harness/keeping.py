@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.launcher import Exited, KeeperStarted
 from recovery.memory import ROLE
 

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.blast import NO_COSTS, Privilege
-from chaos.events import Kind
-from chaos.fault import Need
-from chaos.scenario import Cell
-from chaos.targets import LinkShape, StorageTarget
+from chaos.events.log import Kind
+from chaos.fault.base import Need
+from chaos.fault.targets import LinkShape, StorageTarget
+from chaos.scenario.model import Cell
+from chaos.schedule.blast import NO_COSTS, Privilege
 from harness.health import Reading
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
@@ -80,7 +80,7 @@ class LinkControl(Protocol):
 
 
 class StoreControl(Protocol):
-    """The process that holds the key-value store; see chaos.targets.StoreTarget."""
+    """The process that holds the key-value store; see chaos.fault.targets.StoreTarget."""
 
     def signal(self, signum: int) -> None:
         """Send a signal through the held pidfd."""
@@ -287,7 +287,7 @@ class Launcher(BaseModel):
     """What of it is the thing itself, and makes a fault real that is emulated elsewhere."""
 
     costs: ClassVar[Mapping[Need, Privilege]] = NO_COSTS
-    """The privilege that a need takes here, where it is not the usual one (``chaos.blast``)."""
+    """The privilege that a need takes here, where it is not the usual one (``chaos.schedule.blast``)."""
 
     @abstractmethod
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from chaos import plugins
 from chaos.errors import ScenarioError
-from chaos.fault import Fault, Need
-from chaos.scenario import Cell
+from chaos.fault.base import Fault, Need
+from chaos.scenario.model import Cell
 from harness.launcher import Launcher
 
 

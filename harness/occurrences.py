@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
-from chaos.clocks import Clocks
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.following import Tail
-from chaos.schedule import PlannedFault, Point
-from chaos.verify import unmet
+from chaos.events.clocks import Clocks
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.scenario.verify import unmet
+from chaos.schedule.plan import PlannedFault, Point
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.struck import Late, Live, died_holding, spoken_of, undone

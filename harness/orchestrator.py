@@ -10,12 +10,12 @@ import signal as signals
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chaos import schedule
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
-from chaos.fault import Fault
-from chaos.sla import parse_stop
-from chaos.stops import Facts, Tally, to_stop
-from chaos.targets import StorageTarget
+from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.fault.base import Fault
+from chaos.fault.targets import StorageTarget
+from chaos.scenario.sla import parse_stop
+from chaos.schedule import plan as schedule
+from chaos.schedule.stops import Facts, Tally, to_stop
 from harness.coordinator import Coordinator
 from harness.health import HealthSource
 from harness.injector import Injector

@@ -1,10 +1,10 @@
 """Which process is on which node.
 
-Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks first, then on the last
-node (``chaos.topology``). A replacement goes to the first node that lacks a process it began with, since a lost machine
-is replaced by another one of the same number where the platform has one. As long as it is not there, spare nodes are
-filled as others are, and then whoever is least over its number takes more. A node on which processes keep failing is
-the last to be chosen: it would be the first to lack some.
+Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks first, then on
+the last node (``chaos.scenario.topology``). A replacement goes to the first node that lacks a process it
+began with, since a lost machine is replaced by another one of the same number where the platform has one. As
+long as it is not there, spare nodes are filled as others are, and then whoever is least over its number takes
+more. A node on which processes keep failing is the last to be chosen: it would be the first to lack some.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from chaos.topology import Topology
+from chaos.scenario.topology import Topology
 
 
 class Placement:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery.pressure import EVERY_S, Reader, Reading
 from recovery.supervision import Stage
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events import Event, Kind
-from chaos.scenario import Cell
+from chaos.events.log import Event, Kind
+from chaos.scenario.model import Cell
 from harness.launcher import ArmSetup
 from recovery.memory import ROLE as KEEPER
 

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.events.log import ORCHESTRATOR, Event, Kind
 from chaos.files import open_regular
 from harness import live, processes
 from harness.containers.undo import RemoveContainers

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from chaos import plugins
-from chaos.events import EventWriter
+from chaos.events.log import EventWriter
 from harness.links.route import Router
 from harness.rank_config import RankConfig
 from harness.stores import StoreConfig, be_store

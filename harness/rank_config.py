@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos.workspec import EvaluateSpec
+from chaos.scenario.workload import EvaluateSpec
 from harness.links.route import Address
 from recovery.entry import Birth
 

@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from chaos import plugins
-from chaos.events import Kind
-from chaos.fault import Fault
-from chaos.targets import DiskTrouble
+from chaos.events.log import Kind
+from chaos.fault.base import Fault
+from chaos.fault.targets import DiskTrouble
 from harness.shims.agenda import Acted, Agenda, Hold, Stall
 from harness.shims.body import BodyShim
 from harness.shims.disk import DiskShim
@@ -61,22 +61,22 @@ class FaultAgent:
 
     @property
     def rank(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.rank
 
     @property
     def step(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.step
 
     @property
     def seed(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.seed
 
     @property
     def optimizer(self) -> Any:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._job.state.optimizer
 
     # ---- called by the agent thread
@@ -123,37 +123,37 @@ class FaultAgent:
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self.slowness.set(factor, mode)
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self.disk.set_trouble(trouble, self.seed)
         self._job.checkpoints.disk = self.disk if self.disk.active else None
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._tensors.stored(surface)
 
     def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._tensors.change_forward(surface, change, self.seed, self._say())
 
     def change_rng(self, change: Callable[[int], int]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._tensors.change_rng(change, self._say())
 
     def shift_samples(self, by: int) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._tensors.shift_samples(by, self._say())
 
     def due_samples(self) -> Sequence[int]:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         config = self._job.config
         return order.batch(self.step, config.global_batch, config.samples, config.seed)
 
     def poison_sample(self, sample: int | None) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._poisoned = set() if sample is None else self._poisoned | {sample}
         self._job.spoil = self._spoil if self._poisoned else None
 
@@ -161,15 +161,15 @@ class FaultAgent:
         return loss * float("nan") if self._poisoned.intersection(samples) else loss
 
     def set_data_delay(self, seconds: float) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._agenda.data_delay_s = seconds  # from this very step on: the act comes first
 
     def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._agenda.next_step(action)
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(loss: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chaos import plugins
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
 from recovery.local import rank_environment
 from recovery.nodes.node import Recipe
 

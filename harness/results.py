@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from chaos.figures import counted
+from chaos.events.figures import counted
 
 SCHEMA_VERSION = 1
 Verdict = Literal["pass", "fail", "inconclusive"]

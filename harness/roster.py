@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chaos.errors import InfrastructureError
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.devices import Board
 from harness.launcher import Cluster, Exited, Leftovers
 from harness.placement import Placement

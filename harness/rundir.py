@@ -22,7 +22,7 @@ from ruamel.yaml.events import AliasEvent
 
 from chaos.errors import InfrastructureError, LogError, NoRun
 from chaos.files import is_part, read_bytes, reason
-from chaos.scenario import ResolvedRun
+from chaos.scenario.model import ResolvedRun
 
 MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB of it
 

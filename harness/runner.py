@@ -23,10 +23,10 @@ from chaos.errors import (
     InfrastructureError,
     ScenarioError,
 )  # fmt: skip
-from chaos.fault import Fault
+from chaos.fault.base import Fault
 from chaos.loading.load import LoadedScenario
-from chaos.scenario import Cell, ResolvedRun, SkippedCell, WorkloadSpec
-from chaos.schedule import repeat_seed
+from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
+from chaos.schedule.plan import repeat_seed
 from harness import devices, heal, interrupts, pressure
 from harness.capabilities import too_small
 from harness.judging import judge

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from chaos.events import Event, Kind
-from chaos.targets import StorageTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.targets import StorageTarget
 from harness.health import HealthSource
 from harness.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
 from harness.ledger import Ledger

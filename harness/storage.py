@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
+from chaos.fault.base import Need
 from harness.launcher import ArmSetup
 from harness.ledger import Ledger
 from harness.needs import needs_of, parameters
@@ -55,7 +55,7 @@ def mount_for(setup: ArmSetup) -> Storage | None:
 
 
 class Storage:
-    """Implements ``chaos.targets.StorageTarget``."""
+    """Implements ``chaos.fault.targets.StorageTarget``."""
 
     def __init__(self, setup: ArmSetup, *, size_mib: int) -> None:
         self.path = setup.checkpoints

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict
 
 from chaos.errors import InfrastructureError
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.links.client import LinkProxy
 from recovery.jobconfig import LOOPBACK
 from recovery.local import Children, Exited, Said, ask_store, start_store
@@ -92,12 +92,12 @@ class StoreKeeper:
                 self._ended = {"store": report.process, **reaped, "next_port": self.port}
 
     def signal(self, signum: int) -> None:
-        """See chaos.targets.StoreTarget."""
+        """See chaos.fault.targets.StoreTarget."""
         self._ended = None
         self._children.signal(self._name, signum)
 
     def set_latency(self, seconds: float) -> None:
-        """See chaos.targets.StoreTarget."""
+        """See chaos.fault.targets.StoreTarget."""
         self._proxy.shape([_IN], LinkShape(delay_s=seconds))
         self._round_trip_s, self._asked = None, False
 

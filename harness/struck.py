@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from chaos.events import Event
-from chaos.fault import Fault, Occurrence, Where
-from chaos.following import Tail
-from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
-from chaos.witness import effects_of
+from chaos.events.following import Tail
+from chaos.events.log import Event
+from chaos.fault.base import Fault, Occurrence, Where
+from chaos.fault.witness import effects_of
+from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
 from harness.sites import Aim
 from recovery.wire import Extra
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.events import Kind, Log
+from chaos.events.log import Kind, Log
 from harness.judging.lineage import History, StepRun
 from harness.whereabouts import homes
 

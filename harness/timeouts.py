@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.scenario import Scenario
+from chaos.scenario.model import Scenario
 from recovery import limits
 from recovery.supervision import Timing
 

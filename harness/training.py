@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 
 from chaos import plugins
-from chaos.workspec import EvaluateSpec
+from chaos.scenario.workload import EvaluateSpec
 from harness.rank_config import RankConfig
 from harness.workload import BuildContext, Trainable, Workload
 from recovery.job import Job, JobConfig

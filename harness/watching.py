@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from chaos.events import Event
+from chaos.events.log import Event
 from harness.launcher import ArmSetup
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chaos.events import ORCHESTRATOR, Event, Kind, Log
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS
 from harness.results import NodeResult

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery.crew import Process
 from recovery.divergence import DigestBook
 from recovery.doubts import Doubt

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Any
 
-from chaos.events import Event, EventWriter, Kind
+from chaos.events.log import Event, EventWriter, Kind
 from recovery import marks
 from recovery.agent import Agent
 from recovery.job import Job

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import limits
 from recovery.corruption import Corruptions
 from recovery.crew import Crew, Process

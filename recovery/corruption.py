@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.adoption import Adopter
 from recovery.crew import Process
 from recovery.divergence import Disagreement

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.detect import STOPPED, UNHEARD
 from recovery.layout import Layout
 from recovery.seating import brings, common_step

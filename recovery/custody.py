@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints
 from recovery.checkpoints import Checkpoint, Disk, Guard
 from recovery.choosing import Choosing

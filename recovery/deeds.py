@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.crew import Crew
 from recovery.strategy import Decision, Form, GiveUp, Kill, Pause, Spawn, describe
 from recovery.supervision import Hands

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 from recovery import marks, processes
 from recovery.marks import MarkPage
 from recovery.notice import tell_on_sigterm

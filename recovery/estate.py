@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from chaos.events import ORCHESTRATOR, ActorLog, Kind, read_actor
+from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_actor
 from recovery.memory import ROLE as KEEPER
 from recovery.nodes.clock import boot_id
 from recovery.nodes.files import LOCK

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.crew import Process
 from recovery.strategy import Cause, Failure, StateFrom
 from recovery.supervision import Hands

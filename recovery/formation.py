@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.crew import Crew, Process
 from recovery.divergence import Word
 from recovery.failures import answer_of

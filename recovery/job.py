@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 from recovery import marks, order
 from recovery.agent import Agent
 from recovery.interval import counts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chaos.errors import ChaosError
-from chaos.events import EventWriter
+from chaos.events.log import EventWriter
 from recovery.agent import Agent
 from recovery.interval import parse
 from recovery.jobconfig import InMemory, JobConfig, Net, Saves

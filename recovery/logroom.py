@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.events import ORCHESTRATOR
+from chaos.events.log import ORCHESTRATOR
 
 EVERY_S = 10.0
 LEAVE = 0.8  # of the limit is filled after a clearing

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import LogError
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 
 CAPACITY = 1 << 20
 DRAIN_EVERY_S = 0.02

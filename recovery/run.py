@@ -24,7 +24,7 @@ from chaos.errors import (
     EXIT_TERMINATED,
     ChaosError,
 )
-from chaos.events import ORCHESTRATOR
+from chaos.events.log import ORCHESTRATOR
 from recovery.estate import lock, read_estate
 from recovery.home import Home, ThisMachine
 from recovery.local import prepare_store

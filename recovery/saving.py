@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.checkpoints import Checkpoint, Disk, Guard, first_line, name_of
 from recovery.fence import Fenced
 from recovery.retention import prune, set_aside

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from chaos.events import EventWriter
+from chaos.events.log import EventWriter
 from recovery.entry import EXIT_ERROR, Birth, live
 from recovery.joining import Facts, JoinError, Place, Seat, taking
 from recovery.local import rank_environment

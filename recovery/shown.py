@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery.estate import Estate
 from recovery.memory import ROLE as KEEPER
 from recovery.output import say

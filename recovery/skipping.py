@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.crew import Process
 from recovery.failures import FailureBook
 from recovery.fallback import SKIP_WINDOW_STEPS

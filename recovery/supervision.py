@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
 from recovery.marks import Mark
 from recovery.pace import HangLimits

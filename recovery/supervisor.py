@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from chaos.errors import InfrastructureError
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from recovery import strategies
 from recovery.adoption import past
 from recovery.controller import Controller, Stage, Timing

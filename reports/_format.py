@@ -1,4 +1,4 @@
-"""Numbers and words as people read them; the rule of rounding is that of ``chaos.figures``."""
+"""Numbers and words as people read them; the rule of rounding is that of ``chaos.events.figures``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
 
-from chaos.figures import MISSING, NEVER, counted, number, quantity, with_unit
+from chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
 from harness.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.sla import samples_needed
+from chaos.scenario.sla import samples_needed
 from harness.judging.measure import per_arm
 from harness.results import CellResult, Metric, Results, Spares, Survival
 from reports._facts import labels

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos.errors import InfrastructureError, LogError, MissingCapability
-from chaos.events import ORCHESTRATOR, Kind, read_log
+from chaos.events.log import ORCHESTRATOR, Kind, read_log
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory
 from reports._format import scalar

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from chaos.errors import LogError
-from chaos.events import Event, Kind, Log, read_log
+from chaos.events.log import Event, Kind, Log, read_log
 from harness.judging.lineage import history_of
 from harness.results import ArmResult, Incident, Results
 from harness.rundir import RunDirectory

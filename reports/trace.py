@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import LogError
-from chaos.events import ORCHESTRATOR, Event, Kind, Log, read_log
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
 from chaos.files import replacing
 from harness.judging.lineage import history_of
 from harness.results import ArmResult, Incident, Results

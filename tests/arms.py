@@ -7,8 +7,8 @@ from typing import Any
 
 from logs import BATCH, EVERY, MS, RANKS, STEP_MS, STEPS, Script
 
-from chaos.events import Kind
-from chaos.scenario import Cell, Scenario
+from chaos.events.log import Kind
+from chaos.scenario.model import Cell, Scenario
 from harness.checkers import CHECKERS, Evidence
 from harness.results import Finding
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from running import EPOCHS, RECOVERABLE, ROOT, Running
 
-from chaos.events import Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Kind
 
 HOST = "127.0.0.1"
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos.events import Event, EventWriter, Kind
+from chaos.events.log import Event, EventWriter, Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.rank import SimRank
 from harness.sim.state import Part, Reduced, State, combine

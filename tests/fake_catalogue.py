@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.catalogue import Catalogue
-from chaos.events import Event
-from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.events.log import Event
+from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.scenario.catalogue import Catalogue
 
 
 class _Model(BaseModel):

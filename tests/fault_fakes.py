@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from chaos.events import Event, Kind
-from chaos.fault import Occurrence, Where
-from chaos.targets import LinkShape
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Occurrence, Where
+from chaos.fault.targets import LinkShape
 from recovery import checkpoints
 
 OCCURRENCE = Occurrence(

@@ -12,7 +12,7 @@ import torch
 from nccl_contract import Gpus
 from torch import Tensor, nn
 
-from chaos.events import Event, EventWriter, Kind, read_actor
+from chaos.events.log import Event, EventWriter, Kind, read_actor
 from recovery import marks
 from recovery.agent import Agent
 from recovery.job import Job, JobConfig

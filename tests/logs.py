@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from recovery.order import batch, share
 
 MS = 1_000_000

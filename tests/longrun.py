@@ -13,8 +13,8 @@ from pathlib import Path
 from cluster import Cluster
 from running import Running, kill
 
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 from recovery import processes
 
 JOB = Path(__file__).resolve().parent / "longrun_job.py"

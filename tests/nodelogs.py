@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from logs import MS, Line, Script
 
-from chaos.events import ORCHESTRATOR, Kind
+from chaos.events.log import ORCHESTRATOR, Kind
 
 HOURS_NS = 5 * 3600 * 10**9
 FAR = "boot-of-another-machine"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 from harness.results import (
     PHASE_NAMES,
     ArmResult,

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulate import cell_of
 
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
 
 STEPS = 40
 LAST_STEP = 27  # enough healthy steps must follow for the rate to be judged

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from arms import EXACT
 
 from chaos import plugins
-from chaos.events import Event, Log, read_log
-from chaos.fault import Fault
-from chaos.scenario import Cell, Scenario
+from chaos.events.log import Event, Log, read_log
+from chaos.fault.base import Fault
+from chaos.scenario.model import Cell, Scenario
 from harness.checkers import Evidence
 from harness.launcher import ArmSetup
 from harness.launchers.sim import Sim, SimSession

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulate import Played, cell_of, evidence, play
 
-from chaos.events import Kind, Log, read_log
+from chaos.events.log import Kind, Log, read_log
 from harness.checkers.faults import expectations
 from harness.judging.acts import _outcome, merged
 from harness.judging.measure import ArmMeasures, measure

@@ -13,8 +13,8 @@ from portions import first_in_test, long_but
 from simulate import KILL, Played, cell_of, evidence, play
 from test_controller import FakeHands
 
-from chaos.events import Event, Kind
-from chaos.scenario import Cell
+from chaos.events.log import Event, Kind
+from chaos.scenario.model import Cell
 from harness.orchestrator import Orchestrator
 from recovery.adoption import Past, past
 from recovery.controller import Controller

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.rank_faults import FaultAgent
 from harness.shims import agenda
 from harness.shims.agenda import Acted, Agenda, Hold, Stall, Wait

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mutations.bases import judged
 from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, each, edit, move, the_injection
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 
 EARLIER = move(Kind.FAULT_INJECTED, -60)
 MEASURED = ("silent_s", "limit_s", "last_seq", "stopped")

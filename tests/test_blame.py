@@ -10,7 +10,7 @@ import pytest
 from arms import FAIL, KILL, evidence_of
 from logs import Script
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.faults import detection
 from harness.checkers.recovery_shown import recovery_shown
 from harness.judging.episodes import episodes_of

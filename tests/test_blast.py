@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.blast import Damage, Privilege, may_need, nodes_hit, privilege, ranks_hit, refusal
-from chaos.fault import Need, Where
-from chaos.faultspec import FaultSpec
-from chaos.scenario import BlastRadius
-from chaos.schedule import plan
-from chaos.targeting import Traits
-from chaos.topology import Topology
-from chaos.verify import complaint, unmet
+from chaos.fault.base import Need, Where
+from chaos.scenario.fault import FaultSpec
+from chaos.scenario.model import BlastRadius
+from chaos.scenario.topology import Topology
+from chaos.scenario.verify import complaint, unmet
+from chaos.schedule.blast import Damage, Privilege, may_need, nodes_hit, privilege, ranks_hit, refusal
+from chaos.schedule.plan import plan
+from chaos.schedule.targeting import Traits
 
 
 def refused(limits: dict[str, Any], *, active: int = 0, healthy: int = 4, ranks: tuple[int, ...] = (2,),

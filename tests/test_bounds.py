@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from chaos.sla import samples_needed
+from chaos.scenario.sla import samples_needed
 from harness.gating.bounds import (
     EXACT_PAIRS,
     POWER,

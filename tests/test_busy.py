@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_job import WAIT_S, Rank
 
-from chaos.events import Kind, read_actor
+from chaos.events.log import Kind, read_actor
 from recovery import marks
 from recovery import run as command
 from recovery.marks import Mark, MarkPage

@@ -10,7 +10,7 @@ import pytest
 from hogs import URGENCIES, hogs
 from test_real import run
 
-from chaos.events import Kind, read_log
+from chaos.events.log import Kind, read_log
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
 

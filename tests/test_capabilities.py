@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulate import KILL, cell_of
 
-from chaos.scenario import Requires
+from chaos.scenario.model import Requires
 from harness.capabilities import PROBES, too_small, unmet
 
 

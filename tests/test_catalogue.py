@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from chaos import plugins
-from chaos.fault import Fault
-from chaos.listing import NO_SCENARIOS
+from chaos.fault.base import Fault
+from chaos.planning.listing import NO_SCENARIOS
 
 ROOT = Path(__file__).parent.parent
 FAULTS = plugins.load("chaos.faults", Fault)

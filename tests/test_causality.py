@@ -11,7 +11,7 @@ from arms import CLEAN, FAIL, control, evidence_of
 from logs import MS, Script
 from nodelogs import NEAR, Clock, on_nodes
 
-from chaos.events import ORCHESTRATOR, Kind
+from chaos.events.log import ORCHESTRATOR, Kind
 from harness.checkers.happens_before import happens_before
 from harness.judging.causality import DRIFT_STEPS
 

@@ -13,7 +13,7 @@ import pytest
 from arms import CLEAN, FAIL, KILL, OPEN, control, evidence_of, judged, red
 from logs import MS, Script
 
-from chaos.events import ORCHESTRATOR, Kind, read_log
+from chaos.events.log import ORCHESTRATOR, Kind, read_log
 from harness.checkers import CHECKERS, EXPECTATION, Evidence, check, check_all, names_of
 from harness.checkers.evidence import passed
 from harness.checkers.loss import compare

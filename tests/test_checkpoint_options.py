@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from chaos.workspec import CheckpointSpec
+from chaos.scenario.workload import CheckpointSpec
 from recovery.jobconfig import JobConfig, Saves
 from recovery.joining import Facts, JoinError, Seat, settle
 

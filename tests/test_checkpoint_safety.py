@@ -12,7 +12,7 @@ from test_checkpointer import ALONE, Rank
 from test_checkpoints import flip
 from test_controller import FakeHands, Rig
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints, retention
 from recovery.adoption import Past
 from recovery.agent import Agent

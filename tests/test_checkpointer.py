@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints
 from recovery.jobconfig import JobConfig
 from recovery.layout import Layout

@@ -7,7 +7,7 @@ import pytest
 from arms import FAIL, KILL, evidence_of
 from logs import Script
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.data import step_arithmetic
 
 

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from chaos import cli
 from chaos.errors import InfrastructureError
-from chaos.schema import scenario_schema
+from chaos.scenario.schema import scenario_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = """\

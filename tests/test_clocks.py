@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from logs import MS, Line, Script
 from nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 
-from chaos.clocks import Clocks, Machine, Measurement
-from chaos.events import ORCHESTRATOR, Event, Kind
-from chaos.scenario import SlaCheck
+from chaos.events.clocks import Clocks, Machine, Measurement
+from chaos.events.log import ORCHESTRATOR, Event, Kind
+from chaos.scenario.model import SlaCheck
 from harness.judging.gates import judge_sla, judge_slas
 from harness.judging.measure import METRICS, measure
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from chaos import cli, plugins
-from chaos.blast import privilege
-from chaos.fault import Need
-from chaos.scenario import LauncherSpec
+from chaos.fault.base import Need
+from chaos.scenario.model import LauncherSpec
+from chaos.schedule.blast import privilege
 from harness.launcher import Launcher
 
 ROOT = Path(__file__).resolve().parent.parent

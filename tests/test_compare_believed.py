@@ -13,7 +13,7 @@ from mutations.trials import BASE, NOT_REFUTED, trial
 from test_compare_rules import comparison, run
 from test_mutations import CORPUS
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.compare.believed import CONTRADICTS
 from harness.compare.directory import Directory
 from harness.compare.gather import gather

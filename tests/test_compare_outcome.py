@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_script_observer import Job, S
 
-from chaos.events import ORCHESTRATOR, ActorLog, Kind, Log, make_log
+from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
 from harness.compare.gather import Source, trial_of
 from harness.compare.model import Trial
 from harness.script.progress import Progress

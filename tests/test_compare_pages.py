@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 
-from chaos.figures import number
+from chaos.events.figures import number
 from harness.compare.model import Comparison
 from reports._compare import load, write_all
 from reports._compare.facts import OUTCOMES, Facts

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from chaos.fault import Need
-from chaos.targets import LinkShape
+from chaos.fault.base import Need
+from chaos.fault.targets import LinkShape
 from harness.containers import links, rules
 from harness.containers.flapping import Flaps
 from harness.containers.inside import ByEngine

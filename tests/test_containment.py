@@ -10,7 +10,7 @@ from mutations.tape import Tape
 from simulate import cell_of, evidence, play
 from test_sim import SPARE
 
-from chaos.events import Kind, read_actor
+from chaos.events.log import Kind, read_actor
 from harness.checkers import CHECKERS, Evidence, check
 from harness.results import Finding
 from harness.sim.step import Attempt

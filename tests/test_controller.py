@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.events import Kind, require_keys
+from chaos.events.log import Kind, require_keys
 from recovery.controller import Controller, Stage, Timing
 from recovery.detect import HangLimits
 from recovery.marks import Mark

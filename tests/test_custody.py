@@ -11,8 +11,8 @@ import pytest
 from test_job import Rank
 from test_membership import Either, Simulated, join
 
-from chaos.events import Kind
-from chaos.targets import DiskTrouble
+from chaos.events.log import Kind
+from chaos.fault.targets import DiskTrouble
 from harness.sim.saves import JOB
 from recovery.checkpoints import Checkpoint, name_of, newest_first, origin_of
 from recovery.custody import Custody, agreement, writers

@@ -11,7 +11,7 @@ import pytest
 from arms import FAIL, OPEN, judged
 from simulate import KILL, Played, cell_of, evidence, play
 
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
 from harness.checkers import CHECKERS, check_all
 from harness.sim.behaviour import Behaviour
 from recovery.strategy import Strategy

@@ -9,7 +9,7 @@ import pytest
 from mutations.tape import Tape
 from simulate import cell_of, evidence, play
 
-from chaos.events import Event, Kind, read_actor
+from chaos.events.log import Event, Kind, read_actor
 from harness.checkers import CHECKERS, Evidence, check
 from recovery.custody import Custody
 

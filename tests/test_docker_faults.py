@@ -14,8 +14,8 @@ import pytest
 from docker_engine import REQUIRED, engine
 from test_docker_real import Nodes, nodes_of, until
 
-from chaos.fault import Need
-from chaos.targets import LinkShape
+from chaos.fault.base import Need
+from chaos.fault.targets import LinkShape
 from harness.containers.inside import ByEngine, ByNamespace, lacks_tools, may_enter
 from harness.containers.links import NodeLinks
 

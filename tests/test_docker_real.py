@@ -23,7 +23,7 @@ from docker_engine import engine, image_of, labelled, private_engine, python
 
 from chaos.cli import invoke
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
+from chaos.fault.base import Need
 from harness import heal, processes
 from harness.containers.engine import connect, engine_url
 from harness.containers.image import software
@@ -69,7 +69,7 @@ with heal.guarded(run) as ledger:
 OTHER_USER = """
 import os, sys
 from pathlib import Path
-from chaos.fault import Need
+from chaos.fault.base import Need
 from harness import heal
 from harness.containers.inside import ByEngine
 from harness.containers.platform import DockerPlatform, Settings

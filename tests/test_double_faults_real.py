@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 
 pytestmark = pytest.mark.real
 

@@ -17,8 +17,8 @@ import pytest
 from arms import judged
 from simulate import Played, cell_of, evidence, play
 
-from chaos.events import Kind
-from chaos.scenario import Cell
+from chaos.events.log import Kind
+from chaos.scenario.model import Cell
 from harness.launchers.sim import Sim
 
 SEEDS, BLOCK, IN_TEST = 500, 50, 20

@@ -14,7 +14,7 @@ from test_checkpoints import flip
 from test_controller import FakeHands, Rig
 from test_fence import member
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery import checkpoints, doubts
 from recovery.adoption import past
 from recovery.checkpoints import Checkpoint

@@ -10,7 +10,7 @@ import pytest
 from chaos.cli import build_catalogue
 from chaos.loading.cells import chosen
 from chaos.loading.load import LoadedScenario, load
-from chaos.planview import headline, plan_run
+from chaos.planning.planview import headline, plan_run
 from harness.compare.plan import family_of
 from harness.compare.stored import compare_stored
 from harness.runner import run_scenario

@@ -12,7 +12,7 @@ from fake_catalogue import CATALOGUE
 
 from chaos.errors import ScenarioError
 from chaos.loading.load import LoadedScenario, load
-from chaos.planview import as_json, plan_run
+from chaos.planning.planview import as_json, plan_run
 
 BASE = """\
 version: 1

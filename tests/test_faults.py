@@ -15,7 +15,7 @@ from fault_fakes import FAKES, FakeCheckpoint, FakeRank, FaultCase, calm, effect
 from pydantic import BaseModel
 
 from chaos import plugins
-from chaos.fault import Fault, Fidelity, Need, Where
+from chaos.fault.base import Fault, Fidelity, Need, Where
 from recovery import checkpoints
 
 FAULTS = plugins.load("chaos.faults", Fault)

@@ -15,7 +15,7 @@ from test_checkpoint_safety import CHANGED
 from test_checkpointer import ALONE, WAIT_S, Gate, Rank
 from test_checkpoints import put
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints, fence
 from recovery.fence import FENCE, Fence, Fenced
 from recovery.wire import Unrecoverable

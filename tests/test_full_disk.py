@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 from running import Running, kill, until
 
-from chaos import disk, events
+from chaos import disk
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import EventWriter, Kind, read_actor, read_log
-from chaos.following import Tail
+from chaos.events import log as events
+from chaos.events.following import Tail
+from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.checkers import check
 from harness.checkers.evidence import failed, passed
 from recovery import marks, ring

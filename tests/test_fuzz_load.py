@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from chaos import cli
-from chaos.arrivals import read_trace
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
-from chaos.planview import as_json, as_text, plan_run
-from chaos.schema import scenario_schema
+from chaos.planning.planview import as_json, as_text, plan_run
+from chaos.scenario.schema import scenario_schema
+from chaos.schedule.arrivals import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 VALID: dict[str, Any] = {

@@ -7,8 +7,8 @@ import math
 import pytest
 from arms import KILL, cell_of
 
-from chaos.scenario import SlaCheck
-from chaos.sla import ClauseError
+from chaos.scenario.model import SlaCheck
+from chaos.scenario.sla import ClauseError
 from harness.judging.gates import EXIT_CODES, judge_cell, judge_run, judge_sla, judge_slas, quantity, sla_line
 from harness.results import CellResult, Finding, SlaResult, Verdict, merge
 

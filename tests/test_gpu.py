@@ -10,7 +10,7 @@ from arms import judged
 from simulate import cell_of, evidence, play
 from test_real import run
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.devices import Board, on_node, slots, torch_name
 from recovery import run as run_module
 

@@ -15,7 +15,7 @@ from test_scenarios import loaded
 
 from benchmarks import hangs
 from benchmarks.hangs import FAMILIES, PACES, Found
-from chaos.events import Kind, Log
+from chaos.events.log import Kind, Log
 from harness.launchers.sim import Sim
 
 

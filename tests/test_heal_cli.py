@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from chaos.events import ORCHESTRATOR, EventWriter, Kind
+from chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from harness import live, processes
 from harness.ledger import Ledger, read_open
 from harness.rundir import RunDirectory

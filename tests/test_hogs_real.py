@@ -9,7 +9,7 @@ import pytest
 from hogs import URGENCIES, hogs
 from test_scenarios import loaded, simulate
 
-from chaos.events import Event, Kind, Log, read_log
+from chaos.events.log import Event, Kind, Log, read_log
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
 SCENARIO = """\

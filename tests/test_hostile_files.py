@@ -24,7 +24,7 @@ from chaos import files
 from chaos.cli import invoke
 from chaos.commands import _say
 from chaos.errors import LogError
-from chaos.events import read_actor
+from chaos.events.log import read_actor
 from harness import live
 from harness.compare import archive
 from harness.compare.directory import Directory, Plan, Played

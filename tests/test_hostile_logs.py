@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from simulate import KILL, cell_of, play
 
-from chaos import events as module
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ActorLog, Event, EventWriter, Kind, read_actor, read_log
-from chaos.holes import MAX_LINE_BYTES
+from chaos.events import log as module
+from chaos.events.holes import MAX_LINE_BYTES
+from chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
 from recovery.estate import read_estate
 
 LINE = {

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from simulate import cell_of, play
 
-from chaos.budget import MOST_BYTES, VARIABLE, Budget
 from chaos.cli import invoke
-from chaos.events import ORCHESTRATOR, ActorLog, Kind, read_log
+from chaos.events.budget import MOST_BYTES, VARIABLE, Budget
+from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_log
 
 MIB = 1 << 20
 ROOM = 16 * MIB  # for logs

@@ -9,9 +9,9 @@ import pytest
 from simulate import KILL, RANKS, cell_of
 from test_scenarios import FOLDER, loaded, simulate
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from chaos.loading.overrides import of_option
-from chaos.scenario import Cell, ResolvedRun
+from chaos.scenario.model import Cell, ResolvedRun
 from harness.judging.expected import expected_of
 from harness.judging.judge import judge
 from harness.results import Finding, Results

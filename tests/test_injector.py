@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from chaos import plugins
-from chaos.events import Event, EventWriter, Kind, require_keys
-from chaos.fault import Fault
-from chaos.kinds import REQUIRED
-from chaos.scenario import BlastRadius, FaultSpec
-from chaos.schedule import plan
-from chaos.targeting import traits_of
-from chaos.topology import Topology
+from chaos.events.kinds import REQUIRED
+from chaos.events.log import Event, EventWriter, Kind, require_keys
+from chaos.fault.base import Fault
+from chaos.scenario.model import BlastRadius, FaultSpec
+from chaos.scenario.topology import Topology
+from chaos.schedule.plan import plan
+from chaos.schedule.targeting import traits_of
 from harness.injector import Injector
 from harness.ledger import Ledger
 from harness.rundir import RunDirectory

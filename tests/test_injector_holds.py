@@ -13,12 +13,12 @@ from simulate import cell_of
 from test_injector import KINDS, SECOND, FakeScene
 
 from chaos import plugins
-from chaos.events import Kind
-from chaos.fault import Where
-from chaos.scenario import FaultSpec
-from chaos.schedule import plan
-from chaos.targeting import traits_of
-from chaos.topology import Topology
+from chaos.events.log import Kind
+from chaos.fault.base import Where
+from chaos.scenario.model import FaultSpec
+from chaos.scenario.topology import Topology
+from chaos.schedule.plan import plan
+from chaos.schedule.targeting import traits_of
 from harness.injector import Injector
 from harness.launcher import ArmSetup
 from harness.rank_faults import FaultAgent

@@ -9,7 +9,7 @@ import pytest
 from simulate import KILL, Played, cell_of, play
 from test_sim import found
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.launchers.sim import Sim
 
 FAST = Sim(step_ms=2, checkpoint_ms=1, spread_ms=0.1)

@@ -15,7 +15,7 @@ import torch
 from test_checkpoints import flip
 from torch import nn
 
-from chaos.events import Event, EventWriter, Kind, read_actor
+from chaos.events.log import Event, EventWriter, Kind, read_actor
 from recovery import marks
 from recovery.agent import Agent
 from recovery.checkpoints import CorruptCheckpoint, newest_first, verify

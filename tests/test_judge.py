@@ -14,8 +14,8 @@ from arms import KILL, cell_of
 from logs import Script
 from nodelogs import HOURS_NS, Clock, on_nodes
 
-from chaos.events import Kind
-from chaos.scenario import Cell, ResolvedRun, SkippedCell
+from chaos.events.log import Kind
+from chaos.scenario.model import Cell, ResolvedRun, SkippedCell
 from harness.checkers import CHECKERS
 from harness.judging.judge import judge, write_results
 from harness.judging.samples import chances

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulate import Played, cell_of, evidence, play
 
-from chaos.events import Event
+from chaos.events.log import Event
 from harness.checkers import check_all
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaos.events import Event, Kind, read_actor
+from chaos.events.log import Event, Kind, read_actor
 from harness.launchers.sim import Sim
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S, Clock

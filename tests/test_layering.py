@@ -111,11 +111,11 @@ def may_not(name: str, wanted: str) -> str:
         return ""
     if package == "chaos":
         return "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word to chaos"
-    if package == "recovery" and not within(wanted, ("chaos", "chaos.events", "chaos.errors")):
+    if package == "recovery" and not within(wanted, ("chaos", "chaos.events.log", "chaos.errors")):
         return "recovery serves anybody's training script: take it as an argument or through a Protocol"
     if package == "recovery" and within(wanted, ("chaos",)) and wanted != "chaos":
-        allowed = within(wanted, ("chaos.events", "chaos.errors"))
-        return "" if allowed else "recovery may use chaos.events and chaos.errors only: pass the rest in"
+        allowed = within(wanted, ("chaos.events.log", "chaos.errors"))
+        return "" if allowed else "recovery may use chaos.events.log and chaos.errors only: pass the rest in"
     if package == "harness" and other == "reports":
         return "reports read stored runs: let the caller render"
     if package == "reports" and other == "recovery":
@@ -193,8 +193,8 @@ def test_import_rule() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("chaos/fault.py", "from harness import measure", "chaos holds the shared words"),
-        ("chaos/fault.py", "def f():\n    import recovery.wire", "chaos holds the shared words"),
+        ("chaos/fault/base.py", "from harness import measure", "chaos holds the shared words"),
+        ("chaos/fault/base.py", "def f():\n    import recovery.wire", "chaos holds the shared words"),
         ("chaos/plan.py", "import torch", "torch belongs in"),
         ("chaos/faults/a.py", "from chaos.faults.b import B", "plugins do not know their siblings"),
         ("chaos/faults/a.py", "from chaos.faults import b", "plugins do not know their siblings"),
@@ -202,8 +202,8 @@ def test_import_rule() -> None:
         ("chaos/faults/a.py", "import torch", "torch belongs in"),
         (
             "recovery/order.py",
-            "from chaos.scenario import Cell",
-            "recovery may use chaos.events and chaos.errors only",
+            "from chaos.scenario.model import Cell",
+            "recovery may use chaos.events.log and chaos.errors only",
         ),
         ("recovery/order.py", "from harness.corpus import prepare", "recovery serves anybody's"),
         ("recovery/strategies/a.py", "from recovery.strategies.b import B", "plugins do not know"),
@@ -236,15 +236,15 @@ def test_a_breach_is_found_and_says_what_to_do(
     ("module", "source"),
     [
         ("chaos/cli.py", "def run():\n    from harness import runner"),
-        ("chaos/faults/a.py", "from chaos.fault import Fault\ndef f():\n    import torch"),
-        ("recovery/order.py", "from chaos.events import Kind\nfrom chaos import errors"),
+        ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
+        ("recovery/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
         ("recovery/mechanisms/a.py", "import torch"),
         ("harness/workloads/a.py", "def f():\n    from harness.workloads._shared import x\n    import torch"),
         (
             "harness/workload.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
         ),
-        ("reports/html.py", "from harness.results import Results\nfrom chaos.events import Event"),
+        ("reports/html.py", "from harness.results import Results\nfrom chaos.events.log import Event"),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(tmp_path: Path, module: str, source: str) -> None:

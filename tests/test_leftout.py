@@ -12,7 +12,7 @@ import pytest
 from test_controller import FakeHands, Rig
 from test_skipping import view
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import order
 from recovery.adoption import Past
 from recovery.controller import Controller

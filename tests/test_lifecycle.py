@@ -7,7 +7,7 @@ import pytest
 from mutations.bases import judged
 from mutations.tape import MS, Change, Mutation, Tape
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 
 ASKED = ("lifecycle", "recovery-shown")
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.links.client import LinkProxy
 from harness.links.route import Router
 from harness.links.shaping import RTO_S, Pacer

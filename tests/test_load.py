@@ -19,7 +19,7 @@ from chaos.loading.interpolate import Names, interpolate
 from chaos.loading.load import LoadedScenario, load
 from chaos.loading.matrix import expand, value_name
 from chaos.loading.overrides import of_option
-from chaos.scenario import CheckpointTarget, StepsDuration
+from chaos.scenario.model import CheckpointTarget, StepsDuration
 
 GOOD = """\
 version: 1

@@ -17,7 +17,7 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.errors import EXIT_PASS, EXIT_USAGE
-from chaos.loading import bounds
+from chaos.source import bounds
 
 BASE = """version: 1
 name: x

@@ -13,7 +13,7 @@ import pytest
 from arms import cell_of
 from running import Running
 
-from chaos.events import EventWriter, Kind, read_actor, read_log
+from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.checkers import CHECKERS, Evidence, check
 from recovery import marks
 from recovery.logroom import BLOCK, LogRoom, Names

@@ -8,7 +8,7 @@ import pytest
 from mutations.tape import Tape
 from simulate import KILL, Played, cell_of, evidence, play
 
-from chaos.events import Kind, read_actor
+from chaos.events.log import Kind, read_actor
 from harness.checkers import CHECKERS, Evidence, check
 from harness.results import Finding
 

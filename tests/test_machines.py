@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from chaos import plugins
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Need
-from chaos.listing import fault_entry
-from chaos.schedule import PlannedFault
-from chaos.targets import LinkShape
-from chaos.topology import Topology
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Fidelity, Need
+from chaos.fault.targets import LinkShape
+from chaos.planning.listing import fault_entry
+from chaos.scenario.topology import Topology
+from chaos.schedule.plan import PlannedFault
 from harness.judging.episodes import Episode, _first_of
 from harness.launchers.docker import Docker
 from harness.launchers.local import Local

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import MS, Script
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import METRICS, account, measure, median_ci95, summarise
 from harness.judging.partition import CLASSES

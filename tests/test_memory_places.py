@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_checkpointer import ALONE, Rank
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.layout import Layout
 from recovery.mechanisms.remembering import Remembering
 from recovery.mechanisms.saving.reading import CheckpointMismatch

@@ -11,7 +11,7 @@ import pytest
 from test_real import run
 from test_run import EPOCHS, RECOVERABLE, STEPS, Running, kill, start, unharmed
 
-from chaos.events import Event, Kind, read_log
+from chaos.events.log import Event, Kind, read_log
 from harness.results import Results
 from recovery.memory.header import is_memory
 from recovery.memory.keepers import Keepers

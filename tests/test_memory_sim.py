@@ -10,7 +10,7 @@ from arms import judged
 from portions import first_in_test, long_but
 from simulate import Played, cell_of, evidence, play
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.memory.header import is_memory
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from chaos.workspec import CheckpointSpec, MemorySpec, size_bytes
+from chaos.scenario.workload import CheckpointSpec, MemorySpec, size_bytes
 
 SCENARIO = """
 version: 1

@@ -14,7 +14,7 @@ from arms import control
 from logs import MS, Script
 from simulate import cell_of, play
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from chaos.plugins import load
 from harness import workloads
 from harness.compare.model import CellSummary, Trial

@@ -11,7 +11,7 @@ import pytest
 from arms import CLEAN, FAIL, OPEN, evidence_of, red
 from logs import MS, Script
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers import CHECKERS
 
 Mutant = Callable[[Script], None]

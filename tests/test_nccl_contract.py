@@ -19,7 +19,7 @@ from gpu_ranks import WAIT_S, GpuRank, adam, batch, network
 from nccl_contract import Gpus, Nccl
 from torch import Tensor
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import order
 from recovery.local import NCCL_WATCHDOG, rank_environment, start_store
 from recovery.mechanisms import buckets, digest

@@ -10,8 +10,8 @@ from arms import judged
 from simulate import Played, cell_of, evidence, play
 from test_real import MLP, run
 
-from chaos.events import Kind
-from chaos.topology import Topology
+from chaos.events.log import Kind
+from chaos.scenario.topology import Topology
 from harness.placement import Placement
 from harness.results import Incident
 

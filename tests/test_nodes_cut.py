@@ -17,8 +17,8 @@ from netns import CONTROL, DATA, Sites
 from nodes import Yard
 from running import RECOVERABLE, ROOT, Running, kill, until
 
-from chaos.events import ORCHESTRATOR, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import ORCHESTRATOR, Kind
 from recovery import processes
 from recovery.local import Dying, Exited, Said
 from recovery.nodes.berth import NodeLost

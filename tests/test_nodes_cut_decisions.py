@@ -19,7 +19,7 @@ from netns import CONTROL, Sites
 from running import ROOT, kill, until
 from test_nodes_cut import CutJob
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import processes
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli import cli
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.local import Dying, Exited, Said
 from recovery.nodes import handshake
 from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned, NotKept

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_real import MLP, run
 
-from chaos.events import Event, Kind, Log, read_log
+from chaos.events.log import Event, Kind, Log, read_log
 from harness.results import Results
 
 pytestmark = pytest.mark.real

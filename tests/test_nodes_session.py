@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from chaos.errors import InfrastructureError
-from chaos.events import EventWriter, Kind, read_actor
-from chaos.scenario import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
+from chaos.events.log import EventWriter, Kind, read_actor
+from chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
 from harness.launcher import Stopped
 from harness.ledger import Ledger, read_open
 from harness.nodes import renewal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from test_controller import Rig
 from test_detect import mark, trained, watch
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.controller import Stage
 from recovery.detect import UNHEARD
 from recovery.strategies.drop_replica import DropReplica

@@ -10,7 +10,7 @@ from simulate import cell_of
 from test_sim import found, of
 from test_skipping import view
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import fallback
 from recovery.strategies.drop_replica import DropReplica
 from recovery.strategies.hot_spare import HotSpare

@@ -14,7 +14,7 @@ from arms import judged
 from simulate import Played, cell_of, evidence, play
 from test_controller import KEEPING, Rig
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery.controller import Stage
 from recovery.strategies.checkpoint_restart import CheckpointRestart
 from recovery.strategies.drop_replica import DropReplica

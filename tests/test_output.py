@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from running import LIMIT_S, ROOT
 
-from chaos.events import Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Kind
 from recovery import output
 from recovery.output import Output
 

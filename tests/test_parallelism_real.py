@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 from harness.results import Results
 
 pytestmark = pytest.mark.real

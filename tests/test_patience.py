@@ -13,8 +13,8 @@ from test_sim import of
 from test_strategies import view_of
 from test_versions import told, trains
 
-from chaos.events import Kind
-from chaos.topology import Topology
+from chaos.events.log import Kind
+from chaos.scenario.topology import Topology
 from harness.launchers.sim import Sim
 from harness.placement import Placement
 from recovery import fallback

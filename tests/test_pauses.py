@@ -7,7 +7,7 @@ import pytest
 from arms import FAIL, KILL, control, evidence_of, judged
 from logs import MS, Script
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import measure
 from harness.judging.pauses import checkpoint_stalls, evaluations

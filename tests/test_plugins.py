@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from test_faults import case_of
 
 from chaos import plugins
-from chaos.fault import Fault
+from chaos.fault.base import Fault
 from harness.launcher import Launcher
 from harness.rundir import RunDirectory
 from harness.workload import BuildContext, Trainable, Workload

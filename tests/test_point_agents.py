@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from chaos import plugins
-from chaos.events import Event, Kind
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
 from harness.injector import Injector
 from harness.script.agents import STRANGER_S, Agents, places
 from harness.script.observer import Observer

@@ -12,7 +12,7 @@ from portions import first_in_test, long_but
 from simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 from test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import account
 from harness.sim.faults import SimFaultAgent

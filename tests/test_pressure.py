@@ -15,7 +15,7 @@ from arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
 from logs import ORCHESTRATOR, Line, Script
 from readings import NS, Load, readings, steady, until
 
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
 from harness.checkers import check_all
 from harness.judging.gates import judge_cell
 from harness.judging.pressure import TOO_BUSY, Pressure, pressures_of

@@ -11,8 +11,8 @@ from portions import long_but
 from simulate import Played, cell_of, evidence, play
 
 from chaos import plugins
-from chaos.events import Kind
-from chaos.fault import Fault, Fidelity
+from chaos.events.log import Kind
+from chaos.fault.base import Fault, Fidelity
 from harness.results import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]

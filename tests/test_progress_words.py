@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.events.log import ORCHESTRATOR, Event, Kind
 from harness.progress import describe
 
 

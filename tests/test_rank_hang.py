@@ -18,8 +18,8 @@ from test_silences import Watched, ranks
 from benchmarks import hangs
 from chaos import beacon, plugins
 from chaos.cli import invoke
-from chaos.events import Event, Kind, read_log
-from chaos.fault import Fault, Fidelity, Occurrence
+from chaos.events.log import Event, Kind, read_log
+from chaos.fault.base import Fault, Fidelity, Occurrence
 from harness.judging.measure import measure
 from harness.judging.pressure import TOO_BUSY
 from harness.launchers.sim import Sim

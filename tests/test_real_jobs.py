@@ -8,7 +8,7 @@ import pytest
 from test_scenarios import FOLDER, loaded
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind, read_log
+from chaos.events.log import Event, Kind, read_log
 from harness.results import CellResult, Results
 
 pytestmark = pytest.mark.real

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 from harness.results import Results
 
 ROOT = Path(__file__).parent.parent

@@ -14,8 +14,8 @@ import pytest
 from test_real import DEADLINE_S, MLP, run, write
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind
-from chaos.following import Tail
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
 from harness.results import Results
 from harness.storage import lacks_mount
 from harness.undoing import mounts

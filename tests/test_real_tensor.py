@@ -8,7 +8,7 @@ import pytest
 from test_real import GPT, MLP, run
 from test_real_storage import events, passes
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 
 pytestmark = pytest.mark.real
 

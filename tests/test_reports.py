@@ -19,7 +19,7 @@ import pytest
 from sample_results import HOSTILE, build, empty, metric
 
 import reports
-from chaos.events import ORCHESTRATOR, Event, Kind, Log
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.results import Finding, Results
 from harness.rundir import RunDirectory
 from reports import markdown, trace

@@ -10,7 +10,7 @@ from arms import judged
 from simulate import Played, cell_of, evidence, play
 from test_checkpoints import flip, put
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from recovery import checkpoints, retention
 from recovery.checkpoints import Checkpoint
 from recovery.retention import Agreement

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events import Kind, read_actor
+from chaos.events.log import Kind, read_actor
 from recovery import marks
 from recovery.local import Children, Exited
 from recovery.ring import CAPACITY, LineRing, RingWriter
@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 CHILD = """
 import sys, time
 from pathlib import Path
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import marks
 from recovery.ring import RingWriter
 fd, directory, longest = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chaos.errors import InfrastructureError
-from chaos.events import Kind
-from chaos.topology import Topology
+from chaos.events.log import Kind
+from chaos.scenario.topology import Topology
 from harness.launcher import Exited, Leftovers
 from harness.roster import PATIENCE_S, Roster
 from recovery.local import Report, Said

@@ -13,7 +13,7 @@ import pytest
 from running import EPOCHS, LIMIT_S, RECOVERABLE, ROOT, STEPS, Running, kill
 
 from chaos.cli import invoke
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.results import Results
 from recovery import run as command
 from recovery import strategies

@@ -17,7 +17,7 @@ from cluster import HOST, Cluster
 from running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
 
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ORCHESTRATOR, EventWriter, Kind, read_actor
+from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
 from recovery.estate import lock, read_estate
 from recovery.home import Spot, least_taken
 from recovery.nodes.clock import boot_id

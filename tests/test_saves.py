@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints, renaming
 from recovery.checkpoints import Checkpoint, Disk
 from recovery.mechanisms import checkpoint as checkpointing

@@ -12,13 +12,14 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from chaos import cli, planview
+from chaos import cli
 from chaos.loading.checks import normalise
 from chaos.loading.load import LoadedScenario, load
 from chaos.loading.overrides import of_option
-from chaos.loading.source import read_document
-from chaos.scenario import TriggerSpec
-from chaos.schema import scenario_schema
+from chaos.planning import planview
+from chaos.scenario.model import TriggerSpec
+from chaos.scenario.schema import scenario_schema
+from chaos.source.source import read_document
 from harness.results import Results
 from harness.runner import run_scenario
 

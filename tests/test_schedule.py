@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.errors import ScenarioError
-from chaos.scenario import FaultSpec
-from chaos.schedule import (
+from chaos.scenario.model import FaultSpec
+from chaos.schedule.plan import (
     EVERY_ATTEMPT_LIMIT,
     NO_POINT,
     PlannedFault,
@@ -23,7 +23,7 @@ from chaos.schedule import (
     plan,
     repeat_seed,
 )
-from chaos.targeting import Traits
+from chaos.schedule.targeting import Traits
 
 
 def spec(name: str = "f", **fields: Any) -> FaultSpec:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from chaos.events import Event, Kind, read_log
+from chaos.events.log import Event, Kind, read_log
 from harness.results import Results
 from harness.rundir import RunDirectory
 from harness.script import leavings

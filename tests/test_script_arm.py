@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_script_observer import Job
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.script.arm import ScriptArm
 from harness.script.checkpoints import newest
 from harness.script.listening import Listener

@@ -10,7 +10,7 @@ import pytest
 from test_script_observer import Job
 from test_script_sustained import incident_of, inject, since_injection
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.measure import measure
 from harness.script.arm import ScriptArm
 from harness.script.command import Ended

@@ -15,7 +15,7 @@ import arms
 import pytest
 from test_script_observer import COMMAND, Job
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers import Evidence, check_all
 from harness.results import Finding
 from harness.script import leavings

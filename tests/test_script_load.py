@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
-from chaos.planview import as_text, plan_run
-from chaos.scenario import LeaveOut, RegexProgress
-from chaos.schema import scenario_schema
+from chaos.planning.planview import as_text, plan_run
+from chaos.scenario.model import LeaveOut, RegexProgress
+from chaos.scenario.schema import scenario_schema
 
 GOOD = """\
 version: 1

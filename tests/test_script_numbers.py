@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from test_script_observer import COMMAND, Job
 
 from chaos import beacon
-from chaos.events import Kind, Log
-from chaos.scenario import LeaveOut
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import LeaveOut
 from harness.checkers import Evidence, check_all
 from harness.judging.measure import measure
 from harness.results import Finding

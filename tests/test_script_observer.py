@@ -9,7 +9,7 @@ from typing import Any
 import arms
 import pytest
 
-from chaos.events import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from harness.checkers import Evidence
 from harness.checkers.observed import progress
 from harness.judging.causality import slips

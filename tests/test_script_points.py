@@ -14,9 +14,9 @@ from test_script_observer import COMMAND, Job, S
 
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
-from chaos.events import Kind
+from chaos.events.log import Kind
 from chaos.loading.load import load
-from chaos.schema import scenario_schema
+from chaos.scenario.schema import scenario_schema
 from harness.judging.measure import measure
 from harness.results import Incident
 from harness.script.progress import Progress

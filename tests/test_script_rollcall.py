@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.workload import WorkloadSpec
 from harness.script import tree
 from harness.script.command import Command
 from harness.script.environment import MARK

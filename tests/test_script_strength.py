@@ -11,8 +11,8 @@ import pytest
 from test_script_observer import COMMAND, Job
 from test_script_sustained import heal, inject
 
-from chaos.events import Kind
-from chaos.scenario import LeaveOut
+from chaos.events.log import Kind
+from chaos.scenario.model import LeaveOut
 from harness.checkers import Evidence, check_all
 from harness.judging.measure import measure
 from harness.judging.strength import strength_of

@@ -8,7 +8,7 @@ import signal
 import pytest
 from test_script_observer import Job, S
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import measure
 from harness.judging.observed import observed_history

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_script import events, run, write
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.script import outputlog
 from harness.storage import lacks_mount
 

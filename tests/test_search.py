@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
-from chaos.listing import NO_SCENARIOS
 from chaos.loading.load import load
+from chaos.planning.listing import NO_SCENARIOS
 from harness.fuzz import draw
 from harness.fuzz.coverage import Coverage
 from harness.fuzz.draw import Dice, World

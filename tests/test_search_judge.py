@@ -11,7 +11,7 @@ import pytest
 
 import harness.checkers
 from chaos.cli import build_catalogue
-from chaos.events import Kind, Log
+from chaos.events.log import Kind, Log
 from harness.checkers.evidence import Evidence, failed, passed
 from harness.fuzz import changes as changing
 from harness.fuzz import neutral

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from chaos.cli import build_catalogue
 from chaos.commands.fuzz import fuzz
 from chaos.loading import checks
-from chaos.loading.diagnostics import Problem
+from chaos.source.diagnostics import Problem
 from harness.fuzz import loader, reading
 from harness.fuzz.draw import Dice, World
 from harness.fuzz.garble import OF_TEXTS

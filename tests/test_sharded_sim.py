@@ -14,9 +14,9 @@ from simchaos import random_cell
 from simulate import Played, cell_of, evidence, play
 from test_adoption import Fragile, adoptions, problems
 
-from chaos.events import Event, Kind
-from chaos.scenario import Cell
-from chaos.workspec import WorkloadSpec
+from chaos.events.log import Event, Kind
+from chaos.scenario.model import Cell
+from chaos.scenario.workload import WorkloadSpec
 
 SEEDS, BLOCK = 120, 20
 FSDP = "fsdp"

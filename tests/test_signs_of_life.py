@@ -15,7 +15,7 @@ import torch
 from test_checkpointer import WAIT_S, Gate, Rank, gate, left
 from test_memory_state import memory_of, restore, save, trained
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import checkpoints, renaming, retention
 from recovery.fence import Fence, Fenced
 from recovery.jobconfig import InMemory

@@ -13,8 +13,8 @@ from portions import first_in_test, long_but
 from simchaos import random_cell
 from simulate import KILL, Played, cell_of, evidence, play
 
-from chaos.events import Event, Kind
-from chaos.scenario import Cell
+from chaos.events.log import Event, Kind
+from chaos.scenario.model import Cell
 from harness.launchers.sim import Sim
 
 SEEDS, BLOCK = 200, 10

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from simulate import KILL, Played, cell_of, evidence, play
 
-from chaos.events import Event, Kind
-from chaos.faultspec import FaultSpec
+from chaos.events.log import Event, Kind
+from chaos.scenario.fault import FaultSpec
 from harness.checkers import check_all, due
 from harness.judging.episodes import Episode
 

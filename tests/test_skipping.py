@@ -12,7 +12,7 @@ import torch
 from test_job import Rank
 from torch import Tensor, nn
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery import fallback, order
 from recovery.checkpoints import newest_first, verify
 from recovery.leftout import LeftOut

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.sla import AGGREGATES, Clause, evaluate, parse_clause, parse_duration, parse_stop, samples_needed
+from chaos.scenario.sla import (
+    AGGREGATES,
+    Clause,
+    evaluate,
+    parse_clause,
+    parse_duration,
+    parse_stop,
+    samples_needed,
+)
 
 
 @pytest.mark.parametrize(

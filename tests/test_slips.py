@@ -10,12 +10,12 @@ from fake_catalogue import CATALOGUE
 
 from chaos import plugins
 from chaos.errors import ScenarioError
-from chaos.fault import Fault, Where
-from chaos.faultspec import FaultSpec
+from chaos.fault.base import Fault, Where
 from chaos.loading.load import load
-from chaos.planview import when_text
-from chaos.schedule import plan
-from chaos.targeting import Traits
+from chaos.planning.planview import when_text
+from chaos.scenario.fault import FaultSpec
+from chaos.schedule.plan import plan
+from chaos.schedule.targeting import Traits
 
 KILL = "{id: kill, kind: process-kill, at: {step: 57}}"
 SCENARIO = """\

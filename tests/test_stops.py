@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events import Event, Kind
-from chaos.sla import ClauseError, parse_stop
-from chaos.steady import parse_steady
-from chaos.stops import Facts, Tally, to_stop
+from chaos.events.log import Event, Kind
+from chaos.scenario.sla import ClauseError, parse_stop
+from chaos.scenario.steady import parse_steady
+from chaos.schedule.stops import Facts, Tally, to_stop
 
 
 def stop(*rules: str, **seen: Any) -> str | None:

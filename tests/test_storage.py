@@ -10,8 +10,8 @@ from portions import long_but
 from simulate import KILL, cell_of
 from test_sim import RESTART_ALL, SPARE, found, of
 
-from chaos.events import Kind
-from chaos.fault import Fault, Need
+from chaos.events.log import Kind
+from chaos.fault.base import Fault, Need
 from chaos.plugins import load
 from harness.needs import needs_of, parameters
 from harness.sim.faults import SimFaultAgent

@@ -10,7 +10,7 @@ from simulate import cell_of
 from test_sim import RESTART_ALL, SPARE, found, of
 from test_storage import storage
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.sim.faults import SimFaultAgent
 
 SHAPES: list[dict[str, Any]] = [{"sharded": True}, {"parallelism": "fsdp"}]

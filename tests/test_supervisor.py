@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_controller import BLANK
 
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
+from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
 from recovery.estate import read_estate
 from recovery.home import Spot
 from recovery.jobconfig import LOOPBACK

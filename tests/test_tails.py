@@ -8,7 +8,7 @@ from arms import KILL, evidence_of, judged
 from logs import RANKS, Line, Script
 from nodelogs import Clock, on_nodes
 
-from chaos.events import ORCHESTRATOR, Kind
+from chaos.events.log import ORCHESTRATOR, Kind
 from harness.tails import silenced
 
 

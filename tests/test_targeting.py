@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.fault import Where
-from chaos.faultspec import FaultSpec
-from chaos.targeting import Scope, TargetError, Targets, Traits, resolve
-from chaos.topology import Topology
+from chaos.fault.base import Where
+from chaos.scenario.fault import FaultSpec
+from chaos.scenario.topology import Topology
+from chaos.schedule.targeting import Scope, TargetError, Targets, Traits, resolve
 
 PLACE = Topology(ranks=8, nodes=4, nodes_per_rack=2)  # two ranks on a node, two nodes in a rack
 PROCESS, NODE, LINK = Traits(where=Where.PROCESS), Traits(where=Where.NODE), Traits(where=Where.LINK)

@@ -10,8 +10,8 @@ from portions import long_but
 from simulate import cell_of, evidence, play
 from test_sim import RESTART_ALL, SPARE, STRATEGIES, found, of
 
-from chaos.events import Kind
-from chaos.fault import Fault
+from chaos.events.log import Kind
+from chaos.fault.base import Fault
 from chaos.plugins import load
 
 SURFACES = ("parameter", "gradient", "activation", "input", "loss", "optimizer_state")

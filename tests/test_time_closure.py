@@ -7,7 +7,7 @@ import math
 from simulate import cell_of
 from test_compare_outcome import STEPS, Fleet, control
 
-from chaos.events import Log
+from chaos.events.log import Log
 from harness.checkers import CHECKERS, Evidence, check
 from harness.results import Finding
 

@@ -11,8 +11,8 @@ from test_scenarios import catalogue, validator
 
 from chaos.errors import ScenarioError
 from chaos.loading.checks import normalise
-from chaos.scenario import Scenario
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.model import Scenario
+from chaos.scenario.workload import WorkloadSpec
 from harness.timeouts import refuse_clashing, timing_of
 
 

@@ -11,7 +11,7 @@ from test_controller import Rig
 from test_run import Running, kill, start
 from test_sim import of
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.rank import SimRank
 from recovery.strategies.drop_replica import DropReplica

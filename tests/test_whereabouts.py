@@ -12,7 +12,7 @@ import sample_results
 from logs import MS, Line, Script
 from nodelogs import Clock, on_nodes
 
-from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.events.log import ORCHESTRATOR, Event, Kind
 from harness.judging.measure import measure
 from harness.progress import describe
 from harness.results import ArmResult, Incident, NodeResult, Results

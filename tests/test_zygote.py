@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import InfrastructureError
-from chaos.scenario import Cell, CheckpointSpec, RecoverySpec, Scenario, WorkloadSpec
+from chaos.scenario.model import Cell, CheckpointSpec, RecoverySpec, Scenario, WorkloadSpec
 from harness import processes
 from harness.launcher import ArmSetup, Exited, Report, Said
 from harness.launchers.local import Local, LocalCluster, LocalSession

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 from recovery.entry import Birth, live
 from recovery.marks import COLLECTIVE, MarkPage
 from recovery.wire import Channel, Extra, Ready, Stop

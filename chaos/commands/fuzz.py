@@ -10,7 +10,7 @@ import click
 
 from chaos import errors
 from chaos.commands._say import say
-from chaos.sla import parse_duration
+from chaos.scenario.sla import parse_duration
 
 
 class _Duration(click.ParamType):

@@ -213,7 +213,7 @@ def _metrics(choices: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _metric(name: str) -> str:
-    from chaos.sla import nearest
+    from chaos.scenario.sla import nearest
     from harness.judging.measure import METRICS
 
     if name not in METRICS:

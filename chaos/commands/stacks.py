@@ -136,7 +136,7 @@ def _facts(found: Environment) -> dict[str, Any]:
 
 
 def _about(name: str) -> dict[str, Any]:
-    from chaos.listing import first_sentence
+    from chaos.planning.listing import first_sentence
     from harness import environments
     from harness.stack import FAMILIES
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from chaos.aftermath import Consequence, Ends
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import CheckpointTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, Ends
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import CheckpointTarget
 
 _MANIFEST = "manifest.json"
 

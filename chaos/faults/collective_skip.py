@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, HangsUntilDeclared
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
-from chaos.witness import stood_still
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, HangsUntilDeclared
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
+from chaos.fault.witness import stood_still
 
 LONGEST_S = 600.0
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, NobodyDecides
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.targets import CoordinatorTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, NobodyDecides
+from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.fault.targets import CoordinatorTarget
 
 
 class CoordinatorKill(Fault):

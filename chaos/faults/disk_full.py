@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.targets import StorageTarget
-from chaos.witness import refused_write
+from chaos.events.log import Event
+from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from chaos.fault.targets import StorageTarget
+from chaos.fault.witness import refused_write
 
 
 class DiskFull(Fault):

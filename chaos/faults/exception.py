@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, RaisesAndEnds
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
-from chaos.witness import effects_of, said_by_script
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, RaisesAndEnds
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
+from chaos.fault.witness import effects_of, said_by_script
 
 
 class InjectedError(RuntimeError):

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, HangsUntilDeclared
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
-from chaos.witness import stood_still
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, HangsUntilDeclared
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
+from chaos.fault.witness import stood_still
 
 
 class GilDeadlock(Fault):

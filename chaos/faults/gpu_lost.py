@@ -6,11 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, Ends
-from chaos.events import Event
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
-from chaos.targets import ProcessTarget
-from chaos.witness import exit_of
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, Ends
+from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.fault.targets import ProcessTarget
+from chaos.fault.witness import exit_of
 
 
 class GpuLost(Fault):

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Fidelity, Landed, Occurrence, Where
-from chaos.targets import DiskTrouble, RankTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from chaos.fault.targets import DiskTrouble, RankTarget
 
 OPERATIONS = ("write", "fsync", "rename")
 

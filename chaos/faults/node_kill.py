@@ -6,11 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, Ends
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.targets import NodeTarget
-from chaos.witness import machines_ended
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, Ends
+from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from chaos.fault.targets import NodeTarget
+from chaos.fault.witness import machines_ended
 
 
 class NodeKill(Fault):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, StandsStill
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.targets import NodeTarget
-from chaos.witness import effects_of
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, StandsStill
+from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from chaos.fault.targets import NodeTarget
+from chaos.fault.witness import effects_of
 
 
 class NodeStop(Fault):

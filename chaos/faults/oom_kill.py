@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, Ends
-from chaos.events import Event
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.targets import ProcessTarget
-from chaos.witness import effects_of, exit_of
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, Ends
+from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from chaos.fault.targets import ProcessTarget
+from chaos.fault.witness import effects_of, exit_of
 
 
 class OomKill(Fault):

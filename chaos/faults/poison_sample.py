@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
 
 
 class PoisonSample(Fault):

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.aftermath import Consequence, StandsStill
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import ProcessTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, StandsStill
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import ProcessTarget
 
 
 class ProcessStop(Fault):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, GoneBy
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import ProcessTarget
-from chaos.witness import exit_of
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, GoneBy
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import ProcessTarget
+from chaos.fault.witness import exit_of
 
 EXIT_TERMINATED = 128 + signal.SIGTERM  # what shells and well-behaved programs say
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, HangsUntilDeclared
 from chaos.beacon import HANG_LIMIT_S
-from chaos.events import Event
-from chaos.fault import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.targets import RankTarget
-from chaos.witness import hung_by_script, stood_still
+from chaos.events.log import Event
+from chaos.fault.aftermath import Consequence, HangsUntilDeclared
+from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from chaos.fault.targets import RankTarget
+from chaos.fault.witness import hung_by_script, stood_still
 
 
 class RankHang(Fault):

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.aftermath import Consequence, SaidByTarget
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, SaidByTarget
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
 
 
 class ReplicaDesync(Fault):

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Need, Occurrence, Where
-from chaos.targets import StoreTarget
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from chaos.fault.targets import StoreTarget
 
 
 class StoreKill(Fault):

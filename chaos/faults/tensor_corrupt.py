@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from chaos.aftermath import Consequence, SaidByTarget
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Landed, Occurrence, Where
-from chaos.targets import RankTarget
-from chaos.witness import said_by_script
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import Consequence, SaidByTarget
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.fault.targets import RankTarget
+from chaos.fault.witness import said_by_script
 
 _PHASES = {"gradient": "collective", "optimizer_state": "optimizer"}  # the others: forward
 _STORED = ("parameter", "gradient", "optimizer_state")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from chaos.arrivals import arrival_times
-from chaos.catalogue import Catalogue
-from chaos.fault import Where
-from chaos.faultspec import StepsDuration
-from chaos.loading.diagnostics import Loc, Problem
-from chaos.scenario import CheckpointTarget, FaultSpec, Scenario
-from chaos.steady import parse_steady
+from chaos.fault.base import Where
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.fault import StepsDuration
+from chaos.scenario.model import CheckpointTarget, FaultSpec, Scenario
+from chaos.scenario.steady import parse_steady
+from chaos.schedule.arrivals import arrival_times
+from chaos.source.diagnostics import Loc, Problem
 
 HEALTHY_STEPS = 5
 """Steps that the liveness checker needs after the last fault."""

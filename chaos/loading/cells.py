@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chaos.errors import ScenarioError
-from chaos.loading.diagnostics import unknown
 from chaos.loading.load import LoadedScenario
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
+from chaos.source.diagnostics import unknown
 
 
 def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:

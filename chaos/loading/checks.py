@@ -12,17 +12,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.blast import NO_COSTS
-from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
-from chaos.loading.diagnostics import Loc, Problem, unknown
 from chaos.loading.explain import valid, validate
 from chaos.loading.faultchecks import Setting, check_fault, check_together
 from chaos.loading.placechecks import check_limits
-from chaos.scenario import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
-from chaos.schedule import most_occurrences
-from chaos.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
-from chaos.steady import parse_steady
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
+from chaos.scenario.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
+from chaos.scenario.steady import parse_steady
+from chaos.schedule.blast import NO_COSTS
+from chaos.schedule.plan import most_occurrences
+from chaos.source.diagnostics import Loc, Problem, unknown
 
 
 def normalise(tree: Mapping[str, Any], catalogue: Catalogue) -> tuple[dict[str, Any], list[Problem]]:

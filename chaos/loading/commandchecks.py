@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.fault import Fault, Need, Where
-from chaos.faultspec import FaultSpec, StepsDuration
-from chaos.loading.diagnostics import Loc, Problem
+from chaos.fault.base import Fault, Need, Where
 from chaos.loading.explain import valid
-from chaos.workspec import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
+from chaos.scenario.fault import FaultSpec, StepsDuration
+from chaos.scenario.workload import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
+from chaos.source.diagnostics import Loc, Problem
 
 OWN = "own"
 """The recovery of a command: its own."""

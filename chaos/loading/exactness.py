@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.catalogue import Catalogue
-from chaos.scenario import Cell, LeaveOut, Scenario
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Cell, LeaveOut, Scenario
 
 AXIS = "determinism"
 JUDGED_BY = "loss-equality"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chaos.loading.diagnostics import Loc, Problem, unknown
-from chaos.sla import nearest
+from chaos.scenario.sla import nearest
+from chaos.source.diagnostics import Loc, Problem, unknown
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ScenarioError
-from chaos.loading.diagnostics import Loc, Placed, Span, scenario_error
-from chaos.loading.source import Document, read_document
+from chaos.source.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.source.source import Document, read_document
 
 MAX_CHAIN = 10
 _KEY = ("extends",)

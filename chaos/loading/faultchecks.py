@@ -8,18 +8,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos import blast
 from chaos.errors import ScenarioError
-from chaos.fault import Fault, Need, Where
-from chaos.faultspec import FaultSpec, StepsDuration, TargetSpec
-from chaos.loading.diagnostics import Loc, Problem, unknown
+from chaos.fault.base import Fault, Need, Where
 from chaos.loading.explain import valid, validate
 from chaos.loading.placechecks import check_excluded, missing, possible
-from chaos.scenario import BlastRadius, LauncherSpec, WorkloadSpec
-from chaos.schedule import PlannedFault, plan
-from chaos.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
-from chaos.topology import Topology
-from chaos.verify import complaint
+from chaos.scenario.fault import FaultSpec, StepsDuration, TargetSpec
+from chaos.scenario.model import BlastRadius, LauncherSpec, WorkloadSpec
+from chaos.scenario.topology import Topology
+from chaos.scenario.verify import complaint
+from chaos.schedule import blast
+from chaos.schedule.plan import PlannedFault, plan
+from chaos.schedule.targeting import PLACELESS, Scope, TargetError, Traits, resolve, traits_of
+from chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
 _ACTS_ON: Mapping[Where, str] = {

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.errors import ScenarioError
-from chaos.loading.bounds import MAX_GROWN
-from chaos.loading.diagnostics import Loc, Problem, unknown
-from chaos.loading.source import parse
+from chaos.source.bounds import MAX_GROWN
+from chaos.source.diagnostics import Loc, Problem, unknown
+from chaos.source.source import parse
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.arrivals import fill_traces
-from chaos.catalogue import Catalogue
 from chaos.loading import commandchecks
 from chaos.loading import overrides as settings
-from chaos.loading.bounds import tree_problems, work_problems
 from chaos.loading.cautions import warnings
 from chaos.loading.checks import check_cell, normalise
-from chaos.loading.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
 from chaos.loading.exactness import beside
 from chaos.loading.explain import validate
 from chaos.loading.extends import extended
 from chaos.loading.interpolate import Names, Resolved, interpolate
 from chaos.loading.matrix import Combination, expand
-from chaos.loading.source import Document, read_document
-from chaos.scenario import Cell, Scenario
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Cell, Scenario
+from chaos.schedule.arrivals import fill_traces
+from chaos.source.bounds import tree_problems, work_problems
+from chaos.source.diagnostics import Loc, Placed, Problem, Span, in_order, render, scenario_error
+from chaos.source.source import Document, read_document
 
 # A run has one of each, whatever the cell.
 _SAME_IN_ALL_CELLS = ("name", "seed", "order")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.loading.diagnostics import Loc, Problem, unknown
+from chaos.source.diagnostics import Loc, Problem, unknown
 
 MAX_CELLS = 1000
 DEFAULT_CELL = "default"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.loading.diagnostics import Loc, Placed, Span, scenario_error
-from chaos.loading.source import Document, parse
+from chaos.source.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.source.source import Document, parse
 
 OPTION = "--set"
 _PLACES = frozenset({"nodes", "nodes_per_rack"})

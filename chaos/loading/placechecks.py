@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from chaos.faultspec import Exclusion
-from chaos.loading.diagnostics import Loc, Problem
-from chaos.scenario import BlastRadius
-from chaos.topology import Topology
+from chaos.scenario.fault import Exclusion
+from chaos.scenario.model import BlastRadius
+from chaos.scenario.topology import Topology
+from chaos.source.diagnostics import Loc, Problem
 
 
 def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from chaos.scenario import LeaveOut
+from chaos.scenario.model import LeaveOut
 from harness.checkers import (
     commits,
     data,

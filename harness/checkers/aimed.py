@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence
 from harness.judging.lineage import Generation, History
 

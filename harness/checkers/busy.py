@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence
 from harness.judging.lineage import History, StepRun
 from harness.judging.pressure import LIMIT, Excuse, Pressure, excuse, pressures_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.checkers.memory import PLACE, held_in_memory
 from harness.judging.incidents import agreed_before, diverged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.judging.lineage import History, StepRun
 from harness.judging.measure import account, skips_of

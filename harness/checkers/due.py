@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events import Event, Kind
-from chaos.faultspec import FaultSpec, TraceSpec
+from chaos.events.log import Event, Kind
+from chaos.scenario.fault import FaultSpec, TraceSpec
 from harness.checkers.evidence import Evidence
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS

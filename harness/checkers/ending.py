@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.checkers.refilled import too_small
 from harness.judging.incidents import CORRUPTIONS, sound_digests

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from chaos.events import Log
-from chaos.scenario import Cell, FaultSpec
+from chaos.events.log import Log
+from chaos.scenario.model import Cell, FaultSpec
 from harness.judging.expected import Expected
 from harness.judging.lineage import History, history_of
 from harness.judging.measure import ArmMeasures, measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.due import all_declined, excused, shortfall
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.checkers.memory import lost_keepers

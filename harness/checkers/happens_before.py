@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.judging.causality import (
     SAME_CLOCK_S,

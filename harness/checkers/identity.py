@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.aimed import aimed
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.results import Finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown
 from harness.checkers.observed import progress
 from harness.checkers.values import LEAVE_OUT

@@ -1,10 +1,11 @@
 """Whether faults really landed, derived again from what others than the injector wrote.
 
-An occurrence that was injected is said to have landed or to have failed, and what failed left no evidence. Two
-questions for each that the log says landed. Does the log, as far as it goes up to there, hold the
-evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And did what
-has to follow then follow (``Fault.follows``, ``chaos.aftermath``)? A log that answers no contradicts itself. Where the
-evidence was on a machine that is lost with its last lines, or is older than what is asked of it, nothing is proved.
+An occurrence that was injected is said to have landed or to have failed, and what failed left no evidence.
+Two questions for each that the log says landed. Does the log, as far as it goes up to there, hold the
+evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And
+did what has to follow then follow (``Fault.follows``, ``chaos.fault.aftermath``)? A log that answers no
+contradicts itself. Where the evidence was on a machine that is lost with its last lines, or is older than
+what is asked of it, nothing is proved.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from functools import cache
 from typing import Any
 
 import chaos.faults
-from chaos.aftermath import LANDED_OTHERWISE, Aftermath, Breach
-from chaos.events import ORCHESTRATOR, Event
-from chaos.fault import Fault, Landed, Occurrence, Where
+from chaos.events.log import ORCHESTRATOR, Event
+from chaos.fault.aftermath import LANDED_OTHERWISE, Aftermath, Breach
+from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.plugins import load
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.checkers.memory import keepers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, some
 from harness.checkers.records import no_orphans as nothing_of_ours
 from harness.results import Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.judging import causes, lives, saves
 from harness.results import Finding

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from chaos.aftermath import OVER_WHEN_DONE
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
+from chaos.fault.aftermath import OVER_WHEN_DONE
 from harness.judging.episodes import Episode
 from harness.whereabouts import homes, nodes_hit
 from recovery.memory import ROLE

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, unknown
 from harness.checkers.values import unread_shown
 from harness.judging.lineage import NS, History

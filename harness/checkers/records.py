@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, passed, some, unknown, verdict_of
 from harness.results import Finding
 

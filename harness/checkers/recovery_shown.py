@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.judging.lineage import Generation, History
 from harness.judging.lives import own_lines, told

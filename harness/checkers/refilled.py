@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence
 from harness.judging.lineage import Generation, History
 from recovery.memory import ROLE as KEEPER

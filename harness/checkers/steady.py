@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from chaos.events import Kind
-from chaos.steady import SteadyRule, parse_steady
+from chaos.events.log import Kind
+from chaos.scenario.steady import SteadyRule, parse_steady
 from harness.checkers.evidence import Evidence, passed, some, unknown
 from harness.judging.lineage import NS, History
 from harness.results import Finding

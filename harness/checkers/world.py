@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.checkers import busy
 from harness.checkers.evidence import Evidence, failed, passed, unknown, verdict_of
 from harness.checkers.memory import keepers

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from chaos.events import Kind, Log
-from chaos.scenario import Cell, ResolvedRun
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import Cell, ResolvedRun
 from harness.checkers import CHECKERS, Evidence, check, check_all
 from harness.judging.expected import expected_of, twins_of
 from harness.judging.lineage import History

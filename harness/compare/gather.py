@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.budget import Budget
 from chaos.errors import LogError
-from chaos.events import Kind, Log, read_log
+from chaos.events.budget import Budget
+from chaos.events.log import Kind, Log, read_log
 from chaos.files import read_model
 from harness import naming
 from harness.compare import rules, summary

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.compare.model import OutcomeClass
 from harness.judging.lineage import NS, History
 from harness.judging.measure import ArmMeasures

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chaos.errors import ScenarioError
-from chaos.loading.diagnostics import unknown
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
+from chaos.source.diagnostics import unknown
 from harness.results import Model
 from harness.stack import CommonJob, Settings, Stack
 from harness.tuned import stack_of

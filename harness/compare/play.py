@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chaos import plugins
-from chaos.catalogue import Catalogue
 from chaos.errors import (
     EXIT_HARNESS,
     EXIT_INTERRUPTED,
@@ -19,6 +18,7 @@ from chaos.errors import (
     ScenarioError,
 )  # fmt: skip
 from chaos.loading.load import LoadedScenario, load
+from chaos.scenario.catalogue import Catalogue
 from harness.compare import scenario
 from harness.compare.directory import Directory, Plan, Played
 from harness.compare.plan import Arm, Entrant, Family, seconds_left

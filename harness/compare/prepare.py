@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.catalogue import Catalogue
 from chaos.errors import InfrastructureError, ScenarioError
 from chaos.loading.load import load
+from chaos.scenario.catalogue import Catalogue
 from harness import environments
 from harness.compare import rules, tuning
 from harness.compare.directory import (

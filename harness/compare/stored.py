@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.budget import Budget
 from chaos.errors import NoRun, ScenarioError
-from chaos.events import Kind
-from chaos.scenario import Cell, ResolvedRun
+from chaos.events.budget import Budget
+from chaos.events.log import Kind
+from chaos.scenario.model import Cell, ResolvedRun
 from harness.compare import summary
 from harness.compare.at_rest import at_rest
 from harness.compare.believed import Record

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.containers import rules
 from harness.containers.flapping import Flaps
 from harness.containers.inside import Inside, lacks_tools

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
+from chaos.fault.base import Need
 from harness.containers.engine import (
     DIRECTORY_LABEL,
     HOLDER_LABEL,

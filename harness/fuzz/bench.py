@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.events import Kind, Log
-from chaos.scenario import Cell
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import Cell
 from harness.checkers import check_all
 from harness.fuzz.claims import Claims, altered, backwards, claims_of
 from harness.fuzz.coverage import Feature

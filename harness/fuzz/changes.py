@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
 from harness.fuzz.draw import Dice
 from harness.fuzz.lines import ARMS, Change
 

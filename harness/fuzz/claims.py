@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
 from harness.judging.causality import SAME_CLOCK_S
 from harness.judging.measure import METRICS, ArmMeasures
 from harness.results import Incident

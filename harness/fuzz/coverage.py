@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.orchestrator import Orchestrator
 from recovery.local import Dying, Exited, Report, Said
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.fault import Fault, Where
-from chaos.faultspec import PHASES
+from chaos.fault.base import Fault, Where
+from chaos.scenario.fault import PHASES
 from harness.fuzz.scale import SIMULATED, Scale
 from harness.fuzz.values import params_of
 from recovery.strategy import Strategy

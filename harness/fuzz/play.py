@@ -19,13 +19,13 @@ from typing import Any, Literal
 import chaos.faults
 import recovery.strategies
 from chaos import plugins
-from chaos.catalogue import Catalogue
 from chaos.errors import ScenarioError
-from chaos.events import Log, read_log
-from chaos.fault import Fault
+from chaos.events.log import Log, read_log
+from chaos.fault.base import Fault
 from chaos.loading.load import load
-from chaos.scenario import Cell, ResolvedRun
-from chaos.schedule import repeat_seed
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Cell, ResolvedRun
+from chaos.schedule.plan import repeat_seed
 from harness.checkers import Evidence, check_all
 from harness.fuzz.coverage import Feature, Observed
 from harness.fuzz.text import as_yaml

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from chaos.catalogue import Catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import LoadedScenario, load
-from chaos.planview import as_json, as_text, plan_run
-from chaos.scenario import ResolvedRun
+from chaos.planning.planview import as_json, as_text, plan_run
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import ResolvedRun
 from harness.fuzz.oracle import Find, plain
 from harness.fuzz.play import Endless, memory, place_of, told
 from harness.rundir import RunDirectory, read_resolved, write_resolved

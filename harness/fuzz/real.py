@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from chaos import errors, plugins
-from chaos.catalogue import Catalogue
 from chaos.errors import LogError, ScenarioError
-from chaos.events import Kind, Log, read_log
-from chaos.fault import Fault
+from chaos.events.log import Kind, Log, read_log
+from chaos.fault.base import Fault
 from chaos.files import read_model
 from chaos.loading.load import load
+from chaos.scenario.catalogue import Catalogue
 from harness.capabilities import too_small
 from harness.fuzz.child import Child, undisturbed
 from harness.fuzz.coverage import Feature

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from chaos.catalogue import Catalogue
+from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.again import RealSearch
 from harness.fuzz.bench import Bench
 from harness.fuzz.child import tied, undisturbed

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.files import read_json, reason, write_whole
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
 from harness.judging import judge
 from harness.judging.measure import METRICS
 from harness.results import Metric, Model, Results

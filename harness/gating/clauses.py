@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from chaos.figures import counted
-from chaos.sla import QUANTILES, Clause, parse_clause
+from chaos.events.figures import counted
+from chaos.scenario.sla import QUANTILES, Clause, parse_clause
 from harness.gating.bounds import (
     LEVEL,
     next_beyond,

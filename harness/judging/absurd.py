@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events import Kind, Log
-from chaos.scenario import Scenario
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import Scenario
 
 FACTOR = 100
 """Times what the scenario says: less than that is wrong, too, and for ``identity`` to say."""

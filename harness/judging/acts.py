@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaos.events import ORCHESTRATOR, Event, Kind
+from chaos.events.log import ORCHESTRATOR, Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.incidents import incident_of
 from harness.judging.lineage import History

@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any
 
 import chaos.faults
-from chaos.events import Event, Kind, Log
-from chaos.fault import Fault, Where
+from chaos.events.log import Event, Kind, Log
+from chaos.fault.base import Fault, Where
 from chaos.plugins import load
-from chaos.schedule import DEFAULT_PHASE
+from chaos.schedule.plan import DEFAULT_PHASE
 from harness.judging.lineage import NS, History
 
 Pair = tuple[Event, Event, str, int]

@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.events import ORCHESTRATOR, Event, Kind, Log
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.anchors import ROUNDED_NS, Pair, injection_pairs
 from harness.judging.lineage import NS, History
 from recovery.memory import ROLE as KEEPER

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.lineage import History
 from harness.judging.lives import keepers_of, own_lines, told
 from harness.judging.observed import stride_of

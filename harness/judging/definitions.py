@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from chaos.sla import QUANTILES, samples_needed
+from chaos.scenario.sla import QUANTILES, samples_needed
 from harness.compare import gather, outcome, summary
 from harness.judging import (
     acts,

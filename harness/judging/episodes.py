@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import chaos.faults
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Where
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Where
 from chaos.plugins import load
 from harness.judging.lineage import History
 

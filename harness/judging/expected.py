@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import chaos.faults
 import recovery.strategies
-from chaos.events import Event, Kind, Log
-from chaos.fault import Fault
+from chaos.events.log import Event, Kind, Log
+from chaos.fault.base import Fault
 from chaos.plugins import load
-from chaos.scenario import Cell, FaultSpec, ResolvedRun, TargetSpec
-from chaos.schedule import PlannedFault, plan_scenario, repeat_seed
+from chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
+from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 from harness.struck import announcement, widened
 from recovery.strategy import Strategy
 

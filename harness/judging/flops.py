@@ -8,7 +8,7 @@ from typing import Any
 
 import harness.workloads
 from chaos.plugins import load
-from chaos.scenario import Scenario
+from chaos.scenario.model import Scenario
 from harness.workload import Workload
 
 PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from chaos import errors
-from chaos.figures import counted, with_unit
-from chaos.scenario import Cell, SlaCheck
-from chaos.sla import Clause, evaluate, parse_clause, samples_needed
+from chaos.events.figures import counted, with_unit
+from chaos.scenario.model import Cell, SlaCheck
+from chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
 from harness.judging.catalogue import METRICS, MetricDef
 from harness.judging.pressure import TOO_BUSY
 from harness.judging.samples import Chances, median_ci95, per_arm

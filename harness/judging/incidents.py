@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.judging.reported import is_bad, spoilt_since

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import chaos.faults
 import harness.launchers
 import recovery.strategies
-from chaos.budget import Budget
 from chaos.errors import InfrastructureError, LogError
-from chaos.events import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
-from chaos.fault import Fault, Fidelity
+from chaos.events.budget import Budget
+from chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
+from chaos.fault.base import Fault, Fidelity
 from chaos.files import read_json, write_whole
 from chaos.plugins import load
-from chaos.scenario import Cell, ResolvedRun
+from chaos.scenario.model import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
 from harness.checkers.loss import compare
 from harness.judging import gates

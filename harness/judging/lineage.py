@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.errors import LogError
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
 
 NS = 1e9
 

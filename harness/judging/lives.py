@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from chaos.events import ORCHESTRATOR, Event, Kind, Log
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.lineage import Generation, History
 from harness.tails import silenced
 from recovery.memory import ROLE as KEEPER

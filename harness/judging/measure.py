@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from chaos.events import Kind, Log
+from chaos.events.log import Kind, Log
 from harness.judging.acts import acts_of, incidents_of
 from harness.judging.catalogue import METRICS, MetricDef
 from harness.judging.cost import failure_cost

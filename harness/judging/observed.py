@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaos.events import Event, Kind, Log
+from chaos.events.log import Event, Kind, Log
 from harness.judging.lineage import Generation, History, RunInfo, StepRun, owners
 
 MOST_BETWEEN = 10_000

@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.episodes import Episode
 from harness.judging.lineage import NS, Generation, History, StepRun
 from harness.judging.pauses import checkpoint_stalls, pauses

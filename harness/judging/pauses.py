@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import NS, History, StepRun
 
 Pauses = Mapping[tuple[int, int], float]

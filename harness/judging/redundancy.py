@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.lineage import NS, History
 from harness.results import Incident
 

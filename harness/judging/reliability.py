@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.lineage import NS, History
 from harness.judging.measure import ArmMeasures
 from harness.results import FalseAlarms, Spares, Survival

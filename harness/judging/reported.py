@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.lineage import History
 
 LAST = 5

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chaos.sla import QUANTILES, samples_needed
+from chaos.scenario.sla import QUANTILES, samples_needed
 from harness.judging.catalogue import METRICS
 from harness.results import Incident, Metric
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.judging.lineage import Generation, History
 from harness.judging.lives import own_lines, told
 from recovery.memory.header import is_memory

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.judging.lineage import NS, History, StepRun
 
 STEPS = 3

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
 from harness.launcher import Launcher
 from harness.nodes.loopback import LoopbackPlatform
 from harness.nodes.session import NodesSession, nodes_session

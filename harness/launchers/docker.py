@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from chaos.blast import Privilege
 from chaos.errors import ScenarioError
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
+from chaos.schedule.blast import Privilege
 from harness.launcher import Launcher, Session
 from harness.nodes.platform import Platform, Wanted
 from harness.rundir import RunDirectory

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from chaos.errors import ScenarioError
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
 from harness import processes
 from harness.cgroups import CgroupControl, lacks_cgroup
 from harness.health import Reading, nvml_events

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
 from harness.launcher import ArmSetup, Launcher
 from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour

@@ -10,8 +10,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
 from harness.launcher import Launcher, Session
 from harness.nodes.platform import Wanted
 from harness.rundir import RunDirectory

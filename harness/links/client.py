@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.errors import InfrastructureError
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.links.messages import CloseForward, Done, Forward, Link, Probe, Probed, Routed, SetShape, line
 from recovery.jobconfig import LOOPBACK
 from recovery.processes import readable

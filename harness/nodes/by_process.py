@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.launcher import LinkControl, MachineControl
 from harness.undoing import Undo
 

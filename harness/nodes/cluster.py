@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
+from chaos.fault.base import Need
 from harness import devices, processes
 from harness.health import Reading
 from harness.launcher import ArmSetup, Leftovers, LinkControl, MachineControl, NodeNews, Report

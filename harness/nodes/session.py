@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chaos.errors import InfrastructureError
-from chaos.fault import Need
-from chaos.scenario import Cell
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
 from harness.launcher import ArmSetup, Stopped
 from harness.ledger import Ledger
 from harness.needs import needs_of

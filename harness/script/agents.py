@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from chaos.beacon import EVERY_STEP
-from chaos.events import Event, Kind
-from chaos.fault import Fault, Where
-from chaos.schedule import DEFAULT_PHASE, NEXT_STEP, PlannedFault
-from chaos.workspec import WorkloadSpec
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Where
+from chaos.scenario.workload import WorkloadSpec
+from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
 from harness.injector import Injector
 from harness.script.observer import Observer, Record
 from harness.script.points import Asked, Did, Points

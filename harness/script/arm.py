@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from chaos import schedule
-from chaos.events import ORCHESTRATOR, Event, EventWriter, Kind
-from chaos.fault import Fault
-from chaos.sla import parse_stop
-from chaos.stops import Facts, Tally, to_stop
+from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from chaos.fault.base import Fault
+from chaos.scenario.sla import parse_stop
+from chaos.schedule import plan as schedule
+from chaos.schedule.stops import Facts, Tally, to_stop
 from harness.injector import Injector
 from harness.launcher import ArmSetup
 from harness.ledger import Ledger

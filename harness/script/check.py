@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from chaos.errors import ScenarioError
-from chaos.scenario import Cell
+from chaos.scenario.model import Cell
 from harness.script.environment import search_path
 
 

@@ -14,7 +14,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class SavedFiles:
-    """One file or directory that holds a checkpoint; see chaos.targets.CheckpointTarget.
+    """One file or directory that holds a checkpoint; see chaos.fault.targets.CheckpointTarget.
 
     ``digests``: of its files before anybody touched them, so that a change is seen by reading it again.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos import beacon
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.workload import WorkloadSpec
 from harness.launcher import ArmSetup
 from harness.script.tree import RANK_NAMES, WORLD_NAMES
 

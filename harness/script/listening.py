@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.workload import WorkloadSpec
 from harness.script.environment import Prepared
 from harness.script.outputlog import OutputLog
 from harness.script.progress import BeaconReader, Lines, Progress, Reader, RegexReader

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 from harness.script.progress import Progress
 
 NS = 1e9

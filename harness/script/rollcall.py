@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.workload import WorkloadSpec
 from harness.script import tree
 from harness.script.command import Command
 from harness.script.progress import Progress

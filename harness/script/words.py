@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.scenario import RegexProgress
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.model import RegexProgress
+from chaos.scenario.workload import WorkloadSpec
 from harness.script.command import Ended
 from harness.script.listening import Listener
 from harness.script.observer import Observer

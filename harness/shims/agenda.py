@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chaos import plugins
-from chaos.fault import Fault, Where
-from chaos.schedule import NEXT_STEP
+from chaos.fault.base import Fault, Where
+from chaos.schedule.plan import NEXT_STEP
 
 HOLD_LIMIT_S = 10.0
 LOOK_S = 0.05
@@ -49,7 +49,7 @@ Wait = Hold | Stall | Acted
 
 
 class Hands(Protocol):
-    """Who goes through an agenda; faults act on it, as their ``chaos.targets.RankTarget``."""
+    """Who goes through an agenda; faults act on it, as their ``chaos.fault.targets.RankTarget``."""
 
     def now_ns(self) -> int:
         """By its own clock."""
@@ -174,7 +174,7 @@ class Agenda:
                 self._hands.say("healed", _names(lasting.command))
 
     def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.targets.RankTarget. Raises RuntimeError outside an act."""
+        """See chaos.fault.targets.RankTarget. Raises RuntimeError outside an act."""
         if self._acting is None:
             raise RuntimeError("only an act has a next step")
         phase, surface = self._acting.point("forward"), getattr(self._acting, "surface", None)

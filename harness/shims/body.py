@@ -22,7 +22,7 @@ class DeviceError(RuntimeError):
 
 
 class BodyShim:
-    """Implements ``chaos.targets.Body`` for a real rank."""
+    """Implements ``chaos.fault.targets.Body`` for a real rank."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -35,18 +35,19 @@ class BodyShim:
             raise DeviceError("emulated: the device is in an error state, as after an illegal memory access")
 
     def segfault(self) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         ctypes.string_at(0)
 
     def hold_interpreter(self, seconds: float) -> None:
-        """See chaos.targets.Body. A call through PyDLL keeps the interpreter's lock; a signal may end it early."""
+        """See chaos.fault.targets.Body. A call through PyDLL keeps the interpreter's lock; a signal may end
+        it early."""
         libc = ctypes.PyDLL(None)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             libc.poll(None, 0, max(1, int(left * 1000)))
 
     def block(self, seconds: float) -> None:
-        """See chaos.targets.Body: a kernel that spins, where there is CUDA; else a C call without the lock."""
+        """See chaos.fault.targets.Body: a kernel that spins, where there is CUDA; else a C call without the lock."""
         if self._on_cuda():
             _spin(seconds, self._job.device)
             return
@@ -55,14 +56,14 @@ class BodyShim:
             time.sleep(left)
 
     def hang(self, how: str, seconds: float) -> str:
-        """See chaos.targets.Body. What is done is logged afterwards only, if there is an afterwards."""
+        """See chaos.fault.targets.Body. What is done is logged afterwards only, if there is an afterwards."""
         if how == "kernel" and self._on_cuda():
             _spin(seconds, self._job.device)
             return "kernels that spin"
         return beacon.hang(how, seconds)
 
     def leave_out_collective(self) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self._skipping = self._job.generation
         self._job.reducer.instead = self._instead
 
@@ -73,12 +74,12 @@ class BodyShim:
         return None
 
     def break_device(self) -> str:
-        """See chaos.targets.Body. Never by a device assert: that would hit other users of the GPU under MPS."""
+        """See chaos.fault.targets.Body. Never by a device assert: that would hit other users of the GPU under MPS."""
         self.broken = True
         return "emulated"
 
     def exhaust_device(self) -> None:
-        """See chaos.targets.Body. On CUDA the allocator itself refuses; elsewhere its exception is raised."""
+        """See chaos.fault.targets.Body. On CUDA the allocator itself refuses; elsewhere its exception is raised."""
         import torch
 
         if self._on_cuda():

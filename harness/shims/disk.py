@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.targets import DiskTrouble
+from chaos.fault.targets import DiskTrouble
 from recovery.checkpoints import MANIFEST
 
 RECORD_SUFFIX = ".json"

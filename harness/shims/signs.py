@@ -12,24 +12,24 @@ _TIME_NS = time.time_ns
 
 
 class SignsShim:
-    """Implements ``chaos.targets.Signs`` for a real rank."""
+    """Implements ``chaos.fault.targets.Signs`` for a real rank."""
 
     def __init__(self, marks: MarkPage) -> None:
         self._marks = marks
 
     def drop_heartbeat(self, dropped: bool) -> None:
-        """See chaos.targets.Signs."""
+        """See chaos.fault.targets.Signs."""
         if dropped:
             self._marks.hide()
         else:
             self._marks.show()
 
     def set_wall_offset(self, seconds: float) -> None:
-        """See chaos.targets.Signs. Code that took ``time.time`` itself at its import keeps the true clock."""
+        """See chaos.fault.targets.Signs. Code that took ``time.time`` itself at its import keeps the true clock."""
         time.time, time.time_ns = _shifted(seconds) if seconds else (_TIME, _TIME_NS)
 
     def wall_ns(self) -> int:
-        """See chaos.targets.Signs."""
+        """See chaos.fault.targets.Signs."""
         return time.time_ns()
 
 

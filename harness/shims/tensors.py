@@ -25,7 +25,7 @@ class TensorShim:
         self._job = job
 
     def stored(self, surface: str) -> dict[str, Tensor]:
-        """See chaos.targets.RankTarget.tensors. Raises KeyError for a surface that is not stored."""
+        """See chaos.fault.targets.RankTarget.tensors. Raises KeyError for a surface that is not stored."""
         state = self._job.state
         if surface == "optimizer_state":
             found = {n: t for n, t in state.parts().items() if n.startswith("optimizer.")}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import EventWriter
+from chaos.events.log import EventWriter
 from harness.sim.state import Part, Reduced, State, combine, digest
 from recovery import checkpoints, order
 from recovery.checkpoints import Checkpoint

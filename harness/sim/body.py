@@ -24,7 +24,7 @@ class DeviceError(RuntimeError):
 
 
 class SimBody:
-    """Implements ``chaos.targets.Body``."""
+    """Implements ``chaos.fault.targets.Body``."""
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
@@ -45,34 +45,34 @@ class SimBody:
             raise TrainingError(DeviceError("the device is in an error state"))
 
     def segfault(self) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         raise Killed(signal.SIGSEGV)
 
     def hold_interpreter(self, seconds: float) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self._job.process.freeze(seconds * NS_PER_S)
         self._blocked_ns = seconds * NS_PER_S
 
     def block(self, seconds: float) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self._blocked_ns = seconds * NS_PER_S
 
     def hang(self, how: str, seconds: float) -> str:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self.block(seconds)
         return f"simulated {how}"
 
     def leave_out_collective(self) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self._skipping = self._job.generation
 
     def break_device(self) -> str:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         self.broken = True
         return "emulated"
 
     def exhaust_device(self) -> None:
-        """See chaos.targets.Body."""
+        """See chaos.fault.targets.Body."""
         raise OutOfMemoryError("the device has no memory left")
 
     # ---- for the step

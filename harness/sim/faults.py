@@ -12,8 +12,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import Kind
-from chaos.targets import DiskTrouble
+from chaos.events.log import Kind
+from chaos.fault.targets import DiskTrouble
 from harness.shims.agenda import Acted, Agenda, Hold, Stall
 from harness.shims.disk import DiskShim
 from harness.sim.body import SimBody
@@ -41,7 +41,7 @@ class TrainingError(Exception):
 
 
 class SimFaultAgent:
-    """Holds its rank at armed points, acts when told to, and implements ``chaos.targets.RankTarget``."""
+    """Holds its rank at armed points, acts when told to, and implements ``chaos.fault.targets.RankTarget``."""
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
@@ -67,17 +67,17 @@ class SimFaultAgent:
 
     @property
     def rank(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.rank
 
     @property
     def step(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.step
 
     @property
     def seed(self) -> int:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self._agenda.seed
 
     # ---- called by the agent
@@ -153,20 +153,20 @@ class SimFaultAgent:
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._slowdown = factor
         return f"simulated {mode}"
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self.disk.set_trouble(trouble, self.seed)
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         return self.model.stored(surface)
 
     def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(values: list[float]) -> list[float]:
@@ -179,14 +179,14 @@ class SimFaultAgent:
         self._job.attempt.change_forward.append((surface, changed))
 
     def change_rng(self, change: Callable[[int], int]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         assert self._job.attempt is not None
         before = self._job.attempt.seed
         after = self._job.attempt.seed = change(before)
         self._say()({"before": f"{before:x}", "after": f"{after:x}"})
 
     def shift_samples(self, by: int) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         attempt = self._job.attempt
         assert attempt is not None
         before = attempt.samples
@@ -194,24 +194,24 @@ class SimFaultAgent:
         self._say()({"before": _digest_ids(before), "after": _digest_ids(attempt.samples)})
 
     def due_samples(self) -> list[int]:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         config = self._job.config
         return order.batch(self.step, config.global_batch, config.samples, config.seed)
 
     def poison_sample(self, sample: int | None) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self.poisoned = set() if sample is None else self.poisoned | {sample}
 
     def set_data_delay(self, seconds: float) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._agenda.data_delay_s = seconds
 
     def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         self._agenda.next_step(action)
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.targets.RankTarget."""
+        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(loss: SimLoss) -> SimLoss:

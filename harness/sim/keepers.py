@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.launcher import Exited, KeeperStarted
 from harness.sim.clock import NS_PER_S, Clock
 from harness.sim.settings import MS

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.targets import LinkShape
+from chaos.fault.targets import LinkShape
 from harness.links.shaping import OPEN, RTO_S, SEGMENT_BYTES, Pacer
 from harness.sim.clock import NS_PER_S, Clock
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from chaos.events import EventWriter, Kind
+from chaos.events.log import EventWriter, Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.clock import NS_PER_S
 from harness.sim.faults import SimFaultAgent, TrainingError

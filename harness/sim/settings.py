@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.workspec import EvaluateSpec
+from chaos.scenario.workload import EvaluateSpec
 from recovery.checkpoints import Disk
 
 MS = 1_000_000

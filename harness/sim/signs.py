@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class SimSigns:
-    """Implements ``chaos.targets.Signs``."""
+    """Implements ``chaos.fault.targets.Signs``."""
 
     def __init__(self, job: SimRank) -> None:
         self._job = job
         self._offset_s = 0.0
 
     def drop_heartbeat(self, dropped: bool) -> None:
-        """See chaos.targets.Signs."""
+        """See chaos.fault.targets.Signs."""
         self._job.mark.hide(dropped)
 
     def set_wall_offset(self, seconds: float) -> None:
-        """See chaos.targets.Signs."""
+        """See chaos.fault.targets.Signs."""
         self._offset_s = seconds
 
     def wall_ns(self) -> int:
-        """See chaos.targets.Signs; counted from the log's beginning."""
+        """See chaos.fault.targets.Signs; counted from the log's beginning."""
         since_ns = self._job.process.clock.now_ns - self._job.started_ns
         return self._job.config.wall_ns + since_ns + int(self._offset_s * NS_PER_S)

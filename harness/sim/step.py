@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from harness.sim.clock import NS_PER_S
 from harness.sim.faults import TrainingError
 from harness.sim.settings import MS

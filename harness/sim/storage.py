@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class SimStorage:
-    """Implements ``chaos.targets.StorageTarget``; ranks ask ``disk`` before each operation of a save."""
+    """Implements ``chaos.fault.targets.StorageTarget``; ranks ask ``disk`` before each operation of a save."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,5 @@
-"""Where faults act: one module for each ``chaos.fault.Where``, which finds an occurrence's targets and reaches them.
+"""Where faults act: one module for each ``chaos.fault.base.Where``, which finds an occurrence's targets and
+reaches them.
 
 A site is a class ``<Where>Site`` in ``harness/sites/<where>.py``, made once for an arm. Faults that act inside a
 rank have none: the rank's own agent (``harness.rank_faults``) is their site.
@@ -11,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.fault import Fault, Where
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault, Where
+from chaos.schedule.plan import PlannedFault
 
 if TYPE_CHECKING:
     from harness.scene import Scene
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Aim:
     """One thing that one occurrence hits.
 
-    ``target``: what the fault gets, by the protocol of ``chaos.targets``; ``who``: the target as recorded;
+    ``target``: what the fault gets, by the protocol of ``chaos.fault.targets``; ``who``: the target as recorded;
     ``processes``: the processes hit, if any; ``look``: asked again and again until it sees something, which
     is then logged as the fault's effect; ``undo``: records that go to the ledger before the act.
     """

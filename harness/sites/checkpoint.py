@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 from harness.script.checkpoints import newest
 from harness.script.environment import checkpoint_directory
@@ -21,7 +21,7 @@ SAVER = 0  # the rank that commits each save, and without a sharded checkpoint w
 
 @dataclass(frozen=True)
 class CheckpointHandle:
-    """One committed checkpoint; see chaos.targets.CheckpointTarget."""
+    """One committed checkpoint; see chaos.fault.targets.CheckpointTarget."""
 
     checkpoint: checkpoints.Checkpoint
     older_checkpoint: checkpoints.Checkpoint | None
@@ -48,7 +48,7 @@ class CheckpointHandle:
 
 @dataclass(frozen=True)
 class NextSave:
-    """The save that comes next, in the process that will do it; see chaos.targets.CheckpointTarget."""
+    """The save that comes next, in the process that will do it; see chaos.fault.targets.CheckpointTarget."""
 
     scene: Scene
     process: str

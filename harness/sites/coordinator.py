@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 
 
 @dataclass(frozen=True)
 class CoordinatorHandle:
-    """See chaos.targets.CoordinatorTarget."""
+    """See chaos.fault.targets.CoordinatorTarget."""
 
     scene: Scene
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
 from harness.health import HealthSource, Reading
 from harness.scene import Scene
 from harness.sites import Aim, Miss
@@ -16,7 +16,7 @@ from harness.sites.process import miss_rank
 
 @dataclass(frozen=True)
 class HealthHandle:
-    """The source, and whose device is spoken of; see chaos.targets.HealthTarget."""
+    """The source, and whose device is spoken of; see chaos.fault.targets.HealthTarget."""
 
     source: HealthSource
     node: int | None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.fault import Fault, Need
-from chaos.schedule import PlannedFault
-from chaos.targets import LinkShape
+from chaos.fault.base import Fault, Need
+from chaos.fault.targets import LinkShape
+from chaos.schedule.plan import PlannedFault
 from harness.launcher import LinkControl
 from harness.scene import Scene
 from harness.sites import Aim, Miss
@@ -18,7 +18,7 @@ NO_CONTROL = "no link can be shaped here"
 
 
 class LinkHandle:
-    """Links by rank, held to the processes that held the ranks when it was made; see chaos.targets.LinkTarget.
+    """Links by rank, held to the processes that held the ranks when it was made; see chaos.fault.targets.LinkTarget.
 
     ``look`` measures the first of them once it is shaped. ``control``: None where nothing shapes links.
     """

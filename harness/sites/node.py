@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault import Fault, Need
-from chaos.schedule import PlannedFault
-from chaos.targets import ProcessTarget
+from chaos.fault.base import Fault, Need
+from chaos.fault.targets import ProcessTarget
+from chaos.schedule.plan import PlannedFault
 from harness.launcher import MachineControl
 from harness.scene import Scene
 from harness.sites import Aim, Miss
@@ -21,7 +21,7 @@ RUNS = ("running", "unknown", None)
 
 @dataclass(frozen=True)
 class NodeHandle:
-    """Nodes that go together; see chaos.targets.NodeTarget."""
+    """Nodes that go together; see chaos.fault.targets.NodeTarget."""
 
     scene: Scene
     nodes: Sequence[int]

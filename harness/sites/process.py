@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault import Fault, Need
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault, Need
+from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from recovery.wire import Extra
@@ -19,7 +19,7 @@ HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """One process; see chaos.targets.ProcessTarget."""
+    """One process; see chaos.fault.targets.ProcessTarget."""
 
     scene: Scene
     process: str

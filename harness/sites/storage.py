@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
-from chaos.targets import StorageTarget
+from chaos.fault.base import Fault
+from chaos.fault.targets import StorageTarget
+from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.fault import Fault
-from chaos.schedule import PlannedFault
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
 from harness.launcher import StoreControl
 from harness.scene import Scene
 from harness.sites import Aim, Miss
@@ -32,7 +32,7 @@ class StoreSite:
 
 
 class StoreHandle:
-    """The store; see chaos.targets.StoreTarget. ``look`` waits for the effect of what was done to it."""
+    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was done to it."""
 
     def __init__(self, control: StoreControl) -> None:
         self._control = control

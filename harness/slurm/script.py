@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos import plugins
-from chaos.planview import RunPlan
-from chaos.scenario import Scenario
+from chaos.planning.planview import RunPlan
+from chaos.scenario.model import Scenario
 from harness.launcher import Launcher
 from harness.needs import refuse_impossible
 

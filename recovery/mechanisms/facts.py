@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.jobconfig import JobConfig
 from recovery.marks import MarkPage
 from recovery.mechanisms.busy import LIMIT_S, Busy

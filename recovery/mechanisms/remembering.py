@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import torch
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.checkpoints import first_line
 from recovery.jobconfig import InMemory
 from recovery.layout import Layout

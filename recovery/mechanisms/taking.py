@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.mechanisms.finishing import told
 from recovery.mechanisms.group import Group
 from recovery.mechanisms.transfer import copy_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeNews, NotKept
 
 News = tuple[Kind, Mapping[str, Any]]

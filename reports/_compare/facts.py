@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from chaos.figures import counted
+from chaos.events.figures import counted
 from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
 from harness.results import Metric
 

@@ -2,7 +2,7 @@
 
 from fault_fakes import FaultCase, effect, event
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 
 STARTED = event(Kind.ACTOR_STARTED, "w1", 600, pid=1, host="h", wall_ns=5_000_000_000)
 

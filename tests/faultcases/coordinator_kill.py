@@ -2,7 +2,7 @@
 
 from fault_fakes import FaultCase, event
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 
 
 def adopted(time_ns: int) -> object:

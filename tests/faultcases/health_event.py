@@ -4,7 +4,7 @@ from typing import Any
 
 from fault_fakes import FaultCase, event
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 
 
 def reported(**other: Any) -> Event:

@@ -2,7 +2,7 @@
 
 from fault_fakes import FaultCase, event
 
-from chaos.events import Event, Kind
+from chaos.events.log import Event, Kind
 
 
 def failed(

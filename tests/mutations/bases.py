@@ -13,8 +13,8 @@ from typing import Any, Literal
 from arms import EXACT
 from simulate import IN_MEMORY, cell_of, play
 
-from chaos.events import Event, Log, read_actor
-from chaos.scenario import Cell, ResolvedRun
+from chaos.events.log import Event, Log, read_actor
+from chaos.scenario.model import Cell, ResolvedRun
 from harness.checkers import Evidence, check_all
 from harness.judging.expected import Expected, expected_of
 from harness.launchers.sim import Sim

@@ -13,8 +13,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from chaos.events import Event, read_actor
-from chaos.scenario import ResolvedRun
+from chaos.events.log import Event, read_actor
+from chaos.scenario.model import ResolvedRun
 from harness.rundir import RunDirectory, read_resolved
 
 STORED = Path(__file__).with_name("stored")

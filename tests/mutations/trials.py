@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events import Log
+from chaos.events.log import Log
 from harness.compare.believed import Record
 from harness.compare.gather import Source, trial_of
 from harness.compare.model import Trial

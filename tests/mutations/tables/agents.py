@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from mutations.tables.clocks import early
 from mutations.tape import FAIL, OPEN, Change, Mutation, Tape, all_of, drop, each, edit, goes_on, in_control
 

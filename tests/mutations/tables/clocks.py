@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, edit, in_control, move, the_injection
 
 

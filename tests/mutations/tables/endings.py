@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, drop, each, edit, in_both, in_control
 
 

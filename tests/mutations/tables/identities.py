@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control, the_injection
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events import ORCHESTRATOR, Kind
+from chaos.events.log import ORCHESTRATOR, Kind
 from mutations.tape import (
     FAIL,
     MS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from readings import NS, Load, readings, steady
 
-from chaos.events import ORCHESTRATOR, Kind
+from chaos.events.log import ORCHESTRATOR, Kind
 from mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, each, in_control
 
 BUSY = steady(0.3, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.events import Kind
+from chaos.events.log import Kind
 from mutations.tables.identities import at_step, injected
 from mutations.tables.landing import denied
 from mutations.tape import (

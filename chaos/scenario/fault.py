@@ -1,4 +1,4 @@
-"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See ``chaos.scenario``."""
+"""What a scenario says about one fault: kind, target, trigger, duration, expectation. See ``chaos.scenario.model``."""
 
 from __future__ import annotations
 

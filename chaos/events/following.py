@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from chaos.events import Event
+from chaos.events.log import Event
 
 
 class Tail:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chaos.arrivals import arrival_times, draw, share
 from chaos.errors import ScenarioError
-from chaos.faultspec import (
+from chaos.scenario.fault import (
     DEFAULT_ARRIVALS,
     FaultSpec,
     MaxRetrigger,
@@ -21,9 +20,10 @@ from chaos.faultspec import (
     TraceSpec,
     TriggerSpec,
 )
-from chaos.scenario import Scenario
-from chaos.targeting import Scope, TargetError, Targets, Traits, resolve, traits_of
-from chaos.topology import Topology
+from chaos.scenario.model import Scenario
+from chaos.scenario.topology import Topology
+from chaos.schedule.arrivals import arrival_times, draw, share
+from chaos.schedule.targeting import Scope, TargetError, Targets, Traits, resolve, traits_of
 
 Point = tuple[int, str]
 Fired = Mapping[tuple[str, Point], int]

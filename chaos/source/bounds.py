@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from chaos.loading.diagnostics import Loc, Problem
+from chaos.source.diagnostics import Loc, Problem
 
 MAX_PARTS = 20_000  # values and lines of a file, counted by what separates them
 MAX_NESTED = 60  # more than any depth that is read

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.catalogue import Catalogue
-from chaos.scenario import Scenario
-from chaos.sla import AGGREGATES
-from chaos.steady import MEASURES
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Scenario
+from chaos.scenario.sla import AGGREGATES
+from chaos.scenario.steady import MEASURES
 
 Json = dict[str, Any]
 

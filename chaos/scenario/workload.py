@@ -1,4 +1,5 @@
-"""What a scenario says about the training it watches: a built-in workload, or any command. See ``chaos.scenario``."""
+"""What a scenario says about the training it watches: a built-in workload, or any command. See
+``chaos.scenario.model``."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from chaos.faultspec import Strict
-from chaos.sla import parse_duration
+from chaos.scenario.fault import Strict
+from chaos.scenario.sla import parse_duration
 
 COMMAND = "command"
 """The kind of a workload that is a command."""

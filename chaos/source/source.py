@@ -21,8 +21,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from chaos.errors import ScenarioError
-from chaos.loading.bounds import text_problem
-from chaos.loading.diagnostics import Loc, Placed, Span, scenario_error
+from chaos.source.bounds import text_problem
+from chaos.source.diagnostics import Loc, Placed, Span, scenario_error
 
 MAX_BYTES = 1_000_000
 MAX_INT = 2**63 - 1

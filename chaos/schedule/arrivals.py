@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import ScenarioError
-from chaos.faultspec import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
-from chaos.loading.diagnostics import Loc, Placed, Problem, Span
-from chaos.loading.source import Document, parse, read_text
-from chaos.sla import ClauseError, parse_duration
+from chaos.scenario.fault import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
+from chaos.scenario.sla import ClauseError, parse_duration
+from chaos.source.diagnostics import Loc, Placed, Problem, Span
+from chaos.source.source import Document, parse, read_text
 
 _BITS = 63
 _COLUMNS = ("time", "time_s", "step")

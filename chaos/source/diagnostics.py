@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chaos.errors import ScenarioError
-from chaos.sla import nearest
+from chaos.scenario.sla import nearest
 
 Loc = tuple[str | int, ...]
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.events import Event
+from chaos.events.log import Event
 
 if TYPE_CHECKING:
-    from chaos.aftermath import Consequence
+    from chaos.fault.aftermath import Consequence
 
 
 class Where(StrEnum):
-    """Where a fault acts; it decides which protocol of ``chaos.targets`` its target has."""
+    """Where a fault acts; it decides which protocol of ``chaos.fault.targets`` its target has."""
 
     PROCESS = "process"  # the supervisor, on a process from outside
     NODE = "node"  # the supervisor, on all processes of a node
@@ -124,7 +124,8 @@ class Fault(BaseModel):
 
     @abstractmethod
     def act(self, target: Any) -> Mapping[str, Any]:
-        """Act, and return what was done, for the log. ``target``: the protocol of ``chaos.targets`` for ``where``."""
+        """Act, and return what was done, for the log. ``target``: the protocol of ``chaos.fault.targets`` for
+        ``where``."""
 
     def heal(self, target: Any) -> None:
         """Undo ``act``; safe to call twice, and when the target is gone."""

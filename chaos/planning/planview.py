@@ -9,11 +9,11 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from chaos.catalogue import Catalogue
 from chaos.loading.load import LoadedScenario
-from chaos.scenario import Cell, Scenario
-from chaos.schedule import PlannedFault, plan_scenario, repeat_seed
-from chaos.workspec import WorkloadSpec
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Cell, Scenario
+from chaos.scenario.workload import WorkloadSpec
+from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 
 # Seconds to start, stop and judge an arm, to recover, to take a step of a workload that does not say, as
 # seen at 4 ranks on 2 cores; good to a factor of two.

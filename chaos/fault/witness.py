@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.events import Event, Kind
-from chaos.fault import Landed, Occurrence
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Landed, Occurrence
 
 ENDED = ("exited", "dead", "removed")
 """States of a machine that has ended."""

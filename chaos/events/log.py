@@ -6,7 +6,7 @@ A disk that takes nothing ends nobody's work: events keep their numbers and are 
 which, and whoever reads the log knows that it has a hole.
 Times are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are on
 other hosts, ``read_log`` brings them to the coordinator's clock
-(``chaos.clocks``).
+(``chaos.events.clocks``).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from chaos import disk
-from chaos.budget import Budget, Told
-from chaos.clocks import Clocks
 from chaos.errors import DISK_TAKES_NOTHING, LogError
-from chaos.event import Event, require_keys
+from chaos.events.budget import Budget, Told
+from chaos.events.clocks import Clocks
+from chaos.events.event import Event, require_keys
+from chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
+from chaos.events.kinds import Kind
 from chaos.files import open_regular
-from chaos.holes import MAX_LINE_BYTES, extent, skip_hole
-from chaos.kinds import Kind
 
 __all__ = [
     "ORCHESTRATOR",

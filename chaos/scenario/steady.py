@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from chaos.sla import OPERATORS, ClauseError, nearest, parse_duration
+from chaos.scenario.sla import OPERATORS, ClauseError, nearest, parse_duration
 
 MEASURES = ("committed_steps", "step_time_cv", "healthy_replicas")
 EXAMPLE = "'committed_steps >= 5 within 60s', 'step_time_cv < 0.5 over 10 steps' or 'healthy_replicas >= 4'"

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from chaos.errors import ScenarioError
-from chaos.fault import Fault, Fidelity, Need
-from chaos.loading.source import read_document
+from chaos.fault.base import Fault, Fidelity, Need
+from chaos.source.source import read_document
 
 NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
 """How names of other files end that a search for defects keeps beside scenarios: spoilt ones, and changes of logs."""

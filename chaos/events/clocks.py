@@ -14,10 +14,10 @@ import bisect
 import dataclasses
 from typing import TYPE_CHECKING
 
-from chaos.kinds import Kind
+from chaos.events.kinds import Kind
 
 if TYPE_CHECKING:
-    from chaos.events import Event
+    from chaos.events.log import Event
 
 DRIFT = 200e-6  # of a second in each second
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chaos.arrivals import draw
-from chaos.fault import Where
-from chaos.faultspec import CountTarget, FaultSpec, PercentTarget, TargetSpec
-from chaos.loading.diagnostics import Loc
-from chaos.topology import Topology
+from chaos.fault.base import Where
+from chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
+from chaos.scenario.topology import Topology
+from chaos.schedule.arrivals import draw
+from chaos.source.diagnostics import Loc
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
 """Places of which a job has one: their faults choose no rank, spare or node."""

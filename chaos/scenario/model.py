@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chaos.faultspec import (
+from chaos.scenario.fault import (
     PHASES,
     CheckpointTarget,
     CountTarget,
@@ -22,8 +22,8 @@ from chaos.faultspec import (
     TraceSpec,
     TriggerSpec,
 )
-from chaos.topology import Topology
-from chaos.workspec import CheckpointSpec, RegexProgress, WorkloadSpec
+from chaos.scenario.topology import Topology
+from chaos.scenario.workload import CheckpointSpec, RegexProgress, WorkloadSpec
 
 __all__ = [
     "PHASES",
@@ -154,7 +154,7 @@ class Matrix(BaseModel):
 class LauncherSpec(Strict):
     """Where ranks run. In YAML a bare name or ``{kind: name, nodes: 2, params: {...}}``.
 
-    Ranks divide over ``nodes`` in blocks, and nodes over racks (``chaos.topology``).
+    Ranks divide over ``nodes`` in blocks, and nodes over racks (``chaos.scenario.topology``).
     """
 
     kind: str = "local"

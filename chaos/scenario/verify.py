@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.sla import OPERATORS
+from chaos.scenario.sla import OPERATORS
 
 _BOUND = re.compile(r"\s*(?P<op>[<>=!]+)\s*(?P<limit>.*?)\s*")
 _COMPARE = frozenset({"<", "<=", ">", ">="})

@@ -1,4 +1,4 @@
-"""One line of the one record (``chaos.events``)."""
+"""One line of the one record (``chaos.events.log``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.errors import LogError
-from chaos.kinds import REQUIRED, Kind
+from chaos.events.kinds import REQUIRED, Kind
 
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each line
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.workload import BuildContext
 from harness.workloads.gpt import Gpt
-from recovery import order
+from recovery.data import order
 
 BATCH = 16
 

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from harness.workload import BuildContext
 from harness.workloads.gpt import Gpt
-from recovery import order
-from recovery.mechanisms.sharding import default_units
+from recovery.collectives.sharding import default_units
+from recovery.data import order
 
 BATCH = 16
 

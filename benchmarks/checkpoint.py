@@ -24,10 +24,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.saving.background import Snapshot
-from recovery.mechanisms.saving.chunks import chunks_of
-from recovery.mechanisms.state import TrainState
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.saves.background import Snapshot
+from recovery.checkpoint.saves.chunks import chunks_of
+from recovery.state.state import TrainState
 
 BLOCK = 8 << 20
 WIDTH = 2048

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.events.log import Kind
-from recovery.controller import Controller, Stage
-from recovery.marks import Mark
-from recovery.starvation import Pulse
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import StateFrom, Strategy
-from recovery.wire import CheckpointNote, Joined, Message, Parked, Ready
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import StateFrom, Strategy
+from recovery.process.starvation import Pulse
+from recovery.supervise.controller import Controller, Stage
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import CheckpointNote, Joined, Message, Parked, Ready
 
 WORLDS = (64, 256, 1024, 4096, 16384)
 ROUNDS = 3

@@ -22,11 +22,11 @@ import torch
 
 from harness.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
-from recovery import order
-from recovery.local import start_store
-from recovery.mechanisms.elastic import ElasticReducer
-from recovery.mechanisms.group import Group
-from recovery.mechanisms.reduce import GradientReducer, Reducer
+from recovery.collectives.elastic import ElasticReducer
+from recovery.collectives.group import Group
+from recovery.collectives.reduce import GradientReducer, Reducer
+from recovery.data import order
+from recovery.process.local import start_store
 
 RANKS, BATCH, WARM_UP, LIMIT_S = 4, 24, 10, 60.0
 WORLDS = (RANKS, RANKS - 1)

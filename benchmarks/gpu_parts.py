@@ -24,12 +24,12 @@ from benchmarks.gpu_model import BATCH, LENGTHS, make_model, make_optimizer, tok
 from chaos.faults.replica_desync import ReplicaDesync
 from chaos.faults.tensor_corrupt import TensorCorrupt
 from harness.shims.tensors import TensorShim
-from recovery.local import start_store
-from recovery.mechanisms.circle import GenerationLost
-from recovery.mechanisms.fingerprint import fingerprint
-from recovery.mechanisms.group import Group
-from recovery.mechanisms.reduce import GradientReducer
-from recovery.mechanisms.state import TrainState
+from recovery.collectives.circle import GenerationLost
+from recovery.collectives.group import Group
+from recovery.collectives.reduce import GradientReducer
+from recovery.process.local import start_store
+from recovery.rank.fingerprint import fingerprint
+from recovery.state.state import TrainState
 
 ROUNDS = {"cuda": 10, "cpu": 3}
 STEPS = {"cuda": 20, "cpu": 5}
@@ -74,7 +74,7 @@ def machine(device: torch.device, size: str) -> Figures:
             "device": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count(),
             "cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }  # fmt: skip
-    from recovery.mechanisms.sharding import require_torch  # takes seconds, and is for this alone
+    from recovery.collectives.sharding import require_torch  # takes seconds, and is for this alone
 
     try:
         require_torch()

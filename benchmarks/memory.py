@@ -18,15 +18,15 @@ from statistics import median
 import torch
 
 from benchmarks.checkpoint import state_of, timed
-from recovery.forkserver import start_cold
-from recovery.layout import Layout
-from recovery.local import Exited, rank_environment
-from recovery.mechanisms.memory import Memory
-from recovery.mechanisms.state import TrainState
-from recovery.memory.client import KeeperClient
-from recovery.memory.housing import Here
-from recovery.memory.keepers import Keepers
-from recovery.processes import become_subreaper
+from recovery.checkpoint.memory.client import KeeperClient
+from recovery.checkpoint.memory.housing import Here
+from recovery.checkpoint.memory.keepers import Keepers
+from recovery.checkpoint.memory_state import Memory
+from recovery.policy.layout import Layout
+from recovery.process.forkserver import start_cold
+from recovery.process.local import Exited, rank_environment
+from recovery.process.processes import become_subreaper
+from recovery.state.state import TrainState
 
 JOB = "benchmark"
 ALONE = Layout(world=1)
@@ -116,7 +116,7 @@ def main() -> None:
     state = state_of(given.mib)
 
     def start(config: bytes, fds: object) -> int:
-        return start_cold("recovery.memory.keeper", config, list(fds), rank_environment())  # type: ignore[call-overload]
+        return start_cold("recovery.checkpoint.memory.keeper", config, list(fds), rank_environment())  # type: ignore[call-overload]
 
     keepers = Keepers(Here(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True)
     try:

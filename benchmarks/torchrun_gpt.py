@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
-from recovery import order
+from recovery.data import order
 
 BATCH, BLOCK = 16, 64
 

@@ -257,11 +257,11 @@ def build_catalogue() -> Catalogue:
     from harness.judging.measure import METRICS
     from harness.launcher import Launcher
     from harness.workload import Workload
-    from recovery.strategy import Strategy
+    from recovery.policy.strategy import Strategy
 
     return Catalogue(
         faults=plugins.load("chaos.faults", Fault),
-        strategies=plugins.load("recovery.strategies", Strategy),
+        strategies=plugins.load("recovery.policy.strategies", Strategy),
         launchers=plugins.load("harness.launchers", Launcher),
         workloads=plugins.load("harness.workloads", Workload),
         metrics={name: metric.unit for name, metric in METRICS.items()},

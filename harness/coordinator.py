@@ -12,11 +12,11 @@ from pathlib import Path
 from chaos.events.log import Kind, read_actor
 from harness.grip import Absence, CoordinatorLost, Grip
 from harness.launcher import Report, Said
-from recovery.adoption import past
-from recovery.controller import Controller
-from recovery.strategy import StateFrom
-from recovery.supervision import Hands
-from recovery.wire import Extra
+from recovery.policy.strategy import StateFrom
+from recovery.supervise.adoption import past
+from recovery.supervise.controller import Controller
+from recovery.supervise.supervision import Hands
+from recovery.transport.wire import Extra
 
 Make = Callable[[Hands], Controller]
 FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty

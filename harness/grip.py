@@ -8,10 +8,10 @@ from typing import Any
 
 from chaos.events.log import Kind
 from harness.launcher import Report
-from recovery.marks import Mark
-from recovery.starvation import Pulse
-from recovery.supervision import Hands
-from recovery.wire import Message
+from recovery.process.starvation import Pulse
+from recovery.supervise.supervision import Hands
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
 
 
 class CoordinatorLost(Exception):
@@ -19,7 +19,8 @@ class CoordinatorLost(Exception):
 
 
 class Grip:
-    """Implements ``recovery.supervision.Hands`` by handing on to ``hands`` until ``lost``; every call raises then.
+    """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until ``lost``; every
+    call raises then.
 
     ``before``: called before each act with its name; tests lose the coordinator there.
     """

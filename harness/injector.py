@@ -33,7 +33,7 @@ from harness.struck import (
     to_hold_at,
     widened,
 )
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 
 class Injector:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from chaos.events.log import Kind
 from harness.launcher import Exited, KeeperStarted
-from recovery.memory import ROLE
+from recovery.checkpoint.memory import ROLE
 
 if TYPE_CHECKING:
     from harness.launcher import Cluster

@@ -24,11 +24,11 @@ from harness.health import Reading
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
 from harness.workload import DataInfo
-from recovery.local import Exited, Report, Said
-from recovery.marks import Mark
-from recovery.memory.keepers import Started as KeeperStarted
-from recovery.starvation import Pulse
-from recovery.wire import Message
+from recovery.checkpoint.memory.keepers import Started as KeeperStarted
+from recovery.process.local import Exited, Report, Said
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
 
 __all__ = [
     "ArmSetup", "Cluster", "Exited", "KeeperControl", "KeeperStarted", "Launcher", "Leftovers", "MachineControl",
@@ -159,7 +159,7 @@ class NodeNews:
 
 
 class KeeperControl(Protocol):
-    """The keepers of checkpoints in memory, one a node; see ``recovery.memory``."""
+    """The keepers of checkpoints in memory, one a node; see ``recovery.checkpoint.memory``."""
 
     def look(self) -> Sequence[KeeperStarted | Exited]:
         """Starts and ends since the last look; who ended has a successor."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.launcher import ArmSetup
-from recovery.jobconfig import InMemory
-from recovery.memory.housing import Housing
-from recovery.memory.keepers import Keepers
+from recovery.checkpoint.memory.housing import Housing
+from recovery.checkpoint.memory.keepers import Keepers
+from recovery.policy.jobconfig import InMemory
 
 
 def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | None:

@@ -1,7 +1,8 @@
 """How long the name server takes to say that an address of this machine has no name.
 
-Torch's store asks for it with every connection. What is built in does not wait (``recovery.nameless``); a stack or a
-script that makes its own connections does, and its recovery is longer by that, whatever its makers did.
+Torch's store asks for it with every connection. What is built in does not wait
+(``recovery.transport.reverse_dns``); a stack or a script that makes its own connections does, and its
+recovery is longer by that, whatever its makers did.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from chaos.schedule.plan import PlannedFault, Point
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.struck import Late, Live, died_holding, spoken_of, undone
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
 EVIDENCE_STEPS = 5

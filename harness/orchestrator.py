@@ -35,12 +35,12 @@ from harness.ledger import Ledger
 from harness.roster import Roster
 from harness.timeouts import timing_of
 from harness.watching import StopFlag, Watcher
-from recovery.controller import Controller, Stage, Timing
-from recovery.local import Dying
-from recovery.marks import Mark
-from recovery.strategy import Strategy
-from recovery.supervision import Hands
-from recovery.wire import CheckpointNote, Extra, Join, Message, Stop
+from recovery.policy.strategy import Strategy
+from recovery.process.local import Dying
+from recovery.supervise.controller import Controller, Stage, Timing
+from recovery.supervise.supervision import Hands
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0
@@ -48,7 +48,7 @@ _TRIGGER_KINDS = {Kind.FAILURE_DETECTED: "recovery_started", Kind.GENERATION_STA
 
 
 class Orchestrator:
-    """One arm. Implements ``recovery.controller.Hands`` and ``harness.injector.Scene``."""
+    """One arm. Implements ``recovery.supervise.controller.Hands`` and ``harness.injector.Scene``."""
 
     def __init__(
         self, setup: ArmSetup, cluster: Cluster, strategy: Strategy, kinds: Mapping[str, type[Fault]], *,

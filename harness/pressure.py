@@ -1,7 +1,7 @@
 """Writes down how short of processors the machines of an arm are while it trains, for who judges its rates.
 
-Here the harness reads (``recovery.pressure``), and only while the job trains: a recovery pays for none of it. On nodes
-their agents read, all the time, and the newest of each is written down.
+Here the harness reads (``recovery.process.pressure``), and only while the job trains: a recovery pays for
+none of it. On nodes their agents read, all the time, and the newest of each is written down.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from chaos.events.log import Event, Kind
-from recovery.pressure import EVERY_S, Reader, Reading
-from recovery.supervision import Stage
+from recovery.process.pressure import EVERY_S, Reader, Reading
+from recovery.supervise.supervision import Stage
 
 MOST_NODES = 8
 """Whose readings are written down."""
@@ -65,7 +65,7 @@ def follow(scene: Scene, training: Callable[[], Mapping[str, int]], reader: Read
 
 
 class Supervisor(Protocol):
-    """See recovery.controller.Controller."""
+    """See recovery.supervise.controller.Controller."""
 
     stage: Stage
 

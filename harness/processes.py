@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from recovery.processes import become_subreaper, everybody, in_sessions, readable, start_time, stat_of, state
+from recovery.process.processes import (
+    become_subreaper,
+    everybody,
+    in_sessions,
+    readable,
+    start_time,
+    stat_of,
+    state,
+)
 
 __all__ = [
     "abandoned_shared_memory", "ancestors", "become_subreaper", "boot_id", "end", "environment_has",

@@ -11,7 +11,7 @@ from typing import Any
 from chaos.events.log import Event, Kind
 from chaos.scenario.model import Cell
 from harness.launcher import ArmSetup
-from recovery.memory import ROLE as KEEPER
+from recovery.checkpoint.memory import ROLE as KEEPER
 
 _LINES_EVERY_S = 5.0
 

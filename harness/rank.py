@@ -17,16 +17,16 @@ from harness.links.route import Router
 from harness.rank_config import RankConfig
 from harness.stores import StoreConfig, be_store
 from harness.workload import Workload
-from recovery.agent import Agent
-from recovery.entry import live
-from recovery.joining import Place, Seat
-from recovery.marks import MarkPage
-from recovery.memory.keeper import KEEPER, KeeperConfig, be_keeper
-from recovery.script import run_script
-from recovery.wire import Channel
+from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
+from recovery.process.entry import live
+from recovery.rank.agent import Agent
+from recovery.rank.joining import Place, Seat
+from recovery.rank.script import run_script
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel
 
 if TYPE_CHECKING:
-    from recovery.job import Job
+    from recovery.rank.job import Job
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
@@ -51,7 +51,7 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
 
 def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
     from harness.training import build, train, warm_up
-    from recovery.job import Job, JobConfig
+    from recovery.rank.job import Job, JobConfig
 
     job_config: JobConfig = JobConfig.model_validate(config.job)
     trainable = build(config, job_config)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from chaos.scenario.workload import EvaluateSpec
 from harness.links.route import Address
-from recovery.entry import Birth
+from recovery.process.entry import Birth
 
 
 class RankConfig(Birth):

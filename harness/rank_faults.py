@@ -29,16 +29,16 @@ from harness.shims.disk import DiskShim
 from harness.shims.signs import SignsShim
 from harness.shims.slowness import Slowness
 from harness.shims.tensors import TensorShim, digest
-from recovery import order
-from recovery.job import Job
-from recovery.wire import Extra
+from recovery.data import order
+from recovery.rank.job import Job
+from recovery.transport.wire import Extra
 
 PACE_SLICE_S = 0.02
 
 
 class FaultAgent:
-    """Implements ``recovery.job.Probe`` for the training thread and ``RankTarget`` for faults. ``kinds``: that may act
-    here; they are loaded now."""
+    """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
+    ``kinds``: that may act here; they are loaded now."""
 
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
         for kind in kinds:  # an import in the middle of a step would be taken for what the fault costs
@@ -56,7 +56,7 @@ class FaultAgent:
 
     @property
     def active(self) -> bool:
-        """See recovery.job.Probe."""
+        """See recovery.rank.job.Probe."""
         return self._agenda.active or self.body.broken
 
     @property
@@ -97,7 +97,7 @@ class FaultAgent:
         if self._agenda.hear(topic, payload):
             self._word.set()
 
-    # ---- called by the training thread (recovery.job.Probe)
+    # ---- called by the training thread (recovery.rank.job.Probe)
 
     def at(self, step: int, phase: str) -> None:
         """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""

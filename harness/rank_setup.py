@@ -12,8 +12,8 @@ from harness import devices
 from harness.launcher import ArmSetup
 from harness.links.route import Address
 from harness.rank_config import RankConfig
-from recovery.jobconfig import InMemory, Net
-from recovery.strategy import Strategy
+from recovery.policy.jobconfig import InMemory, Net
+from recovery.policy.strategy import Strategy
 
 
 @cache
@@ -30,7 +30,7 @@ def places(setup: ArmSetup) -> tuple[list[str], str]:
 def strategy_of(setup: ArmSetup) -> Strategy:
     """Of the arm's cell."""
     spec = setup.cell.scenario.recovery
-    return plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+    return plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
 
 
 @dataclass(frozen=True, kw_only=True)

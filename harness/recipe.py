@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from chaos import plugins
 from chaos.scenario.model import Cell
-from recovery.local import rank_environment
-from recovery.nodes.node import Recipe
+from recovery.process.local import rank_environment
+from recovery.process.node import Recipe
 
 FAULTS = "chaos.faults"
 WARM_MODULES = (
     "numpy.random", "torch", "torch._dynamo", "torch.distributed.checkpoint", "harness.rank_faults", "harness.training",
-    "recovery.mechanisms.warmth", "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
+    "recovery.rank.warmth", "harness.workloads.gpt", "harness.workloads._transformer", "harness.workloads.mlp",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from harness.devices import Board
 from harness.launcher import Cluster, Exited, Leftovers
 from harness.placement import Placement
 from harness.scene import Scene
-from recovery.patience import Reputation
+from recovery.policy.backoff import Reputation
 
 PATIENCE_S = (
     30.0  # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as long

@@ -43,7 +43,7 @@ from harness.timeouts import refuse_clashing
 from harness.undo import RemoveTree
 from harness.watching import StopFlag, Watcher
 from harness.workload import DataInfo, Workload
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 
 def run_scenario(
@@ -175,7 +175,7 @@ def _play(
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
                 spec = cell.scenario.recovery
-                strategy = plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+                strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
                 session = sessions[cell.scenario.launcher.model_dump_json()]
                 try:
                     cluster = session.cluster(setup, lambda: bool(stop.signum))

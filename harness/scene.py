@@ -10,7 +10,7 @@ from chaos.fault.targets import StorageTarget
 from harness.health import HealthSource
 from harness.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
 from harness.ledger import Ledger
-from recovery.wire import Message
+from recovery.transport.wire import Message
 
 
 class Scene(Protocol):

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from chaos.errors import InfrastructureError
 from chaos.fault.targets import LinkShape
 from harness.links.client import LinkProxy
-from recovery.jobconfig import LOOPBACK
-from recovery.local import Children, Exited, Said, ask_store, start_store
-from recovery.processes import die_with, redirect_output
-from recovery.wire import Channel, Extra
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.local import Children, Exited, Said, ask_store, start_store
+from recovery.process.processes import die_with, redirect_output
+from recovery.transport.wire import Channel, Extra
 
 START_LIMIT_S = 10.0
 REQUEST_LIMIT_S = 10.0

@@ -12,7 +12,7 @@ from chaos.fault.base import Fault, Occurrence, Where
 from chaos.fault.witness import effects_of
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault, Point
 from harness.sites import Aim
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
 NOT_THERE = "what it acts on was not there when it was due"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from chaos.scenario.model import Scenario
-from recovery import limits
-from recovery.supervision import Timing
+from recovery.supervise import limits
+from recovery.supervise.supervision import Timing
 
 
 def timing_of(scenario: Scenario) -> Timing:

@@ -13,7 +13,7 @@ from chaos import plugins
 from chaos.scenario.workload import EvaluateSpec
 from harness.rank_config import RankConfig
 from harness.workload import BuildContext, Trainable, Workload
-from recovery.job import Job, JobConfig
+from recovery.rank.job import Job, JobConfig
 
 SLACK_S = 60.0
 

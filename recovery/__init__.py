@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recovery.joining import JoinError, join
+from recovery.rank.joining import JoinError, join
 
 if TYPE_CHECKING:
-    from recovery.job import Job
-    from recovery.mechanisms.step import Step
+    from recovery.rank.job import Job
+    from recovery.rank.step import Step
 
 __all__ = ["Job", "JoinError", "Step", "join"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Job":
-        from recovery.job import Job
+        from recovery.rank.job import Job
 
         return Job
     if name == "Step":
-        from recovery.mechanisms.step import Step
+        from recovery.rank.step import Step
 
         return Step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

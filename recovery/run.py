@@ -25,19 +25,19 @@ from chaos.errors import (
     ChaosError,
 )
 from chaos.events.log import ORCHESTRATOR
-from recovery.estate import lock, read_estate
-from recovery.home import Home, ThisMachine
-from recovery.local import prepare_store
-from recovery.nodes.fleet import Fleet
-from recovery.nodes.home import Nodes
-from recovery.nodes.loss import FleetLimits
+from recovery.cli.console import Shown
+from recovery.cli.home import Home, ThisMachine
+from recovery.cli.nodes_home import Nodes
+from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
+from recovery.cli.supervisor import JobSpec, StopFlag, Supervisor
+from recovery.cli.takeover_log import lock, read_estate
+from recovery.nodes.coordinator.fleet import Fleet
+from recovery.nodes.coordinator.loss import FleetLimits
 from recovery.nodes.serve import read_token
-from recovery.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.output import say, shield
-from recovery.shown import Shown
-from recovery.strategy import Strategy
-from recovery.supervision import Timing
-from recovery.supervisor import JobSpec, StopFlag, Supervisor
+from recovery.policy.strategy import Strategy
+from recovery.process.local import prepare_store
+from recovery.process.output import say, shield
+from recovery.supervise.supervision import Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")

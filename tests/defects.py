@@ -14,11 +14,12 @@ from chaos.events.log import Event, EventWriter, Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.rank import SimRank
 from harness.sim.state import Part, Reduced, State, combine
-from recovery import checkpoints, order
-from recovery.checkpoints import Checkpoint
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import ClusterView, Decision
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.data import order
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import ClusterView, Decision
 
 MS = 1_000_000
 Restored = tuple[Checkpoint, dict[str, Any]] | None

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from harness.containers.engine import RUN_LABEL, connect, lacks_engine
-from recovery.processes import die_with
+from recovery.process.processes import die_with
 
 REQUIRED = "docker" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 """Whether a missing engine fails tests instead of skipping them: in continuous integration it does."""

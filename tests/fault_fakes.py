@@ -14,7 +14,7 @@ from torch import nn
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Occurrence, Where
 from chaos.fault.targets import LinkShape
-from recovery import checkpoints
+from recovery.checkpoint.files import checkpoints
 
 OCCURRENCE = Occurrence(
     fault="f", number=0, process="w1", processes=("w1",), rank=1, checkpoint="step-00000050", step=20,

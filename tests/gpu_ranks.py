@@ -13,11 +13,11 @@ from nccl_contract import Gpus
 from torch import Tensor, nn
 
 from chaos.events.log import Event, EventWriter, Kind, read_actor
-from recovery import marks
-from recovery.agent import Agent
-from recovery.job import Job, JobConfig
-from recovery.marks import MarkPage
-from recovery.wire import Abort, Channel, CheckpointNote, Digest, Join, Message, Ready, Stop
+from recovery.rank.agent import Agent
+from recovery.rank.job import Job, JobConfig
+from recovery.transport import progress_counters as marks
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Abort, Channel, CheckpointNote, Digest, Join, Message, Ready, Stop
 
 WAIT_S = 15.0
 WIDTH = 6

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
-from recovery.order import batch, share
+from recovery.data.order import batch, share
 
 MS = 1_000_000
 SAMPLES = 500

@@ -15,7 +15,7 @@ from running import Running, kill
 
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
-from recovery import processes
+from recovery.process import processes
 
 JOB = Path(__file__).resolve().parent / "longrun_job.py"
 RANKS = 3
@@ -118,7 +118,7 @@ def fork_server(parent: int, *, but: Collection[int]) -> int:
     """Pid of the one that a supervisor or an agent has. ``but``: of those that it has forked."""
     for pid, fields in processes.everybody():
         ours = fields[1] == str(parent) and pid not in but
-        if ours and b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if ours and b"recovery.process.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError("no fork server")
 

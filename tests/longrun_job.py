@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import recovery
-from recovery import job as module
-from recovery.mechanisms.group import Group
+from recovery.collectives.group import Group
+from recovery.rank import job as module
 
 COLLECTIVE_TIMEOUT_S = 20.0
 STEPS = 1_000_000_000

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from recovery.nodes.fleet import Fleet, FleetLimits, FleetReport
-from recovery.wire import Extra
+from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
+from recovery.transport.wire import Extra
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 30.0

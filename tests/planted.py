@@ -16,11 +16,11 @@ from unittest.mock import patch
 import defects
 
 import harness.coordinator
-import recovery.checkpoints
-import recovery.divergence
-import recovery.fallback
-import recovery.retention
-import recovery.saving
+import recovery.checkpoint.files.checkpoints
+import recovery.checkpoint.files.retention
+import recovery.checkpoint.files.saving
+import recovery.policy.fallback
+import recovery.supervise.divergence
 from chaos.cli import build_catalogue
 from harness.fuzz.draw import World
 from harness.fuzz.oracle import find_in
@@ -31,24 +31,24 @@ from harness.sim.keepers import SimRemembering
 from harness.sim.rank import SimRank
 from harness.sim.state import State
 from harness.sim.step import Attempt
-from recovery.checkpoints import Checkpoint
-from recovery.choosing import Choosing
-from recovery.controller import Controller
-from recovery.crew import Crew
-from recovery.custody import Custody
-from recovery.detect import HangDetector
-from recovery.divergence import DigestBook
-from recovery.failures import FailureBook
-from recovery.formation import Formation
-from recovery.membership import Membership
-from recovery.pieces import CorruptCheckpoint
-from recovery.retention import Agreement
-from recovery.settling import Settling
-from recovery.skipping import Skips
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import ClusterView, Decision, Form, Health, Strategy
-from recovery.supervision import Stage
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.choosing import Choosing
+from recovery.checkpoint.files.custody import Custody
+from recovery.checkpoint.files.pieces import CorruptCheckpoint
+from recovery.checkpoint.files.retention import Agreement
+from recovery.detection.hangs import HangDetector
+from recovery.policy.replacement_delay import Settling
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
+from recovery.rank.membership import Membership
+from recovery.supervise.controller import Controller
+from recovery.supervise.divergence import DigestBook
+from recovery.supervise.excluded_samples import Skips
+from recovery.supervise.failures import FailureBook
+from recovery.supervise.formation import Formation
+from recovery.supervise.process_table import Crew
+from recovery.supervise.supervision import Stage
 
 Wrong = Callable[..., Any]
 Patch = tuple[Any, str, Callable[[Wrong], Any]]
@@ -175,7 +175,7 @@ def _keeps_none(right: Wrong) -> Wrong:
     """All but the newest go, whether it is good or not."""
 
     def prune(directory: Any, keep: int, *, recorded: Any = (), **more: Any) -> Any:
-        with patch.object(recovery.retention, "_is_good", lambda *args: True):
+        with patch.object(recovery.checkpoint.files.retention, "_is_good", lambda *args: True):
             return right(directory, 1, **{**more, "agreed": None})
 
     return prune
@@ -275,9 +275,11 @@ def _unverified(right: Wrong) -> Wrong:
     """The newest checkpoint is taken as good."""
 
     def newest_good(self: Behaviour, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Any:
-        there = recovery.checkpoints.newest_first(rank.config.checkpoint_dir)
+        there = recovery.checkpoint.files.checkpoints.newest_first(rank.config.checkpoint_dir)
         whole = [
-            checkpoint for checkpoint in there if (checkpoint.path / recovery.checkpoints.MANIFEST).exists()
+            checkpoint
+            for checkpoint in there
+            if (checkpoint.path / recovery.checkpoint.files.checkpoints.MANIFEST).exists()
         ]
         if not whole:
             return right(self, rank, refused)
@@ -288,7 +290,7 @@ def _unverified(right: Wrong) -> Wrong:
 
 def _sound(checkpoint: Checkpoint) -> bool:
     try:
-        recovery.checkpoints.verify(checkpoint)
+        recovery.checkpoint.files.checkpoints.verify(checkpoint)
     except CorruptCheckpoint:
         return False
     return True
@@ -319,10 +321,14 @@ class RestoresOlder(Behaviour):
         newest = super().restore(rank, refused)
         good = [
             one
-            for one in recovery.checkpoints.newest_first(rank.config.checkpoint_dir)
+            for one in recovery.checkpoint.files.checkpoints.newest_first(rank.config.checkpoint_dir)
             if newest and one.step < newest[0].step
         ]
-        return (good[0], recovery.checkpoints.verify(good[0])) if good and _sound(good[0]) else newest
+        return (
+            (good[0], recovery.checkpoint.files.checkpoints.verify(good[0]))
+            if good and _sound(good[0])
+            else newest
+        )
 
 
 class NextBatch(Behaviour):
@@ -391,10 +397,10 @@ PLANTED: dict[str, Planted] = {
     ),
     "an older checkpoint is restored": Planted(strategy="checkpoint-restart", behaviour=RestoresOlder),
     "the agreed checkpoint is pruned": Planted(
-        strategy="drop-replica", patches=[(recovery.saving, "prune", _newest_only)]
+        strategy="drop-replica", patches=[(recovery.checkpoint.files.saving, "prune", _newest_only)]
     ),
     "the last good checkpoint is pruned": Planted(
-        strategy="checkpoint-restart", patches=[(recovery.saving, "prune", _keeps_none)]
+        strategy="checkpoint-restart", patches=[(recovery.checkpoint.files.saving, "prune", _keeps_none)]
     ),
     "a doubtful checkpoint is restored": Planted(
         strategy="checkpoint-restart",
@@ -411,7 +417,7 @@ PLANTED: dict[str, Planted] = {
     ),
     # ---- membership
     "a spare is promoted twice": Planted(
-        strategy="hot-spare", patches=[(recovery.fallback, "seat", _twice_promoted)]
+        strategy="hot-spare", patches=[(recovery.policy.fallback, "seat", _twice_promoted)]
     ),
     "a generation number is used again": Planted(
         strategy="drop-replica", patches=[(Formation, "begin", _same_generation)]
@@ -447,7 +453,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "a strategy that waits and sees": Planted(strategy="drop-replica", instead=defects.DoesNothing),
     "replicas of other shards are compared": Planted(
-        strategy="hot-spare", patches=[(recovery.divergence, "odd_ones", _agrees_with_itself)]
+        strategy="hot-spare", patches=[(recovery.supervise.divergence, "odd_ones", _agrees_with_itself)]
     ),
     "replicas that differ are not noticed": Planted(
         strategy="drop-replica", patches=[(DigestBook, "_compare", never())]

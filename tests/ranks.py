@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from recovery.local import start_store
-from recovery.mechanisms.group import LEAVING, GenerationLost, Group
-from recovery.mechanisms.storelink import StoreLink
+from recovery.collectives.group import LEAVING, GenerationLost, Group
+from recovery.collectives.storelink import StoreLink
+from recovery.process.local import start_store
 
 DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["torch._dynamo", "recovery.mechanisms.sharded", "recovery.mechanisms.transfer", "pytest"]
+PRELOAD = ["torch._dynamo", "recovery.collectives.sharded", "recovery.collectives.transfer", "pytest"]
 _CONTEXT.set_forkserver_preload(PRELOAD)
 
 Task = Callable[["Self"], Any]

@@ -21,7 +21,7 @@ from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
 from harness.watching import StopFlag
 from harness.workload import DataInfo
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where simulated ranks flush real checkpoints to in no time; None: only to the disk."""
@@ -84,7 +84,7 @@ def play(
     data = DataInfo(path=root, samples=SAMPLES, digest="none", about="simulated")
     setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
     spec = cell.scenario.recovery
-    strategy = strategy or plugins.load("recovery.strategies", Strategy)[spec.strategy](**spec.params)
+    strategy = strategy or plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
     cluster = SimSession((sim or Sim()).timings(), behaviour).cluster(setup)
     kinds = plugins.load("chaos.faults", Fault)
     outcome = Orchestrator(setup, cluster, strategy, kinds, watcher=Silent(), stop=StopFlag()).run()

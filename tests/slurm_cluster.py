@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from harness import processes
-from recovery.processes import die_with, everybody
+from recovery.process.processes import die_with, everybody
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue")
 ADMIN_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

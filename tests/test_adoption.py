@@ -16,11 +16,11 @@ from test_controller import FakeHands
 from chaos.events.log import Event, Kind
 from chaos.scenario.model import Cell
 from harness.orchestrator import Orchestrator
-from recovery.adoption import Past, past
-from recovery.controller import Controller
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import StateFrom
-from recovery.wire import Abort, Inquiry, Join, Joined, Ready, Status
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import StateFrom
+from recovery.supervise.adoption import Past, past
+from recovery.supervise.controller import Controller
+from recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
 SEEDS, BLOCK = 50, 10

@@ -17,7 +17,7 @@ from harness.sim.clock import Clock
 from harness.sim.faults import SimFaultAgent, TrainingError
 from harness.sim.process import Process
 from harness.sim.state import Part, State
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 Seen = list[tuple[Any, ...]]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from recovery.agent import Agent
-from recovery.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Ready, Status, Stop
+from recovery.rank.agent import Agent
+from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Join, PauseRequest, Ready, Status, Stop
 
 WAIT_S = 10.0
 JOIN = Join(

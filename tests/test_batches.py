@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from chaos.errors import ScenarioError
-from recovery.alone import lone_job
-from recovery.job import Job, JobConfig
-from recovery.joining import Facts, JoinError, Seat, settle
-from recovery.leftout import LeftOut
-from recovery.mechanisms.step import Step
+from recovery.data.leftout import LeftOut
+from recovery.rank.job import Job, JobConfig
+from recovery.rank.joining import Facts, JoinError, Seat, settle
+from recovery.rank.standalone import lone_job
+from recovery.rank.step import Step
 
 STEPS, BATCH = 3, 8
 

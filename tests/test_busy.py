@@ -12,11 +12,11 @@ import torch
 from test_job import WAIT_S, Rank
 
 from chaos.events.log import Kind, read_actor
-from recovery import marks
 from recovery import run as command
-from recovery.marks import Mark, MarkPage
-from recovery.options import parser, timing_of
-from recovery.wire import Abort, Finished, Joined, Parked
+from recovery.cli.options import parser, timing_of
+from recovery.transport import progress_counters as marks
+from recovery.transport.progress_counters import Mark, MarkPage
+from recovery.transport.wire import Abort, Finished, Joined, Parked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

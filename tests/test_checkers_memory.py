@@ -11,7 +11,7 @@ from arms import FAIL, KILL, evidence_of, red
 from logs import MS, Line, Script
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from recovery.memory.header import name_of
+from recovery.checkpoint.memory.header import name_of
 
 SAVED = 24  # in memory; the disk has step 20, and step 26 was the last
 

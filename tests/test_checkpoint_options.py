@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from chaos.scenario.workload import CheckpointSpec
-from recovery.jobconfig import JobConfig, Saves
-from recovery.joining import Facts, JoinError, Seat, settle
+from recovery.policy.jobconfig import JobConfig, Saves
+from recovery.rank.joining import Facts, JoinError, Seat, settle
 
 
 @pytest.mark.parametrize(("every", "steps"), [(25, 25), ("30s", None), ("500ms", None), ("auto", None)])

@@ -13,14 +13,23 @@ from test_checkpoints import flip
 from test_controller import FakeHands, Rig
 
 from chaos.events.log import Kind
-from recovery import checkpoints, retention
-from recovery.adoption import Past
-from recovery.agent import Agent
-from recovery.controller import Controller
-from recovery.mechanisms.checkpointer import NothingToRestore
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import StateFrom
-from recovery.wire import Agreed, Channel, CheckpointNote, Digest, Join, Joined, Ready, Unrecoverable
+from recovery.checkpoint.checkpointer import NothingToRestore
+from recovery.checkpoint.files import checkpoints, retention
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import StateFrom
+from recovery.rank.agent import Agent
+from recovery.supervise.adoption import Past
+from recovery.supervise.controller import Controller
+from recovery.transport.wire import (
+    Agreed,
+    Channel,
+    CheckpointNote,
+    Digest,
+    Join,
+    Joined,
+    Ready,
+    Unrecoverable,
+)
 
 # ---- supervisor
 
@@ -146,7 +155,7 @@ def test_retention_reads_nothing_that_was_just_written(
 
     rank = saver(tmp_path)
     rank.agreed = 0
-    monkeypatch.setattr("recovery.pieces.check", read)
+    monkeypatch.setattr("recovery.checkpoint.files.pieces.check", read)
     rank.run(60)
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [60, 50, 40]
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from chaos.events.log import Kind
-from recovery import checkpoints
-from recovery.jobconfig import JobConfig
-from recovery.layout import Layout
-from recovery.mechanisms import checkpointer as module
-from recovery.mechanisms.checkpointer import Checkpointer
-from recovery.mechanisms.group import GenerationLost
-from recovery.mechanisms.state import TrainState
-from recovery.wire import CheckpointNote
+from recovery.checkpoint import checkpointer as module
+from recovery.checkpoint.checkpointer import Checkpointer
+from recovery.checkpoint.files import checkpoints
+from recovery.collectives.group import GenerationLost
+from recovery.policy.jobconfig import JobConfig
+from recovery.policy.layout import Layout
+from recovery.state.state import TrainState
+from recovery.transport.wire import CheckpointNote
 
 ALONE = Layout(world=1)
 WAIT_S = 10.0

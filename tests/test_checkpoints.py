@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from recovery import checkpoints, retention
-from recovery.checkpoints import Checkpoint, CorruptCheckpoint
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.digest import bytes_of
-from recovery.mechanisms.saving.reading import CheckpointMismatch
-from recovery.mechanisms.state import TrainState
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints, retention
+from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
+from recovery.checkpoint.saves.reading import CheckpointMismatch
+from recovery.state.digest import bytes_of
+from recovery.state.state import TrainState
 
 
 def put(directory: Path, step: int, *, files: dict[str, bytes] | None = None, **facts: Any) -> Checkpoint:

@@ -20,7 +20,7 @@ from harness.peers import common
 from harness.peers.common import Training
 from harness.script.progress import parse_beacon
 from harness.stack import FAMILIES, CommonJob, Settings
-from recovery import order
+from recovery.data import order
 
 BLOCK, SAMPLES, STEPS, BATCH, SEED = 64, 300, 6, 8, 3
 LIMIT_S = 250.0

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.events.log import Kind, require_keys
-from recovery.controller import Controller, Stage, Timing
-from recovery.detect import HangLimits
-from recovery.marks import Mark
-from recovery.starvation import Pulse
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategies.none import NoRecovery
-from recovery.strategy import Health, StateFrom, Strategy
-from recovery.wire import Abort, Finished, Join, Joined, Message, Parked, PauseRequest, Ready, Stop
+from recovery.detection.hangs import HangLimits
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategies.none import NoRecovery
+from recovery.policy.strategy import Health, StateFrom, Strategy
+from recovery.process.starvation import Pulse
+from recovery.supervise.controller import Controller, Stage, Timing
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Abort, Finished, Join, Joined, Message, Parked, PauseRequest, Ready, Stop
 
 TIMING = Timing(
     start_timeout_s=100.0, join_timeout_s=60.0, park_timeout_s=1.0, blame_grace_s=0.3, max_attempts=3,

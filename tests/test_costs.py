@@ -13,13 +13,14 @@ from test_detect import TICK_S, mark, trained
 from test_optimizers import Relay, everything, make, train
 from torch import Tensor
 
-from recovery import checkpoints, retention
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms import fingerprint, typed
-from recovery.mechanisms.digest import array_of, bytes_of, own_memory
-from recovery.mechanisms.saving.chunks import first_not_finite
-from recovery.mechanisms.state import TrainState
-from recovery.mechanisms.transfer import copy_state
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints, retention
+from recovery.checkpoint.saves.chunks import first_not_finite
+from recovery.collectives.transfer import copy_state
+from recovery.rank import fingerprint
+from recovery.state import typed
+from recovery.state.digest import array_of, bytes_of, own_memory
+from recovery.state.state import TrainState
 
 
 def tensors() -> list[Tensor]:
@@ -94,13 +95,13 @@ def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(monkeypatch
     state = make("SGD")
     seeded: list[int] = []
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
-    monkeypatch.setattr("recovery.mechanisms.state._accelerated", lambda: True)
+    monkeypatch.setattr("recovery.state.state._accelerated", lambda: True)
     state.seed_step(3, 7)
     monkeypatch.undo()
     torch.manual_seed(seeded[0])
     wanted = torch.rand(4)
     monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was looked at"))
-    monkeypatch.setattr("recovery.mechanisms.state._accelerated", lambda: False)
+    monkeypatch.setattr("recovery.state.state._accelerated", lambda: False)
     state.seed_step(3, 7)
     assert torch.equal(torch.rand(4), wanted)
 
@@ -128,7 +129,10 @@ def test_a_manifest_is_encoded_once_and_read_once(tmp_path: Path, monkeypatch: p
     assert raw == json.dumps(manifest, sort_keys=True).encode(), "as before"
     assert manifest["self"] == checkpoints._seal(manifest)
     with monkeypatch.context() as patch:
-        patch.setattr("recovery.checkpoints._seal", lambda _: pytest.fail("encoded again, to be checked"))
+        patch.setattr(
+            "recovery.checkpoint.files.checkpoints._seal",
+            lambda _: pytest.fail("encoded again, to be checked"),
+        )
         checkpoints.manifest_of(saved[0])
     saved.append(checkpointing.save(train(state, 1), tmp_path, generation=2)[0])
     assert retention.prune(tmp_path, 2) == []
@@ -152,7 +156,7 @@ def test_a_whole_tensor_is_read_as_it_was_saved(tmp_path: Path, monkeypatch: pyt
     source, target = train(make("AdamW", "StepLR"), 2), make("AdamW", "StepLR")
     checkpointing.save(source, tmp_path, generation=1)
     monkeypatch.setattr(
-        "recovery.mechanisms.saving.reading.create_read_items_for_chunk_list",
+        "recovery.checkpoint.saves.reading.create_read_items_for_chunk_list",
         lambda *_: pytest.fail("boxes were compared"),
     )
     assert checkpointing.restore_newest(target, tmp_path, lambda bad, why: pytest.fail(why)) is not None

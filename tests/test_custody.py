@@ -14,19 +14,29 @@ from test_membership import Either, Simulated, join
 from chaos.events.log import Kind
 from chaos.fault.targets import DiskTrouble
 from harness.sim.saves import JOB
-from recovery.checkpoints import Checkpoint, name_of, newest_first, origin_of
-from recovery.custody import Custody, agreement, writers
-from recovery.fence import Fence, Fenced
-from recovery.layout import Layout
-from recovery.mechanisms.checkpointer import NothingToRestore
-from recovery.retention import Agreement
-from recovery.wire import Abort, CheckpointNote, Finished, Joined, Message, Parked, SetAside, Unrecoverable
+from recovery.checkpoint.checkpointer import NothingToRestore
+from recovery.checkpoint.files.checkpoints import Checkpoint, name_of, newest_first, origin_of
+from recovery.checkpoint.files.custody import Custody, agreement, writers
+from recovery.checkpoint.files.fence import Fence, Fenced
+from recovery.checkpoint.files.retention import Agreement
+from recovery.policy.layout import Layout
+from recovery.transport.wire import (
+    Abort,
+    CheckpointNote,
+    Finished,
+    Joined,
+    Message,
+    Parked,
+    SetAside,
+    Unrecoverable,
+)
 
 DOUBTS = [(3, 40)]
 
 
 class Disk:
-    """Stands for ``recovery.saving.Saving``. ``answers``: what becomes of each try to set something aside."""
+    """Stands for ``recovery.checkpoint.files.saving.Saving``. ``answers``: what becomes of each try to set
+    something aside."""
 
     def __init__(self) -> None:
         self.answers: list[bool | Exception] = []

@@ -14,7 +14,7 @@ from simulate import KILL, Played, cell_of, evidence, play
 from chaos.scenario.model import Cell
 from harness.checkers import CHECKERS, check_all
 from harness.sim.behaviour import Behaviour
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 SEED = 5
 HANG = {**KILL, "kind": "process-stop"}

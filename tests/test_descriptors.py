@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from running import until
 
-from recovery import processes, remnants
-from recovery.local import KEPT_MARKS, Children, Exited, Said
-from recovery.marks import NEVER
-from recovery.remnants import Sessions
-from recovery.starvation import Pulse
+from recovery.process import processes, remnants
+from recovery.process.local import KEPT_MARKS, Children, Exited, Said
+from recovery.process.remnants import Sessions
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import NEVER
 
 LIMIT_S = 20.0
 ROUNDS = 100
 HOLDER = """
 import os, signal, sys
-from recovery import marks
+from recovery.transport import progress_counters as marks
 marks.bell_of(int(sys.argv[2])).hold()
 os.write(int(sys.argv[1]), b'{"type":"notice"}\\n')
 signal.pause()
@@ -86,7 +86,7 @@ def test_the_watch_for_a_dying_process_ends_with_it() -> None:
 
 def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEPT_MARKS > 100, "the marks of a generation's dead are asked for"
-    monkeypatch.setattr("recovery.local.KEPT_MARKS", 3)
+    monkeypatch.setattr("recovery.process.local.KEPT_MARKS", 3)
     children = Children()
     for number in range(5):
         children.spawn(f"w{number}", program("true"))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.detect import MAX_LOOK_S, Hang, HangDetector, HangLimits
-from recovery.marks import Mark
+from recovery.detection.hangs import MAX_LOOK_S, Hang, HangDetector, HangLimits
+from recovery.transport.progress_counters import Mark
 
 LIMITS = HangLimits(
     floor_s=0.6,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from recovery.divergence import MAX_OPEN_STEPS, MAX_SAVED_STEPS, DigestBook, Disagreement
-from recovery.layout import Layout
-from recovery.mechanisms.fingerprint import fingerprint, starting_digest
-from recovery.mechanisms.state import TrainState
+from recovery.policy.layout import Layout
+from recovery.rank.fingerprint import fingerprint, starting_digest
+from recovery.state.state import TrainState
+from recovery.supervise.divergence import MAX_OPEN_STEPS, MAX_SAVED_STEPS, DigestBook, Disagreement
 
 FOUR = ("w0", "w1", "w2", "w3")
 

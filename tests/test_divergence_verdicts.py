@@ -11,7 +11,7 @@ from simulate import cell_of, evidence, play
 
 from chaos.events.log import Event, Kind, read_actor
 from harness.checkers import CHECKERS, Evidence, check
-from recovery.custody import Custody
+from recovery.checkpoint.files.custody import Custody
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
 ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}

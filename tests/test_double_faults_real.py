@@ -26,9 +26,9 @@ STEPS, LOST_AT, EVERY = 24, 13, 5
 
 SCRIPT = f"""
 import json, os, signal, sys, threading, torch, recovery
-from recovery.mechanisms import taking, transfer
-from recovery.mechanisms.checkpointer import Checkpointer
-from recovery.mechanisms.group import Group
+from recovery.collectives import taking, transfer
+from recovery.checkpoint.checkpointer import Checkpointer
+from recovery.collectives.group import Group
 
 case = json.loads(sys.argv[1])
 job = recovery.join(samples=96, steps={STEPS}, global_batch=8, seed=3, checkpoint_dir="checkpoints",

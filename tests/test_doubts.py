@@ -15,17 +15,18 @@ from test_controller import FakeHands, Rig
 from test_fence import member
 
 from chaos.events.log import Event, Kind
-from recovery import checkpoints, doubts
-from recovery.adoption import past
-from recovery.checkpoints import Checkpoint
-from recovery.controller import Controller
-from recovery.divergence import DigestBook
-from recovery.doubts import Doubt
-from recovery.fence import Fence
-from recovery.mechanisms.checkpointer import NothingToRestore
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import StateFrom
-from recovery.wire import Inquiry, Join, SetAside, Status
+from recovery.checkpoint.checkpointer import NothingToRestore
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.fence import Fence
+from recovery.policy import doubts
+from recovery.policy.doubts import Doubt
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import StateFrom
+from recovery.supervise.adoption import past
+from recovery.supervise.controller import Controller
+from recovery.supervise.divergence import DigestBook
+from recovery.transport.wire import Inquiry, Join, SetAside, Status
 
 
 def full(*_: object) -> None:
@@ -212,7 +213,7 @@ def test_who_takes_over_goes_on_doubting() -> None:
 
 
 def rig_park(control: Controller, name: str) -> None:
-    from recovery.wire import Parked
+    from recovery.transport.wire import Parked
 
     control.on_message(
         name, Parked(generation=control.generation, step=40, valid=True, why="aborted", error="")

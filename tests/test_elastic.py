@@ -10,11 +10,11 @@ import torch
 from ranks import Self, results
 from torch import Tensor, nn
 
-from recovery import order
-from recovery.mechanisms import buckets
-from recovery.mechanisms.elastic import ElasticReducer
-from recovery.mechanisms.group import Group
-from recovery.mechanisms.reduce import Reduced
+from recovery.collectives import buckets
+from recovery.collectives.elastic import ElasticReducer
+from recovery.collectives.group import Group
+from recovery.collectives.reduce import Reduced
+from recovery.data import order
 
 PARTS = 4
 BATCH = 10  # micro-batches of 3, 3, 2 and 2

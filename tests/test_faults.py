@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from chaos import plugins
 from chaos.fault.base import Fault, Fidelity, Need, Where
-from recovery import checkpoints
+from recovery.checkpoint.files import checkpoints
 
 FAULTS = plugins.load("chaos.faults", Fault)
 

@@ -16,9 +16,9 @@ from test_checkpointer import ALONE, WAIT_S, Gate, Rank
 from test_checkpoints import put
 
 from chaos.events.log import Kind
-from recovery import checkpoints, fence
-from recovery.fence import FENCE, Fence, Fenced
-from recovery.wire import Unrecoverable
+from recovery.checkpoint.files import checkpoints, fence
+from recovery.checkpoint.files.fence import FENCE, Fence, Fenced
+from recovery.transport.wire import Unrecoverable
 
 
 def taken(directory: Path, job: str = "one", generation: int = 1) -> Fence:

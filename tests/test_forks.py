@@ -26,9 +26,9 @@ def start(config, control_fd, mark_fd):
 """
 DRIVER = """
 import os
-from recovery import processes
-from recovery.forkserver import ForkServer
-from recovery.nodes.node import script_recipe
+from recovery.process import processes
+from recovery.process.forkserver import ForkServer
+from recovery.process.node import script_recipe
 
 processes.become_subreaper()
 recipe = script_recipe()

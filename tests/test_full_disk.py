@@ -22,9 +22,10 @@ from chaos.events.following import Tail
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.checkers import check
 from harness.checkers.evidence import failed, passed
-from recovery import marks, ring
-from recovery.estate import read_estate
-from recovery.ring import CAPACITY, RingWriter
+from recovery.cli.takeover_log import read_estate
+from recovery.transport import event_ring as ring
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import CAPACITY, RingWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "tests" / "longrun_job.py"
@@ -181,7 +182,7 @@ def test_what_was_dropped_proves_nothing_either_way(tmp_path: Path, monkeypatch:
 
 def test_output_that_cannot_be_kept_goes_nowhere(tmp_path: Path) -> None:
     script = (
-        "import errno, os; from pathlib import Path; from recovery import processes; real = os.open\n"
+        "import errno, os; from pathlib import Path; from recovery.process import processes; real = os.open\n"
         "def refuse(path, *rest):\n"
         "    if str(path) == 'out': raise OSError(errno.ENOSPC, 'full')\n"
         "    return real(path, *rest)\n"

@@ -22,10 +22,10 @@ from ranks import DEADLINE_S, Self, ranks, results
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from recovery.local import start_store
-from recovery.mechanisms import sockets, transfer
-from recovery.mechanisms.group import GenerationLost, Group
-from recovery.mechanisms.state import TrainState
+from recovery.collectives import sockets, transfer
+from recovery.collectives.group import GenerationLost, Group
+from recovery.process.local import start_store
+from recovery.state.state import TrainState
 
 
 class LateWork:
@@ -225,7 +225,7 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
 
 LEAVES = """
 import time
-from recovery.mechanisms.group import Group
+from recovery.collectives.group import Group
 class Slow(list):
     def clear(self):
         time.sleep(0.3)

@@ -12,12 +12,12 @@ import torch
 from ranks import Self, ranks
 from running import until
 
-from recovery.mechanisms import abandoned
-from recovery.mechanisms import group as module
-from recovery.mechanisms.abandoned import ABANDONED
-from recovery.mechanisms.circle import GenerationLost
-from recovery.mechanisms.group import LEAVING, Group
-from recovery.mechanisms.storelink import StoreLink
+from recovery.collectives import abandoned
+from recovery.collectives import group as module
+from recovery.collectives.abandoned import ABANDONED
+from recovery.collectives.circle import GenerationLost
+from recovery.collectives.group import LEAVING, Group
+from recovery.collectives.storelink import StoreLink
 
 LIMIT_S = 20.0
 

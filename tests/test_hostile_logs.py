@@ -16,7 +16,7 @@ from chaos.errors import InfrastructureError, LogError
 from chaos.events import log as module
 from chaos.events.holes import MAX_LINE_BYTES
 from chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
-from recovery.estate import read_estate
+from recovery.cli.takeover_log import read_estate
 
 LINE = {
     "kind": "error_raised", "actor": "w0", "seq": 0, "time_ns": 5, "generation": 1, "step": None,

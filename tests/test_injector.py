@@ -21,7 +21,7 @@ from chaos.schedule.targeting import traits_of
 from harness.injector import Injector
 from harness.ledger import Ledger
 from harness.rundir import RunDirectory
-from recovery.wire import Extra, Message
+from recovery.transport.wire import Extra, Message
 
 KINDS = plugins.load("chaos.faults", Fault)
 SECOND = 1_000_000_000

@@ -27,7 +27,7 @@ from harness.recipe import recipe
 from harness.rundir import RunDirectory
 from harness.struck import NOT_HELD, NOT_THERE, held_by_all
 from harness.workload import DataInfo
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 ALL = ("w0", "w1", "w2", "w3")
 EVERYBODY = {"select": "all"}

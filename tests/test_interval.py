@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from recovery.interval import (
+from recovery.policy.interval import (
     PRIOR_MTBF_S,
     Auto,
     History,

@@ -16,14 +16,14 @@ from test_checkpoints import flip
 from torch import nn
 
 from chaos.events.log import Event, EventWriter, Kind, read_actor
-from recovery import marks
-from recovery.agent import Agent
-from recovery.checkpoints import CorruptCheckpoint, newest_first, verify
-from recovery.job import Job, JobConfig
-from recovery.local import start_store
-from recovery.marks import MarkPage
-from recovery.mechanisms.checkpointer import NothingToRestore
-from recovery.wire import (
+from recovery.checkpoint.checkpointer import NothingToRestore
+from recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
+from recovery.process.local import start_store
+from recovery.rank.agent import Agent
+from recovery.rank.job import Job, JobConfig
+from recovery.transport import progress_counters as marks
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import (
     Abort,
     Agreed,
     Channel,
@@ -37,7 +37,7 @@ from recovery.wire import (
     Stop,
     Unrecoverable,
 )  # fmt: skip
-from recovery.wire import PauseRequest as Pause
+from recovery.transport.wire import PauseRequest as Pause
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WAIT_S = 20.0
@@ -373,7 +373,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(rank: Rank, monkeypatch: p
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recovery.checkpoints.commit", full)
+    monkeypatch.setattr("recovery.checkpoint.files.checkpoints.commit", full)
     rank.join(1)
     rank.hear(Joined)
     assert rank.hear(Finished).step == 6

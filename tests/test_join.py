@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import pytest
 
 import recovery
-from recovery.jobconfig import JobConfig
-from recovery.joining import Facts, JoinError, Place, Seat, settle, taking
-from recovery.script import ScriptError, describe, run_script
+from recovery.policy.jobconfig import JobConfig
+from recovery.rank.joining import Facts, JoinError, Place, Seat, settle, taking
+from recovery.rank.script import ScriptError, describe, run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN, RECOVERABLE = ROOT / "examples" / "ddp_plain.py", ROOT / "examples" / "ddp_recoverable.py"

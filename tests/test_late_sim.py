@@ -16,7 +16,7 @@ from harness.sim.group import Group
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
 from harness.sim.settings import MS, RankConfig
-from recovery.wire import Abort, Join, Joined, Message, Parked, PauseRequest, Ready
+from recovery.transport.wire import Abort, Join, Joined, Message, Parked, PauseRequest, Ready
 
 STEPS = 8
 

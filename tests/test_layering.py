@@ -17,7 +17,7 @@ HEAVY = ("torch", "pandas", "matplotlib")
 PICKLES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 PLUGINS = (
     "chaos.faults",
-    "recovery.strategies",
+    "recovery.policy.strategies",
     "harness.launchers",
     "harness.workloads",
     "harness.stacks",
@@ -34,13 +34,13 @@ REPORTS_MAY = (
 )  # fmt: skip
 
 TORCH_AT_TOP = (
-    "recovery.mechanisms", "recovery.job", "harness.workloads._transformer", "harness.training",
+    "recovery.collectives", "recovery.rank.job", "harness.workloads._transformer", "harness.training",
     "harness.rank_faults", "harness.shims.tensors", "harness.peers",
 )  # fmt: skip
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
-    "harness.workloads", "harness.rank", "recovery.local", "chaos.faults", "harness.shims",
+    "harness.workloads", "harness.rank", "recovery.process.local", "chaos.faults", "harness.shims",
 )  # fmt: skip
 
 AS_THEIR_USERS_DO = ("harness.peers",)
@@ -194,29 +194,41 @@ def test_import_rule() -> None:
     ("module", "source", "complaint"),
     [
         ("chaos/fault/base.py", "from harness import measure", "chaos holds the shared words"),
-        ("chaos/fault/base.py", "def f():\n    import recovery.wire", "chaos holds the shared words"),
+        (
+            "chaos/fault/base.py",
+            "def f():\n    import recovery.transport.wire",
+            "chaos holds the shared words",
+        ),
         ("chaos/plan.py", "import torch", "torch belongs in"),
         ("chaos/faults/a.py", "from chaos.faults.b import B", "plugins do not know their siblings"),
         ("chaos/faults/a.py", "from chaos.faults import b", "plugins do not know their siblings"),
         ("chaos/faults/a.py", "from . import b", "plugins do not know their siblings"),
         ("chaos/faults/a.py", "import torch", "torch belongs in"),
         (
-            "recovery/order.py",
+            "recovery/data/order.py",
             "from chaos.scenario.model import Cell",
             "recovery may use chaos.events.log and chaos.errors only",
         ),
-        ("recovery/order.py", "from harness.corpus import prepare", "recovery serves anybody's"),
-        ("recovery/strategies/a.py", "from recovery.strategies.b import B", "plugins do not know"),
-        ("recovery/controller.py", "def f():\n    import torch", "torch belongs in"),
+        ("recovery/data/order.py", "from harness.corpus import prepare", "recovery serves anybody's"),
+        (
+            "recovery/policy/strategies/a.py",
+            "from recovery.policy.strategies.b import B",
+            "plugins do not know",
+        ),
+        ("recovery/supervise/controller.py", "def f():\n    import torch", "torch belongs in"),
         ("harness/judging/measure.py", "from reports import html", "reports read stored runs"),
         ("harness/judging/measure.py", "import pandas", "import pandas inside the function"),
         ("harness/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
         ("harness/workloads/a.py", "import torch", "torch belongs in"),
         ("reports/html.py", "from harness.orchestrator import Orchestrator", "reports read stored runs only"),
-        ("reports/html.py", "from recovery.wire import Join", "reports read what the harness derived"),
+        (
+            "reports/html.py",
+            "from recovery.transport.wire import Join",
+            "reports read what the harness derived",
+        ),
         ("reports/html.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
-        ("recovery/mechanisms/a.py", "import pickle", "nothing is unpickled here"),
-        ("recovery/mechanisms/a.py", "import torch\ntorch.load('x')", "parse it instead"),
+        ("recovery/collectives/a.py", "import pickle", "nothing is unpickled here"),
+        ("recovery/collectives/a.py", "import torch\ntorch.load('x')", "parse it instead"),
         ("harness/rank.py", "eval('1')", "parse it instead"),
     ],
 )
@@ -237,8 +249,8 @@ def test_a_breach_is_found_and_says_what_to_do(
     [
         ("chaos/cli.py", "def run():\n    from harness import runner"),
         ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
-        ("recovery/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
-        ("recovery/mechanisms/a.py", "import torch"),
+        ("recovery/data/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
+        ("recovery/collectives/a.py", "import torch"),
         ("harness/workloads/a.py", "def f():\n    from harness.workloads._shared import x\n    import torch"),
         (
             "harness/workload.py",

@@ -13,16 +13,16 @@ from test_controller import FakeHands, Rig
 from test_skipping import view
 
 from chaos.events.log import Kind
-from recovery import order
-from recovery.adoption import Past
-from recovery.controller import Controller
-from recovery.leftout import LeftOut
-from recovery.mechanisms import examine
-from recovery.permutation import Permutation
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import MOST_SHOWN, Form, StateFrom, describe
-from recovery.told import Told
-from recovery.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
+from recovery.data import order
+from recovery.data.leftout import LeftOut
+from recovery.data.permutation import Permutation
+from recovery.data.told import Told
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
+from recovery.rank import examine
+from recovery.supervise.adoption import Past
+from recovery.supervise.controller import Controller
+from recovery.transport.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 
 # ---- supervisor
 

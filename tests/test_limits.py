@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from chaos.errors import ScenarioError
-from recovery import limits
-from recovery.controller import Controller
-from recovery.strategies.drop_replica import DropReplica
-from recovery.supervision import Timing
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.supervise import limits
+from recovery.supervise.controller import Controller
+from recovery.supervise.supervision import Timing
 from tests.test_controller import FakeHands
 
 PAIRS = [(short, long) for short, long, _ in limits._ORDER]

@@ -27,8 +27,8 @@ from harness.links.route import Router
 from harness.links.shaping import RTO_S, Pacer
 from harness.sim.clock import Clock
 from harness.sim.links import SimLinks
-from recovery.mechanisms.dialing import RedirectingStore, Roll, address_of, published, redirected
-from recovery.mechanisms.group import gloo_device
+from recovery.collectives.dialing import RedirectingStore, Roll, address_of, published, redirected
+from recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
 DEADLINE_S = 20.0

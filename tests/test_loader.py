@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from recovery import order
-from recovery.mechanisms.group import GenerationLost
-from recovery.mechanisms.loader import Loader, StepSampler
-from recovery.order import MicroBatch
+from recovery.collectives.group import GenerationLost
+from recovery.data import order
+from recovery.data.loader import Loader, StepSampler
+from recovery.data.order import MicroBatch
 
 pytestmark = pytest.mark.real  # workers are processes
 SAMPLES, BATCH, STEPS, SEED = 40, 8, 12, 3

@@ -15,9 +15,9 @@ from running import Running
 
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
 from harness.checkers import CHECKERS, Evidence, check
-from recovery import marks
-from recovery.logroom import BLOCK, LogRoom, Names
-from recovery.ring import RingWriter
+from recovery.process.logroom import BLOCK, LogRoom, Names
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import RingWriter
 
 MB = 1 << 20
 STARTED = ("w0", "w1", "s2", "s3")
@@ -25,7 +25,7 @@ STARTED = ("w0", "w1", "s2", "s3")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.logroom.EVERY_S", 0.0)
+    monkeypatch.setattr("recovery.process.logroom.EVERY_S", 0.0)
 
 
 def file(path: Path, size: int, age_s: float) -> Path:
@@ -80,7 +80,7 @@ def test_the_beginning_of_what_somebody_still_writes_is_taken_away(memory: Path)
 
 
 def test_it_looks_now_and_then(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.logroom.EVERY_S", 60.0)
+    monkeypatch.setattr("recovery.process.logroom.EVERY_S", 60.0)
     retention = LogRoom([memory], MB)
     assert retention.look(()) is None
     retention.begins("w1")

@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 from longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
 
-from recovery.jobconfig import LOOPBACK
-from recovery.nameless import nameless
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.transport.reverse_dns import nameless
 
 FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
 # Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3 keys and a survivor

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.alone import lone_job
-from recovery.job import Job, JobConfig
-from recovery.mechanisms import buckets
-from recovery.mechanisms.digest import bytes_of
-from recovery.mechanisms.step import Step
+from recovery.collectives import buckets
+from recovery.rank.job import Job, JobConfig
+from recovery.rank.standalone import lone_job
+from recovery.rank.step import Step
+from recovery.state.digest import bytes_of
 
 STEPS, BATCH = 4, 6
 Each = Callable[["Loop", Step], Any]

@@ -17,8 +17,8 @@ from harness.sim.group import Group
 from harness.sim.process import Process
 from harness.sim.rank import SimRank
 from harness.sim.settings import RankConfig
-from recovery.membership import Heard, Holding, Membership, stays_connected
-from recovery.wire import (
+from recovery.rank.membership import Heard, Holding, Membership, stays_connected
+from recovery.transport.wire import (
     Abort,
     Agreed,
     CheckpointNote,

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from recovery import proof
-from recovery.memory import header as headers
-from recovery.memory import peers as peering
-from recovery.memory import talk
-from recovery.memory.client import KeeperClient, KeeperError
-from recovery.memory.files import MemoryFile, create
-from recovery.memory.header import VERSION, Header, Key, Part, complete, mismatch, sums_of
-from recovery.memory.holdings import Holdings, Refusal
-from recovery.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
+from recovery.checkpoint.memory import header as headers
+from recovery.checkpoint.memory import peers as peering
+from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from recovery.checkpoint.memory.files import MemoryFile, create
+from recovery.checkpoint.memory.header import VERSION, Header, Key, Part, complete, mismatch, sums_of
+from recovery.checkpoint.memory.holdings import Holdings, Refusal
+from recovery.checkpoint.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
+from recovery.transport import auth as proof
 
 JOB = "job"
 TOKEN = "ab" * 32

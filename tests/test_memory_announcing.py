@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from test_memory import JOB, PATIENCE_S, TOKEN, client_of, eventually, introduce, key, offer
 
-from recovery.local import Exited, Report, Said
-from recovery.memory import talk
-from recovery.memory.announcing import branches
-from recovery.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
-from recovery.memory.keepers import Keepers
-from recovery.memory.peers import Peers
-from recovery.memory.talk import Note, Notes
-from recovery.wire import Extra, Message
+from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory.announcing import branches
+from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
+from recovery.checkpoint.memory.keepers import Keepers
+from recovery.checkpoint.memory.peers import Peers
+from recovery.checkpoint.memory.talk import Note, Notes
+from recovery.process.local import Exited, Report, Said
+from recovery.transport.wire import Extra, Message
 
 MANY = 20
 

@@ -7,11 +7,11 @@ from test_memory import JOB, key, part
 from test_nodes_books import entries
 from test_roster import FakeHousing, keepers_of, lose, starts
 
-from recovery import doubts
-from recovery.local import Exited
-from recovery.memory import holdings as module
-from recovery.memory import keepers as supervising
-from recovery.memory.holdings import Holdings, Refusal
+from recovery.checkpoint.memory import holdings as module
+from recovery.checkpoint.memory import keepers as supervising
+from recovery.checkpoint.memory.holdings import Holdings, Refusal
+from recovery.policy import doubts
+from recovery.process.local import Exited
 
 
 def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:

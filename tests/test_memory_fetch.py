@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 from test_memory import PATIENCE_S, Start, client_of, introduce, key, offer, part, start
 
-from recovery.memory import peers, talk
-from recovery.memory.client import KeeperClient, KeeperError
-from recovery.memory.header import mismatch
+from recovery.checkpoint.memory import peers, talk
+from recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from recovery.checkpoint.memory.header import mismatch
 
 __all__ = ["start"]
 PIECE = 1024

@@ -13,8 +13,8 @@ from test_run import EPOCHS, RECOVERABLE, STEPS, Running, kill, start, unharmed
 
 from chaos.events.log import Event, Kind, read_log
 from harness.results import Results
-from recovery.memory.header import is_memory
-from recovery.memory.keepers import Keepers
+from recovery.checkpoint.memory.header import is_memory
+from recovery.checkpoint.memory.keepers import Keepers
 
 __all__ = ["start", "unharmed"]  # fixtures
 

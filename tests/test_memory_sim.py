@@ -11,7 +11,7 @@ from portions import first_in_test, long_but
 from simulate import Played, cell_of, evidence, play
 
 from chaos.events.log import Kind
-from recovery.memory.header import is_memory
+from recovery.checkpoint.memory.header import is_memory
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 NODES = {"kind": "sim", "nodes": 2}

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.layout import Layout
-from recovery.mechanisms import memory as memories
-from recovery.mechanisms.memory import MAX_BUFFERS, Candidate, Memory, Saved
-from recovery.mechanisms.saving.chunks import Chunk, chunks_of
-from recovery.mechanisms.saving.reading import CheckpointMismatch
-from recovery.mechanisms.state import TrainState
-from recovery.memory.client import KeeperClient, KeeperError
-from recovery.memory.keeper import Keeper, KeeperConfig
-from recovery.pieces import CorruptCheckpoint
+from recovery.checkpoint import memory_state as memories
+from recovery.checkpoint.files.pieces import CorruptCheckpoint
+from recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from recovery.checkpoint.memory_state import MAX_BUFFERS, Candidate, Memory, Saved
+from recovery.checkpoint.saves.chunks import Chunk, chunks_of
+from recovery.checkpoint.saves.reading import CheckpointMismatch
+from recovery.policy.layout import Layout
+from recovery.state.state import TrainState
 
 ALONE = Layout(world=1)
 NAME = "state-" + secrets.token_hex(8)

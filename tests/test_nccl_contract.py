@@ -20,19 +20,20 @@ from nccl_contract import Gpus, Nccl
 from torch import Tensor
 
 from chaos.events.log import Kind
-from recovery import order
-from recovery.local import NCCL_WATCHDOG, rank_environment, start_store
-from recovery.mechanisms import buckets, digest
-from recovery.mechanisms.circle import GenerationLost
-from recovery.mechanisms.digest import Digester
-from recovery.mechanisms.fingerprint import fingerprint
-from recovery.mechanisms.finishing import told
-from recovery.mechanisms.group import Group
-from recovery.mechanisms.saving.background import Snapshot
-from recovery.mechanisms.saving.chunks import chunks_of
-from recovery.mechanisms.saving.together import votes
-from recovery.mechanisms.sharded import ShardedReducer
-from recovery.wire import Finished, Joined, Parked
+from recovery.checkpoint.saves.background import Snapshot
+from recovery.checkpoint.saves.chunks import chunks_of
+from recovery.checkpoint.together import votes
+from recovery.collectives import buckets
+from recovery.collectives.circle import GenerationLost
+from recovery.collectives.group import Group
+from recovery.collectives.sharded import ShardedReducer
+from recovery.data import order
+from recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
+from recovery.rank.complete_step import told
+from recovery.rank.fingerprint import fingerprint
+from recovery.state import digest
+from recovery.state.digest import Digester
+from recovery.transport.wire import Finished, Joined, Parked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SOON_S = 5.0  # far below every timeout

@@ -20,15 +20,16 @@ import pytest
 from nodes import LIMIT_S, ROOT, AgentProcess, Yard
 
 from chaos.errors import InfrastructureError
-from recovery import processes
-from recovery.estate import lock
-from recovery.local import Dying, Exited, Said
-from recovery.nodes import handshake, serve
-from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
-from recovery.nodes.fleet import Fleet, FleetLimits, NodeGone
-from recovery.nodes.link import Link, Post, await_parcel
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
-from recovery.wire import Extra, Notice, Ready, Stop
+from recovery.cli.takeover_log import lock
+from recovery.nodes import serve
+from recovery.nodes.coordinator.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned
+from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
+from recovery.nodes.link import handshake
+from recovery.nodes.link.link import Link, Post, await_parcel
+from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
+from recovery.process import processes
+from recovery.process.local import Dying, Exited, Said
+from recovery.transport.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real
 FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)
@@ -194,7 +195,9 @@ def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
             pid for pid, fields in processes.everybody() if fields[1] == str(arm.agents[0].process.pid)
         }
         (server,) = (
-            pid for pid in children if b"recovery.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid
+            for pid in children
+            if b"recovery.process.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
         os.kill(server, signal.SIGSTOP)
 

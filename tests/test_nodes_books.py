@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from test_nodes_fleet import LIMIT_S, MARK, Puppet, Stage
 
-from recovery.local import Exited, Said
-from recovery.marks import NEVER
-from recovery.nodes import fleet as fleets
-from recovery.nodes import ward as wards
-from recovery.nodes.link import Post
-from recovery.nodes.node import script_recipe
-from recovery.nodes.protocol import Ended, Heard, Lines, Start, Started
-from recovery.nodes.ward import Ward
-from recovery.starvation import Pulse
-from recovery.wire import Ready, Stop
+from recovery.nodes.agent import agent_processes as wards
+from recovery.nodes.agent.agent_processes import Ward
+from recovery.nodes.coordinator import fleet as fleets
+from recovery.nodes.link.link import Post
+from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
+from recovery.process.local import Exited, Said
+from recovery.process.node import script_recipe
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import NEVER
+from recovery.transport.wire import Ready, Stop
 
 assert LIMIT_S
 

@@ -19,9 +19,9 @@ from running import RECOVERABLE, ROOT, Running, kill, until
 
 from chaos.events.following import Tail
 from chaos.events.log import ORCHESTRATOR, Kind
-from recovery import processes
-from recovery.local import Dying, Exited, Said
-from recovery.nodes.berth import NodeLost
+from recovery.nodes.coordinator.berth import NodeLost
+from recovery.process import processes
+from recovery.process.local import Dying, Exited, Said
 
 pytestmark = pytest.mark.real
 PORT = 29555

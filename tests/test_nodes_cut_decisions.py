@@ -20,7 +20,7 @@ from running import ROOT, kill, until
 from test_nodes_cut import CutJob
 
 from chaos.events.log import Kind
-from recovery import processes
+from recovery.process import processes
 
 pytestmark = pytest.mark.real
 CUT_S = 2.0
@@ -170,7 +170,7 @@ def children(pid: int) -> set[int]:
 def asked_to_fork(pid: int) -> bool:
     """Whether a fork server that is stopped has a request to read."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    number = int(words[words.index(b"recovery.forkserver") + 1])
+    number = int(words[words.index(b"recovery.process.forkserver") + 1])
     whole = os.pidfd_open(pid)
     fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, whole, number, 0)
     os.close(whole)

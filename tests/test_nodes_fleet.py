@@ -13,14 +13,13 @@ from click.testing import CliRunner
 
 from chaos.cli import cli
 from chaos.events.log import Kind
-from recovery.local import Dying, Exited, Said
-from recovery.nodes import handshake
-from recovery.nodes.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned, NotKept
-from recovery.nodes.clock import boot_id
-from recovery.nodes.fleet import Fleet, FleetReport, NodeGone
-from recovery.nodes.link import Link
-from recovery.nodes.news import event_of
-from recovery.nodes.protocol import (
+from recovery.nodes.coordinator.berth import ClockMeasured, NodeJoined, NodeLost, NodeWarned, NotKept
+from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from recovery.nodes.coordinator.node_events import event_of
+from recovery.nodes.link import handshake
+from recovery.nodes.link.clock import boot_id
+from recovery.nodes.link.link import Link
+from recovery.nodes.link.protocol import (
     FROM_COORDINATOR,
     Beat,
     Ended,
@@ -39,8 +38,9 @@ from recovery.nodes.protocol import (
     Warned,
     Welcome,
 )
-from recovery.pressure import Reading
-from recovery.wire import Abort, Parked, Ready, Stop
+from recovery.process.local import Dying, Exited, Said
+from recovery.process.pressure import Reading
+from recovery.transport.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import proof
-from recovery.nodes import door as doors
-from recovery.nodes import handshake
-from recovery.nodes.door import Door
-from recovery.nodes.handshake import Keys, Refused, Seal, Unproven
-from recovery.nodes.link import Link
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, VERSION, Beat, Hello, Ping
+from recovery.nodes.coordinator import listener as doors
+from recovery.nodes.coordinator.listener import Door
+from recovery.nodes.link import handshake
+from recovery.nodes.link.handshake import Keys, Refused, Seal, Unproven
+from recovery.nodes.link.link import Link
+from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, VERSION, Beat, Hello, Ping
+from recovery.transport import auth as proof
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.nodes.clock import DRIFT, REPEAT_S, ClockWatch
-from recovery.nodes.files import CHUNK, Tail, land
-from recovery.nodes.handshake import Keys, Refused
-from recovery.nodes.link import Link, Parcel, Post
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
+from recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
+from recovery.nodes.link.files import CHUNK, Tail, land
+from recovery.nodes.link.handshake import Keys, Refused
+from recovery.nodes.link.link import Link, Parcel, Post
+from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 

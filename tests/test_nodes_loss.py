@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.marks import Mark
-from recovery.nodes.berth import Remote
-from recovery.nodes.datapath import DataPath
-from recovery.nodes.loss import LEASE_GRACE_S, Absence, Data, FleetLimits, How, judge
-from recovery.wire import Parked
+from recovery.nodes.coordinator.berth import Remote
+from recovery.nodes.coordinator.datapath import DataPath
+from recovery.nodes.coordinator.loss import LEASE_GRACE_S, Absence, Data, FleetLimits, How, judge
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Parked
 
 LIMITS = FleetLimits()
 SECOND = 1_000_000_000

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recovery.nodes.handshake import Keys
-from recovery.nodes.link import Link, Post
-from recovery.nodes.outbox import LONGEST, Outbox, together
-from recovery.nodes.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Ping, Signal, Tell
-from recovery.wire import Abort, Extra, Join, LeaveOut, Message, Stop
+from recovery.nodes.coordinator.outbox import LONGEST, Outbox, together
+from recovery.nodes.link.handshake import Keys
+from recovery.nodes.link.link import Link, Post
+from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Ping, Signal, Tell
+from recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Stop
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 

@@ -28,12 +28,12 @@ from harness.nodes.renewal import Renewal
 from harness.nodes.session import REFUSALS, NodesSession, nodes_session
 from harness.rundir import RunDirectory
 from harness.undoing import Undo
-from recovery import marks
-from recovery.local import memory_beside
-from recovery.nodes.berth import NodeInfo
-from recovery.nodes.remains import gather
-from recovery.nodes.software import refuse_other, versions
-from recovery.ring import RingWriter
+from recovery.nodes.coordinator.berth import NodeInfo
+from recovery.nodes.coordinator.salvage import gather
+from recovery.nodes.coordinator.software import refuse_other, versions
+from recovery.process.local import memory_beside
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import RingWriter
 
 LIMIT_S = 20.0
 

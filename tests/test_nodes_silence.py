@@ -6,11 +6,11 @@ from test_controller import Rig
 from test_detect import mark, trained, watch
 
 from chaos.events.log import Kind
-from recovery.controller import Stage
-from recovery.detect import UNHEARD
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.wire import Abort
+from recovery.detection.hangs import UNHEARD
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.supervise.controller import Stage
+from recovery.transport.wire import Abort
 
 AWAY = {"w2": UNHEARD, "w3": UNHEARD}
 

@@ -11,10 +11,10 @@ from test_sim import found, of
 from test_skipping import view
 
 from chaos.events.log import Kind
-from recovery import fallback
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import Cause, ClusterView, Failure, Form, GiveUp, Nonfinite, StateFrom
+from recovery.policy import fallback
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import Cause, ClusterView, Failure, Form, GiveUp, Nonfinite, StateFrom
 
 NAN = {
     "id": "nan", "kind": "tensor-corrupt", "params": {"surface": "parameter", "op": "nan"},

@@ -15,13 +15,13 @@ from simulate import Played, cell_of, evidence, play
 from test_controller import KEEPING, Rig
 
 from chaos.events.log import Event, Kind
-from recovery.controller import Stage
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategies.none import NoRecovery
-from recovery.strategy import Strategy
-from recovery.wire import Channel, CheckpointNote, Message, Notice, PauseRequest, Stop
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategies.none import NoRecovery
+from recovery.policy.strategy import Strategy
+from recovery.supervise.controller import Stage
+from recovery.transport.wire import Channel, CheckpointNote, Message, Notice, PauseRequest, Stop
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {"id": "term", "kind": "process-term", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
@@ -269,7 +269,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
     pid = os.fork()
     if pid == 0:
         try:
-            from recovery.notice import tell_on_sigterm
+            from recovery.process.notice import tell_on_sigterm
 
             tell_on_sigterm(Channel(theirs))
             os.write(theirs.fileno(), b'{"type":"ready"}\n')

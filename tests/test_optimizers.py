@@ -17,13 +17,13 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.digest import bytes_of
-from recovery.mechanisms.group import Circle
-from recovery.mechanisms.optimizer_state import COMPUTED_HOW
-from recovery.mechanisms.saving.reading import CheckpointMismatch
-from recovery.mechanisms.state import TrainState
-from recovery.mechanisms.transfer import copy_state
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.saves.reading import CheckpointMismatch
+from recovery.collectives.group import Circle
+from recovery.collectives.transfer import copy_state
+from recovery.state.digest import bytes_of
+from recovery.state.optimizer_state import COMPUTED_HOW
+from recovery.state.state import TrainState
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler]

@@ -6,9 +6,9 @@ import pytest
 from test_memory_state import ALONE, NAME, keeper
 from test_optimizers import PAIRS, Relay, counting, everything, in_order, make, steps, train
 
-from recovery.jobconfig import InMemory
-from recovery.mechanisms.remembering import Remembering
-from recovery.mechanisms.state import TrainState
+from recovery.checkpoint.memory_checkpointer import Remembering
+from recovery.policy.jobconfig import InMemory
+from recovery.state.state import TrainState
 
 __all__ = ["keeper"]  # a fixture
 pytestmark = pytest.mark.usefixtures("keeper")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery import order
-from recovery.permutation import Permutation
+from recovery.data import order
+from recovery.data.permutation import Permutation
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = st.integers(0, 2**32 - 1)
@@ -153,7 +153,7 @@ def test_the_order_never_changes() -> None:
 
 
 def test_the_order_does_not_depend_on_the_hash_seed() -> None:
-    code = "from recovery import order; print(order.batch(1, 8, 1000, 17))"
+    code = "from recovery.data import order; print(order.batch(1, 8, 1000, 17))"
     for hash_seed in ("1", "2"):
         environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(

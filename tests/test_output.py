@@ -22,8 +22,8 @@ from running import LIMIT_S, ROOT
 
 from chaos.events.following import Tail
 from chaos.events.log import Kind
-from recovery import output
-from recovery.output import Output
+from recovery.process import output
+from recovery.process.output import Output
 
 SCENARIO = """\
 version: 1

@@ -85,7 +85,7 @@ def test_the_only_copy_of_a_shard_comes_back_from_a_checkpoint(tmp_path: Path) -
 
 SCRIPT = f"""
 import os, signal, sys, threading, torch, recovery
-from recovery.mechanisms.group import GenerationLost
+from recovery.collectives.group import GenerationLost
 
 job = recovery.join(samples=64, steps={STEPS}, global_batch=8, seed=3, checkpoint_dir="checkpoints",
                     checkpoint_every=100)

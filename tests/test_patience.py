@@ -17,13 +17,13 @@ from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
 from harness.launchers.sim import Sim
 from harness.placement import Placement
-from recovery import fallback
-from recovery.controller import Stage
-from recovery.home import Spot, least_taken
-from recovery.patience import Reputation, Row
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import Cause, Failure, Spawn
+from recovery.cli.home import Spot, least_taken
+from recovery.policy import fallback
+from recovery.policy.backoff import Reputation, Row
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import Cause, Failure, Spawn
+from recovery.supervise.controller import Stage
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

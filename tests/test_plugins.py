@@ -20,11 +20,11 @@ from chaos.fault.base import Fault
 from harness.launcher import Launcher
 from harness.rundir import RunDirectory
 from harness.workload import BuildContext, Trainable, Workload
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 KINDS: dict[str, tuple[str, type[BaseModel]]] = {
     "fault": ("chaos.faults", Fault),
-    "strategy": ("recovery.strategies", Strategy),
+    "strategy": ("recovery.policy.strategies", Strategy),
     "workload": ("harness.workloads", Workload),
     "launcher": ("harness.launchers", Launcher),
 }

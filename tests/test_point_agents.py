@@ -14,7 +14,7 @@ from harness.script.agents import STRANGER_S, Agents, places
 from harness.script.observer import Observer
 from harness.script.points import Asked, Did, Left, Points
 from harness.script.ranks import Ranks
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 KINDS = plugins.load("chaos.faults", Fault)
 S = 1_000_000_000

@@ -16,7 +16,7 @@ from chaos.events.log import Kind
 from harness.judging.lineage import history_of
 from harness.judging.measure import account
 from harness.sim.faults import SimFaultAgent
-from recovery.order import batch
+from recovery.data.order import batch
 
 
 def poison(step: int = 33, **more: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from harness.judging.gates import judge_cell
 from harness.judging.pressure import TOO_BUSY, Pressure, pressures_of
 from harness.pressure import MOST_NODES, follow, follow_built_in
 from harness.results import Finding
-from recovery.pressure import EVERY_S, MOST_RANKS, Reader, Reading
-from recovery.supervision import Stage
+from recovery.process.pressure import EVERY_S, MOST_RANKS, Reader, Reading
+from recovery.supervise.supervision import Stage
 
 QUIET = steady(0.5, 0.1)
 

@@ -26,7 +26,7 @@ from harness.launchers.sim import Sim
 from harness.results import Results
 from harness.script.points import Asked, Did, Points
 from harness.script.standing import Standing
-from recovery.starvation import Pulse, Thread
+from recovery.process.starvation import Pulse, Thread
 
 KIND = plugins.load("chaos.faults", Fault)["rank-hang"]
 S = 1_000_000_000

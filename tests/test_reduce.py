@@ -10,11 +10,11 @@ import torch
 from ranks import Self, results
 from torch import Tensor, nn
 
-from recovery import order
-from recovery.layout import Layout
-from recovery.mechanisms import buckets
-from recovery.mechanisms.group import GenerationLost
-from recovery.mechanisms.reduce import GradientReducer, Reduced
+from recovery.collectives import buckets
+from recovery.collectives.group import GenerationLost
+from recovery.collectives.reduce import GradientReducer, Reduced
+from recovery.data import order
+from recovery.policy.layout import Layout
 
 BATCH = 7
 SMALL = 200  # bytes: several buckets

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from recovery.alone import lone_job
-from recovery.job import Job, JobConfig
-from recovery.mechanisms.registered import Registered
-from recovery.mechanisms.state import TrainState
+from recovery.rank.job import Job, JobConfig
+from recovery.rank.standalone import lone_job
+from recovery.state.registered import Registered
+from recovery.state.state import TrainState
 
 STEPS = 6
 

@@ -11,9 +11,9 @@ from simulate import Played, cell_of, evidence, play
 from test_checkpoints import flip, put
 
 from chaos.events.log import Event, Kind
-from recovery import checkpoints, retention
-from recovery.checkpoints import Checkpoint
-from recovery.retention import Agreement
+from recovery.checkpoint.files import checkpoints, retention
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.retention import Agreement
 
 STRATEGIES = ["checkpoint-restart", "drop-replica", "hot-spare"]
 

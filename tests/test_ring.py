@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from chaos.events.log import Kind, read_actor
-from recovery import marks
-from recovery.local import Children, Exited
-from recovery.ring import CAPACITY, LineRing, RingWriter
+from recovery.process.local import Children, Exited
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
 
 LIMIT_S = 30.0
 CHILD = """
 import sys, time
 from pathlib import Path
 from chaos.events.log import Kind
-from recovery import marks
-from recovery.ring import RingWriter
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import RingWriter
 fd, directory, longest = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 page = marks.MarkPage(fd)
 writer = RingWriter(directory, "w0", time.monotonic_ns, marks.ring_of(fd))

@@ -14,10 +14,10 @@ from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
 from harness.launcher import Exited, Leftovers
 from harness.roster import PATIENCE_S, Roster
-from recovery.local import Report, Said
-from recovery.memory.keeper import TOPIC, KeeperConfig
-from recovery.memory.keepers import Keepers, Started
-from recovery.wire import Extra, Message
+from recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
+from recovery.checkpoint.memory.keepers import Keepers, Started
+from recovery.process.local import Report, Said
+from recovery.transport.wire import Extra, Message
 
 SECOND = 1_000_000_000
 

@@ -16,8 +16,8 @@ from chaos.cli import invoke
 from chaos.events.log import Kind
 from harness.results import Results
 from recovery import run as command
-from recovery import strategies
-from recovery.strategy import Strategy
+from recovery.policy import strategies
+from recovery.policy.strategy import Strategy
 
 WORKERS = """
 import torch, recovery

@@ -18,9 +18,9 @@ from running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
 
 from chaos.errors import InfrastructureError, LogError
 from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
-from recovery.estate import lock, read_estate
-from recovery.home import Spot, least_taken
-from recovery.nodes.clock import boot_id
+from recovery.cli.home import Spot, least_taken
+from recovery.cli.takeover_log import lock, read_estate
+from recovery.nodes.link.clock import boot_id
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from chaos.events.log import Kind
-from recovery import checkpoints, renaming
-from recovery.checkpoints import Checkpoint, Disk
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.state import TrainState
-from recovery.saving import Saving
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint, Disk
+from recovery.checkpoint.files.saving import Saving
+from recovery.state.state import TrainState
+from recovery.transport import atomic_rename as renaming
 
 POINTS = (
     "mkdir 0", "write 0", "write 1", "write 2", "fsync 0", "fsync 1", "fsync 2", "rename 0", "fsync 3",

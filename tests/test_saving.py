@@ -19,15 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from recovery import checkpoints, pieces, retention
-from recovery.checkpoints import Checkpoint, CorruptCheckpoint
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms.checkpoint import Order, write
-from recovery.mechanisms.digest import bytes_of
-from recovery.mechanisms.saving import sharded
-from recovery.mechanisms.saving.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
-from recovery.mechanisms.saving.reading import CheckpointMismatch, HalfLoaded, Reading
-from recovery.mechanisms.state import TrainState
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints, pieces, retention
+from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
+from recovery.checkpoint.saves import sharded
+from recovery.checkpoint.saves.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
+from recovery.checkpoint.saves.reading import CheckpointMismatch, HalfLoaded, Reading
+from recovery.checkpoint.state_io import Order, write
+from recovery.state.digest import bytes_of
+from recovery.state.state import TrainState
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
 

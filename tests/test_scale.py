@@ -6,10 +6,10 @@ import pytest
 from test_controller import Rig
 
 from benchmarks.control_plane import Cost, Job, cost_of
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import Cause, Health, Strategy
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import Cause, Health, Strategy
 
 MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
 KINDS = pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.script import tree
 from harness.script.command import Command
 from harness.script.environment import MARK
 from harness.script.ranks import Gone, Ranks
-from recovery.processes import become_subreaper
+from recovery.process.processes import become_subreaper
 
 pytestmark = pytest.mark.real
 

@@ -21,7 +21,7 @@ from harness.script.progress import Lines, Progress, RegexReader
 from harness.script.ranks import Ranks
 from harness.script.rollcall import RollCall
 from harness.script.trainer import Trainer
-from recovery.processes import become_subreaper
+from recovery.process.processes import become_subreaper
 
 DEADLINE_S = 30.0
 GUARD, LAUNCHER = 1, 2

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery import fallback
-from recovery.crew import Crew
-from recovery.layout import Layout
-from recovery.seating import brings, common_step, seat
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import (
+from recovery.policy import fallback
+from recovery.policy.layout import Layout
+from recovery.policy.rank_assignment import brings, common_step, seat
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import (
     Cause,
     ClusterView,
     Failure,
@@ -28,6 +27,7 @@ from recovery.strategy import (
     StateFrom,
     Strategy,
 )
+from recovery.supervise.process_table import Crew
 
 STRATEGIES: list[Strategy] = [HotSpare(), HotSpare(spares=3), DropReplica(), DropReplica(rejoin=False)]
 

@@ -15,18 +15,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from harness.workloads._transformer import Transformer
-from recovery import order
-from recovery.layout import Layout
-from recovery.mechanisms import buckets, sharding
-from recovery.mechanisms.examine import spoilt_samples
-from recovery.mechanisms.finishing import noted, told
-from recovery.mechanisms.group import GenerationLost, Group
-from recovery.mechanisms.parts import local
-from recovery.mechanisms.recipe import Recipe
-from recovery.mechanisms.reduce import Reduced
-from recovery.mechanisms.sharded import ShardedReducer
-from recovery.mechanisms.state import TrainState
-from recovery.mechanisms.transfer import copy_state
+from recovery.collectives import buckets, sharding
+from recovery.collectives.group import GenerationLost, Group
+from recovery.collectives.reduce import Reduced
+from recovery.collectives.sharded import ShardedReducer
+from recovery.collectives.transfer import copy_state
+from recovery.data import order
+from recovery.policy.layout import Layout
+from recovery.rank.complete_step import noted, told
+from recovery.rank.examine import spoilt_samples
+from recovery.rank.recipe import Recipe
+from recovery.state.parts import local
+from recovery.state.state import TrainState
 
 BATCH = 7
 VOCABULARY = 11  # of which the ranks of a replica hold parts of unequal size

@@ -16,19 +16,20 @@ from test_checkpointer import WAIT_S, Gate, Rank, gate, left
 from test_memory_state import memory_of, restore, save, trained
 
 from chaos.events.log import Kind
-from recovery import checkpoints, renaming, retention
-from recovery.fence import Fence, Fenced
-from recovery.jobconfig import InMemory
-from recovery.layout import Layout
-from recovery.mechanisms import checkpoint as checkpointing
-from recovery.mechanisms import strides
-from recovery.mechanisms.fingerprint import fingerprint
-from recovery.mechanisms.saving import background, sharded
-from recovery.mechanisms.saving.background import Background, Snapshot
-from recovery.mechanisms.saving.chunks import chunks_of
-from recovery.memory import files
-from recovery.memory.keeper import Keeper, KeeperConfig
-from recovery.saving import Outcome
+from recovery.checkpoint import state_io as checkpointing
+from recovery.checkpoint.files import checkpoints, retention
+from recovery.checkpoint.files.fence import Fence, Fenced
+from recovery.checkpoint.files.saving import Outcome
+from recovery.checkpoint.memory import files
+from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from recovery.checkpoint.saves import background, sharded
+from recovery.checkpoint.saves.background import Background, Snapshot
+from recovery.checkpoint.saves.chunks import chunks_of
+from recovery.policy.jobconfig import InMemory
+from recovery.policy.layout import Layout
+from recovery.rank.fingerprint import fingerprint
+from recovery.state import strides
+from recovery.transport import atomic_rename as renaming
 
 __all__ = ["gate"]
 PAIR = Layout(world=2)
@@ -251,7 +252,7 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
 def test_a_save_is_not_begun_while_one_stands_still(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.mechanisms.checkpointer.END_S", 0.01)
+    monkeypatch.setattr("recovery.checkpoint.checkpointer.END_S", 0.01)
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(5)

@@ -9,10 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.detect import Hang, HangDetector, Leaving
-from recovery.marks import Mark
-from recovery.pace import HangLimits
-from recovery.starvation import LOOK_S, Pulse, Starvation, Thread, Usage, pressure_s, processor_s, threads_of
+from recovery.detection.hangs import Hang, HangDetector, Leaving
+from recovery.detection.pace import HangLimits
+from recovery.process.starvation import (
+    LOOK_S,
+    Pulse,
+    Starvation,
+    Thread,
+    Usage,
+    pressure_s,
+    processor_s,
+    threads_of,
+)
+from recovery.transport.progress_counters import Mark
 
 TICK_S = 0.02
 
@@ -430,7 +439,7 @@ def test_the_kernel_is_read() -> None:
 
 def test_all_processes_are_looked_at_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr("recovery.starvation.everybody", lambda: looks.append(1) or iter(()))
+    monkeypatch.setattr("recovery.process.starvation.everybody", lambda: looks.append(1) or iter(()))
     usage, asked = Usage(), [Starvation() for _ in range(64)]
     for now in (10.0, 10.5, 11.0, 11.5):
         for starvation in asked:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.sim.clock import Clock
 from harness.sim.process import SimMark
-from recovery import marks
+from recovery.transport import progress_counters as marks
 
 NOTES: dict[str, Callable[[SimMark], None]] = {
     "a phase": lambda mark: mark.enter(marks.BETWEEN),

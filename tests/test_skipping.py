@@ -13,16 +13,15 @@ from test_job import Rank
 from torch import Tensor, nn
 
 from chaos.events.log import Kind
-from recovery import fallback, order
-from recovery.checkpoints import newest_first, verify
-from recovery.leftout import LeftOut
-from recovery.mechanisms.examine import spoilt_samples
-from recovery.mechanisms.reduce import GradientReducer
-from recovery.mechanisms.step import Step
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategy import (
+from recovery.checkpoint.files.checkpoints import newest_first, verify
+from recovery.collectives.reduce import GradientReducer
+from recovery.data import order
+from recovery.data.leftout import LeftOut
+from recovery.policy import fallback
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import (
     Cause,
     ClusterView,
     Failure,
@@ -33,7 +32,9 @@ from recovery.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.wire import Finished, Join, Joined, LeaveOut, Parked
+from recovery.rank.examine import spoilt_samples
+from recovery.rank.step import Step
+from recovery.transport.wire import Finished, Join, Joined, LeaveOut, Parked
 
 STRATEGIES = pytest.mark.parametrize("strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr)
 

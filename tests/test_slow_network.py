@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from test_detect import LIMITS, mark, trained, watch
 
-from recovery.detect import HangDetector
-from recovery.marks import Mark
+from recovery.detection.hangs import HangDetector
+from recovery.transport.progress_counters import Mark
 
 ALL_WAIT = {name: mark("collective") for name in ("w0", "w1", "w2")}
 ONE_BEHIND = {"w0": mark("collective", collective=3), "w1": mark("collective", step=9, collective=2)}

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from ranks import Self, ranks, results
 
-from recovery.jobconfig import LOOPBACK
-from recovery.local import start_store
-from recovery.mechanisms.group import GenerationLost
-from recovery.mechanisms.storelink import StoreLink, forget_generations, socket_to
-from recovery.nameless import nameless
+from recovery.collectives.group import GenerationLost
+from recovery.collectives.storelink import StoreLink, forget_generations, socket_to
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.local import start_store
+from recovery.transport.reverse_dns import nameless
 
 LIMIT_S = 20.0
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from portions import long_but
 
 from chaos import plugins
-from recovery.strategies.checkpoint_restart import CheckpointRestart
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.strategies.none import NoRecovery
-from recovery.strategy import (
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategies.none import NoRecovery
+from recovery.policy.strategy import (
     Cause,
     ClusterView,
     Decision,
@@ -32,7 +32,7 @@ from recovery.strategy import (
     Strategy,
 )  # fmt: skip
 
-FOUND = plugins.load("recovery.strategies", Strategy)
+FOUND = plugins.load("recovery.policy.strategies", Strategy)
 VARIANTS: list[Strategy] = [
     *(kind() for kind in FOUND.values()),
     DropReplica(rejoin=False),

@@ -12,19 +12,19 @@ import pytest
 from test_controller import BLANK
 
 from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
-from recovery.estate import read_estate
-from recovery.home import Spot
-from recovery.jobconfig import LOOPBACK
-from recovery.local import Exited, Report, Said
-from recovery.marks import Mark
-from recovery.nodes.clock import boot_id
-from recovery.options import parser
+from recovery.cli.home import Spot
+from recovery.cli.options import parser
+from recovery.cli.supervisor import LOG_RESERVE, JobSpec, StopFlag, Supervisor
+from recovery.cli.takeover_log import read_estate
+from recovery.nodes.link.clock import boot_id
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.process.local import Exited, Report, Said
+from recovery.process.starvation import Pulse
 from recovery.run import _spec
-from recovery.starvation import Pulse
-from recovery.strategies.drop_replica import DropReplica
-from recovery.supervision import Timing
-from recovery.supervisor import LOG_RESERVE, JobSpec, StopFlag, Supervisor
-from recovery.wire import Inquiry, Join, Joined, Message, Ready, Status
+from recovery.supervise.supervision import Timing
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 
 STEPS = 100
 READY = Ready(steps=STEPS, samples=64, global_batch=4)

@@ -11,8 +11,8 @@ import torch
 from harness import training
 from harness.workload import BuildContext
 from harness.workloads.gpt import Gpt
-from recovery.mechanisms import buckets
-from recovery.mechanisms.reduce import GradientReducer
+from recovery.collectives import buckets
+from recovery.collectives.reduce import GradientReducer
 
 
 class Job:

@@ -10,8 +10,8 @@ from test_memory_state import trained
 from test_optimizers import Relay
 from test_signs_of_life import STRIDE, Signs
 
-from recovery.mechanisms import transfer
-from recovery.mechanisms.saving.chunks import chunks_of
+from recovery.checkpoint.saves.chunks import chunks_of
+from recovery.collectives import transfer
 
 
 def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_gets_it(

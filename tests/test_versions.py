@@ -14,18 +14,18 @@ from test_sim import of
 from chaos.events.log import Kind
 from harness.sim.behaviour import Behaviour
 from harness.sim.rank import SimRank
-from recovery.strategies.drop_replica import DropReplica
-from recovery.strategies.hot_spare import HotSpare
-from recovery.supervision import Stage
-from recovery.versions import misfit, versions
-from recovery.wire import Ready
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.supervise.supervision import Stage
+from recovery.transport.versions import misfit, versions
+from recovery.transport.wire import Ready
 
 __all__ = ["start"]  # a fixture
 JOB = versions(torch="2.13.0", backend="gloo", dtype="torch.float32")
 KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 20}}
 SCRIPT = """
 import torch, recovery
-from recovery.joining import _PLACE
+from recovery.rank.joining import _PLACE
 if _PLACE.get().seat.process == "s3":
     torch.__version__ = "1.0.0"
 job = recovery.join(samples=100, steps=400, global_batch=4)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery import wire
-from recovery.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
+from recovery.transport import wire
+from recovery.transport.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
 
 LARGEST = {
     "generation": 10**6,

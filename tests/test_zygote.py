@@ -20,7 +20,7 @@ from harness.launcher import ArmSetup, Exited, Report, Said
 from harness.launchers.local import Local, LocalCluster, LocalSession
 from harness.rundir import RunDirectory
 from harness.workloads.mlp import Mlp
-from recovery.wire import Abort, Ready, Stop
+from recovery.transport.wire import Abort, Ready, Stop
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,9 +7,9 @@ import sys
 from typing import Any, NoReturn
 
 from chaos.events.log import EventWriter, Kind
-from recovery.entry import Birth, live
-from recovery.marks import COLLECTIVE, MarkPage
-from recovery.wire import Channel, Extra, Ready, Stop
+from recovery.process.entry import Birth, live
+from recovery.transport.progress_counters import COLLECTIVE, MarkPage
+from recovery.transport.wire import Channel, Extra, Ready, Stop
 
 
 class TinyConfig(Birth):

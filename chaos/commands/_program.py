@@ -19,7 +19,7 @@ def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) 
     where a shell without job control started it in the background, which has it ignored: a run ends by it whenever it
     comes, not only once it has begun.
     """
-    from recovery.output import lost_output, shield
+    from recovery.process.output import lost_output, shield
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

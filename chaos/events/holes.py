@@ -1,4 +1,4 @@
-"""Log files whose beginning was taken away to make room (``recovery.logroom``), and lines of any length."""
+"""Log files whose beginning was taken away to make room (``recovery.process.logroom``), and lines of any length."""
 
 from __future__ import annotations
 

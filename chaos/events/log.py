@@ -1,12 +1,11 @@
 """The one record: every claim the product makes is computed from these events and nothing else.
 
 One writer and one append-only JSONL file per actor. A line reaches the kernel in a single ``write``, so a
-SIGKILL loses no whole line and tears at most the last one (a rank's lines go the way of ``recovery.ring``).
-A disk that takes nothing ends nobody's work: events keep their numbers and are dropped, the next line that fits says
-which, and whoever reads the log knows that it has a hole.
-Times are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are on
-other hosts, ``read_log`` brings them to the coordinator's clock
-(``chaos.events.clocks``).
+SIGKILL loses no whole line and tears at most the last one (a rank's lines go the way of
+``recovery.transport.event_ring``). A disk that takes nothing ends nobody's work: events keep their numbers
+and are dropped, the next line that fits says which, and whoever reads the log knows that it has a hole. Times
+are nanoseconds of the writer's host's monotonic clock, the same for all processes of a host; where ranks are
+on other hosts, ``read_log`` brings them to the coordinator's clock (``chaos.events.clocks``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from harness.checkers.memory import PLACE, held_in_memory
 from harness.judging.incidents import agreed_before, diverged
 from harness.judging.lineage import Generation, History
 from harness.results import Finding
-from recovery.memory.header import is_memory
+from recovery.checkpoint.memory.header import is_memory
 
 
 def no_lost_commit(evidence: Evidence) -> Finding:

@@ -10,7 +10,7 @@ from harness.judging.lineage import History, StepRun
 from harness.judging.measure import account, skips_of
 from harness.results import Finding
 from harness.tails import witnessed
-from recovery.order import batch, without
+from recovery.data.order import batch, without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:

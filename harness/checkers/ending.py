@@ -12,7 +12,7 @@ from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.checkers.refilled import too_small
 from harness.judging.incidents import CORRUPTIONS, sound_digests
 from harness.results import Finding
-from recovery.memory import ROLE as KEEPER
+from recovery.checkpoint.memory import ROLE as KEEPER
 
 LEARNING_STEPS = 10
 """So many steps with one and the same loss, or with a learning rate of zero, are no training."""

@@ -8,7 +8,7 @@ from chaos.events.log import Kind
 from harness.checkers.evidence import Evidence, failed, passed, some, unknown
 from harness.judging import causes, lives, saves
 from harness.results import Finding
-from recovery.interval import steps_of
+from recovery.policy.interval import steps_of
 
 
 def lifecycle(evidence: Evidence) -> Finding:

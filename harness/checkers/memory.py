@@ -9,7 +9,7 @@ from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
 from harness.judging.episodes import Episode
 from harness.whereabouts import homes, nodes_hit
-from recovery.memory import ROLE
+from recovery.checkpoint.memory import ROLE
 
 PLACE = "memory"
 STOPPED = ("T", "t")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from chaos.events.log import Event, Kind
 from harness.checkers.evidence import Evidence
 from harness.judging.lineage import Generation, History
-from recovery.memory import ROLE as KEEPER
+from recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.events.log import Event, Kind
 from harness.orchestrator import Orchestrator
-from recovery.local import Dying, Exited, Report, Said
+from recovery.process.local import Dying, Exited, Report, Said
 
 Feature = tuple[str, ...]
 WORDS: Mapping[str, str] = MappingProxyType(

@@ -19,7 +19,7 @@ from chaos.fault.base import Fault, Where
 from chaos.scenario.fault import PHASES
 from harness.fuzz.scale import SIMULATED, Scale
 from harness.fuzz.values import params_of
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 Tree = dict[str, Any]
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import chaos.faults
-import recovery.strategies
+import recovery.policy.strategies
 from chaos import plugins
 from chaos.errors import ScenarioError
 from chaos.events.log import Log, read_log
@@ -39,7 +39,7 @@ from harness.rundir import RunDirectory
 from harness.sim.behaviour import Behaviour
 from harness.watching import StopFlag
 from harness.workload import DataInfo
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 SAMPLES = 4096
 LONGEST_S = 60.0
@@ -215,7 +215,7 @@ def kinds() -> Mapping[str, type[Fault]]:
 @cache
 def strategies() -> Mapping[str, type[Strategy]]:
     """All strategies."""
-    return plugins.load(recovery.strategies.__name__, Strategy)
+    return plugins.load(recovery.policy.strategies.__name__, Strategy)
 
 
 def digest(run: RunDirectory) -> str:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.anchors import ROUNDED_NS, Pair, injection_pairs
 from harness.judging.lineage import NS, History
-from recovery.memory import ROLE as KEEPER
+from recovery.checkpoint.memory import ROLE as KEEPER
 
 SAME_CLOCK_S = 0.001
 """Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are rounded."""

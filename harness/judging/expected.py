@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import chaos.faults
-import recovery.strategies
+import recovery.policy.strategies
 from chaos.events.log import Event, Kind, Log
 from chaos.fault.base import Fault
 from chaos.plugins import load
 from chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
 from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 from harness.struck import announcement, widened
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
 _DONE = (Kind.STEP_COMMITTED, Kind.STEP_REPORTED)
@@ -49,7 +49,7 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
     scenario, spares = cell.scenario, 0
     try:
         if scenario.workload.command is None:
-            strategies = load(recovery.strategies.__name__, Strategy)
+            strategies = load(recovery.policy.strategies.__name__, Strategy)
             spares = strategies[scenario.recovery.strategy](**scenario.recovery.params).spares_wanted
         planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
         other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import chaos.faults
 import harness.launchers
-import recovery.strategies
+import recovery.policy.strategies
 from chaos.errors import InfrastructureError, LogError
 from chaos.events.budget import Budget
 from chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
@@ -39,7 +39,7 @@ from harness.ledger import read_open
 from harness.results import ArmResult, CellResult, Finding, Reliability, Results, Skip, SlaResult, merge
 from harness.rundir import RunDirectory, arm_id, read_resolved
 from harness.whereabouts import nodes_of
-from recovery.strategy import Strategy
+from recovery.policy.strategy import Strategy
 
 MOST_SAID = 500
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
@@ -141,7 +141,7 @@ def _judge_arms(
     resolved: ResolvedRun, logs: Mapping[str, Log], system: Mapping[str, Any]
 ) -> tuple[list[_Arm], dict[str, str]]:
     """The arms that have a log, and of those whose log makes no sense why not: anything may stand in a file."""
-    exact = {name: kind.exact for name, kind in load(recovery.strategies.__name__, Strategy).items()}
+    exact = {name: kind.exact for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()}
     arms: list[_Arm] = []
     senseless = _senseless(resolved, logs)  # a control arm's, too, which others are compared with
     logs = {name: log for name, log in logs.items() if name not in senseless}

@@ -57,7 +57,7 @@ class RunInfo:
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the next one
-    started; ``shards``: ranks that hold one copy of the model together (see ``recovery.layout``).
+    started; ``shards``: ranks that hold one copy of the model together (see ``recovery.policy.layout``).
     """
 
     number: int

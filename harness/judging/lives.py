@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from harness.judging.lineage import Generation, History
 from harness.tails import silenced
-from recovery.memory import ROLE as KEEPER
+from recovery.checkpoint.memory import ROLE as KEEPER
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
 _Said = dict[tuple[str, Kind], Event]

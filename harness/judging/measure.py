@@ -24,7 +24,7 @@ from harness.judging.redundancy import time_to_redundancy
 from harness.judging.samples import median_ci95, per_arm, summarise
 from harness.results import Incident
 from harness.tails import witnessed
-from recovery.order import batch, without
+from recovery.data.order import batch, without
 
 __all__ = [
     "METRICS", "Accounting", "ArmMeasures", "MetricDef", "account", "clock_bound", "goodput_of", "measure",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from chaos.events.log import Event, Kind
 from harness.judging.lineage import Generation, History
 from harness.judging.lives import own_lines, told
-from recovery.memory.header import is_memory
+from recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
 _Key = tuple[str, int | None]

@@ -28,12 +28,12 @@ from harness.storage import lacks_mount, mount_for
 from harness.stores import StoreKeeper
 from harness.undo import KillProcess, KillSession
 from harness.undoing import Undo
-from recovery.local import start_store
-from recovery.marks import Mark
-from recovery.memory.housing import Here
-from recovery.nodes.node import Node
-from recovery.starvation import Pulse
-from recovery.wire import Message
+from recovery.checkpoint.memory.housing import Here
+from recovery.process.local import start_store
+from recovery.process.node import Node
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
 
 HARDWARE_EVERY_S = 1.0
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload

@@ -11,8 +11,8 @@ from typing import Any
 from chaos.errors import InfrastructureError
 from chaos.fault.targets import LinkShape
 from harness.links.messages import CloseForward, Done, Forward, Link, Probe, Probed, Routed, SetShape, line
-from recovery.jobconfig import LOOPBACK
-from recovery.processes import readable
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.processes import readable
 
 START_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 5.0

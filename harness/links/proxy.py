@@ -31,7 +31,7 @@ from harness.links.messages import (
 from harness.links.pipe import Pipe
 from harness.links.probe import probe
 from harness.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
-from recovery.processes import die_with
+from recovery.process.processes import die_with
 
 IDLE_S = 1.0
 RETRY_S = 0.02  # between looks at whether a blocked link lets a connection be made

@@ -22,17 +22,24 @@ from harness.rank_setup import Desk, rank_config, strategy_of
 from harness.storage import mount_for
 from harness.stores import StoreKeeper
 from harness.undoing import Undo
-from recovery import pressure
-from recovery.jobconfig import Net
-from recovery.local import start_store
-from recovery.marks import Mark
-from recovery.nodes import news as words
-from recovery.nodes.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeWarned, NotKept
-from recovery.nodes.clock import boot_id
-from recovery.nodes.fleet import FleetReport, NodeGone
-from recovery.nodes.remains import gather
-from recovery.starvation import Pulse
-from recovery.wire import Message
+from recovery.nodes.coordinator import node_events as words
+from recovery.nodes.coordinator.berth import (
+    ClockMeasured,
+    NodeInfo,
+    NodeJoined,
+    NodeLost,
+    NodeWarned,
+    NotKept,
+)
+from recovery.nodes.coordinator.fleet import FleetReport, NodeGone
+from recovery.nodes.coordinator.salvage import gather
+from recovery.nodes.link.clock import boot_id
+from recovery.policy.jobconfig import Net
+from recovery.process import pressure
+from recovery.process.local import start_store
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
 
 if TYPE_CHECKING:
     from harness.nodes.session import NodesSession

@@ -1,12 +1,12 @@
-"""Keepers of checkpoints in memory on nodes: implements ``recovery.memory.housing.Housing``."""
+"""Keepers of checkpoints in memory on nodes: implements ``recovery.checkpoint.memory.housing.Housing``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recovery.local import Report
-from recovery.memory.keeper import KeeperConfig
-from recovery.wire import Message
+from recovery.checkpoint.memory.keeper import KeeperConfig
+from recovery.process.local import Report
+from recovery.transport.wire import Message
 
 if TYPE_CHECKING:
     from harness.nodes.cluster import NodesCluster

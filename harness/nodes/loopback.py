@@ -19,8 +19,8 @@ from harness.launcher import LinkControl
 from harness.nodes.platform import Wanted
 from harness.processes import with_descendants
 from harness.undo import KillProcess
-from recovery.jobconfig import LOOPBACK
-from recovery.processes import start_time
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.processes import start_time
 
 END_LIMIT_S = 5.0
 BYE_LIMIT_S = 3.0
@@ -180,7 +180,7 @@ class Machines:
             code = life.process.poll()
             signum = -code if code is not None and code < 0 else None
             return {"state": "exited", "exit_code": code if signum is None else None, "signal": signum}
-        from recovery.processes import state
+        from recovery.process.processes import state
 
         return {"state": "paused" if state(life.process.pid) in "Tt" else "running"}
 

@@ -23,12 +23,12 @@ from harness.nodes.renewal import Renewal
 from harness.recipe import recipe
 from harness.rundir import RunDirectory
 from harness.undo import RemoveTree
-from recovery.forkserver import ForkServer
-from recovery.local import rank_environment
-from recovery.nodes.clock import boot_id
-from recovery.nodes.fleet import Fleet
-from recovery.nodes.software import refuse_other
-from recovery.processes import become_subreaper
+from recovery.nodes.coordinator.fleet import Fleet
+from recovery.nodes.coordinator.software import refuse_other
+from recovery.nodes.link.clock import boot_id
+from recovery.process.forkserver import ForkServer
+from recovery.process.local import rank_environment
+from recovery.process.processes import become_subreaper
 
 REFUSALS = "refused.log"
 READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first

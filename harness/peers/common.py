@@ -30,7 +30,7 @@ from chaos.errors import ScenarioError
 from harness.stack import CHECKPOINTS, CommonJob
 from harness.workload import BuildContext
 from harness.workloads.gpt import SIZES, Gpt
-from recovery import order
+from recovery.data import order
 
 KEPT = 2
 """Checkpoints kept by ``save``."""
@@ -74,7 +74,7 @@ class Training:
         return cls(job, Path(env["CHAOS_SCRATCH"]), device=device)
 
     def ids(self, step: int, rank: int, world: int) -> list[int]:
-        """This rank's share of the global batch of ``step`` (from 1), by ``recovery.order``."""
+        """This rank's share of the global batch of ``step`` (from 1), by ``recovery.data.order``."""
         part = order.share(rank, world, self.job.global_batch)
         batch = order.batch(step, self.job.global_batch, self.samples, self.job.seed)
         return batch[part.start : part.stop]
@@ -224,7 +224,7 @@ def train_step(training: Training, net: nn.Module, step: int) -> float:
 
 
 def _seed(seed: int, rank: int, step: int) -> None:
-    """As ``recovery.mechanisms.state`` does, so that dropout is the same under every stack."""
+    """As ``recovery.state.state`` does, so that dropout is the same under every stack."""
     digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "big") >> 1
     torch.manual_seed(value)

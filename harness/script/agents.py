@@ -25,7 +25,7 @@ from harness.script.observer import Observer, Record
 from harness.script.points import Asked, Did, Points
 from harness.script.ranks import Ranks
 from harness.script.standing import Standing
-from recovery.wire import Extra, Message
+from recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200
 STRANGER_S = 3.0  # a process that is no rank yet holds so long for its being found

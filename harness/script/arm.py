@@ -34,8 +34,8 @@ from harness.script.words import Told, ending
 from harness.storage import Storage, mount_for
 from harness.undo import KillSession
 from harness.watching import StopFlag, Watcher
-from recovery.processes import become_subreaper
-from recovery.wire import Message
+from recovery.process.processes import become_subreaper
+from recovery.transport.wire import Message
 
 TICK_S = 0.02
 SCAN_FORMING_S = 0.05  # between looks for ranks while some are missing

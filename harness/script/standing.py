@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.starvation import Thread, threads_of
+from recovery.process.starvation import Thread, threads_of
 
 WATCH_S = 0.2
 LEAST_S = 0.03

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from chaos import beacon
 
 if TYPE_CHECKING:
-    from recovery.job import Job
+    from recovery.rank.job import Job
 
 CLOCK_KHZ = 1_500_000
 LOOK_S = 0.02

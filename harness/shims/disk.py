@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from chaos.fault.targets import DiskTrouble
-from recovery.checkpoints import MANIFEST
+from recovery.checkpoint.files.checkpoints import MANIFEST
 
 RECORD_SUFFIX = ".json"
 """Of a part of a checkpoint, whose record is to it what the manifest is to the whole."""
 
 
 class DiskShim:
-    """Implements ``recovery.checkpoints.Disk``.
+    """Implements ``recovery.checkpoint.files.checkpoints.Disk``.
 
     ``sleep``: let so many seconds pass; ``die``: end this process at once; ``say``: log what was done, before.
     """
@@ -59,7 +59,7 @@ class DiskShim:
         return sum(trouble.delay_s for what in operations if what in trouble.operations) if trouble else 0.0
 
     def __call__(self, what: str, path: Path) -> None:
-        """See recovery.checkpoints.Disk. Raises OSError."""
+        """See recovery.checkpoint.files.checkpoints.Disk. Raises OSError."""
         self._follow(what, path)
         if self._breakage is not None and self._is_due(str(self._breakage["stage"]), what, path):
             self._break(self._breakage, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from recovery.marks import MarkPage
+from recovery.transport.progress_counters import MarkPage
 
 _TIME = time.time
 _TIME_NS = time.time_ns

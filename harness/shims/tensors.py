@@ -11,9 +11,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from recovery.job import Job
-from recovery.mechanisms.digest import bytes_of
-from recovery.mechanisms.parts import local
+from recovery.rank.job import Job
+from recovery.state.digest import bytes_of
+from recovery.state.parts import local
 
 Say = Callable[[Mapping[str, Any]], None]
 

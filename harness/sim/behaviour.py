@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.events.log import EventWriter
 from harness.sim.state import Part, Reduced, State, combine, digest
-from recovery import checkpoints, order
-from recovery.checkpoints import Checkpoint
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.data import order
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank

@@ -23,10 +23,10 @@ from harness.sim.settings import MS, RankConfig, Timings
 from harness.sim.storage import SimStorage
 from harness.sim.store import SimStore
 from harness.undoing import Undo
-from recovery.marks import Mark
-from recovery.starvation import Pulse
-from recovery.strategy import Strategy
-from recovery.wire import Message
+from recovery.policy.strategy import Strategy
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
 
 WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not tell when it was simulated
 PID = 1
@@ -52,7 +52,7 @@ class SimCluster:
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
         self.storage = SimStorage(setup.checkpoints)
         spec = setup.cell.scenario
-        strategy = plugins.load("recovery.strategies", Strategy)[spec.recovery.strategy]
+        strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.recovery.strategy]
         spares = strategy(**spec.recovery.params).spares_wanted
         self._places = devices.slots(spec.workload.ranks + spares)
         self._nodes = range(spec.topology.nodes)
@@ -217,7 +217,7 @@ def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy = plugins.load("recovery.strategies", Strategy)[scenario.recovery.strategy](
+    strategy = plugins.load("recovery.policy.strategies", Strategy)[scenario.recovery.strategy](
         **scenario.recovery.params
     )
     return RankConfig(

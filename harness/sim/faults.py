@@ -22,8 +22,8 @@ from harness.sim.group import Lost
 from harness.sim.process import Killed
 from harness.sim.signs import SimSigns
 from harness.sim.tensors import SimLoss, SimModel, SimTensor
-from recovery import order
-from recovery.wire import Extra
+from recovery.data import order
+from recovery.transport.wire import Extra
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank

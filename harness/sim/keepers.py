@@ -13,13 +13,13 @@ from harness.launcher import Exited, KeeperStarted
 from harness.sim.clock import NS_PER_S, Clock
 from harness.sim.settings import MS
 from harness.sim.state import State
-from recovery.memory.header import Key, Moment, complete, name_of, shards_at
+from recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
 
 FIRST_PID = 50
-KEPT = 2  # complete checkpoints, as recovery.memory.holdings keeps
+KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.holdings keeps
 COPY_MS = 0.3  # training stands still
 KEEP_MS = 4.0  # checksums, and the copy on another node
 END_MS = 3.0
@@ -151,7 +151,7 @@ class SimKeepers:
 
 
 class SimRemembering:
-    """One rank's checkpoints in memory, as ``recovery.mechanisms.remembering``."""
+    """One rank's checkpoints in memory, as ``recovery.checkpoint.memory_checkpointer``."""
 
     def __init__(self, keepers: SimKeepers, node: int, job: SimRank) -> None:
         self._keepers = keepers

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 from harness.sim.clock import Clock
-from recovery.marks import PHASES, Mark
+from recovery.transport.progress_counters import PHASES, Mark
 
 Body = Generator[float | None, Any, int]
 
 
 class SimMark:
-    """What ``recovery.marks.MarkPage`` is to a real rank."""
+    """What ``recovery.transport.progress_counters.MarkPage`` is to a real rank."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-"""A simulated rank: what ``recovery.job``, ``recovery.agent`` and ``harness.rank`` do, event by event. What it says to
-the supervisor, and when, is ``recovery.membership``'s, as theirs is."""
+"""A simulated rank: what ``recovery.rank.job``, ``recovery.rank.agent`` and ``harness.rank`` do, event by
+event. What it says to the supervisor, and when, is ``recovery.rank.membership``'s, as theirs is."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from harness.sim.saves import SimSaves
 from harness.sim.settings import MS, RankConfig
 from harness.sim.state import Reduced, State
 from harness.sim.step import Attempt, NonFinite
-from recovery import marks
-from recovery.layout import Layout
-from recovery.membership import Heard, Membership, Order, Why, stays_connected
-from recovery.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
+from recovery.policy.layout import Layout
+from recovery.rank.membership import Heard, Membership, Order, Why, stays_connected
+from recovery.transport import progress_counters as marks
+from recovery.transport.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
 
 EXIT_ERROR = 1
 BOOT_MS = 2.0

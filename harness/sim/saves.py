@@ -1,5 +1,5 @@
 """The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what goes is decided as
-for a real rank: ``recovery.custody``, ``recovery.saving``."""
+for a real rank: ``recovery.checkpoint.files.custody``, ``recovery.checkpoint.files.saving``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from harness.shims.disk import RECORD_SUFFIX
 from harness.sim.faults import TrainingError
 from harness.sim.state import State
-from recovery import checkpoints
-from recovery.checkpoints import Checkpoint
-from recovery.custody import Custody, agreement, writers
-from recovery.doubts import Doubt
-from recovery.fence import Fenced
-from recovery.interval import Timetable
-from recovery.renaming import remove
-from recovery.saving import Saving
-from recovery.wire import Join
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.custody import Custody, agreement, writers
+from recovery.checkpoint.files.fence import Fenced
+from recovery.checkpoint.files.saving import Saving
+from recovery.policy.doubts import Doubt
+from recovery.policy.interval import Timetable
+from recovery.transport.atomic_rename import remove
+from recovery.transport.wire import Join
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.scenario.workload import EvaluateSpec
-from recovery.checkpoints import Disk
+from recovery.checkpoint.files.checkpoints import Disk
 
 MS = 1_000_000
 _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "optimizer": 0.07}
@@ -38,7 +38,7 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """As ``recovery.job.JobConfig``, and where the log goes."""
+    """As ``recovery.rank.job.JobConfig``, and where the log goes."""
 
     events: Path
     world: int

@@ -67,7 +67,7 @@ def after_each_other(parts: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduced:
-    """What all ranks know after it, as ``recovery.mechanisms.reduce.Reduced``."""
+    """What all ranks know after it, as ``recovery.collectives.reduce.Reduced``."""
 
     loss: float
     samples: int

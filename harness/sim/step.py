@@ -1,4 +1,4 @@
-"""One attempt of a simulated rank at one step, as ``recovery.job.Step`` and ``Job.apply``."""
+"""One attempt of a simulated rank at one step, as ``recovery.rank.job.Step`` and ``Job.apply``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from harness.sim.faults import TrainingError
 from harness.sim.settings import MS
 from harness.sim.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
 from harness.sim.tensors import ELEMENTS, SimLoss, finite, huge
-from recovery import marks, order
-from recovery.interval import compared, counts
-from recovery.order import MicroBatch
-from recovery.wire import MOST_BLAMED, Digest
+from recovery.data import order
+from recovery.data.order import MicroBatch
+from recovery.policy.interval import compared, counts
+from recovery.transport import progress_counters as marks
+from recovery.transport.wire import MOST_BLAMED, Digest
 
 if TYPE_CHECKING:
     from harness.sim.rank import SimRank
@@ -91,7 +92,7 @@ class Attempt:
         yield from self._apply(reduced)
 
     def examined(self, blamed: tuple[int, ...]) -> Generator[float | None, Any, list[int]]:
-        """Which samples are non-finite by themselves; see recovery.mechanisms.examine."""
+        """Which samples are non-finite by themselves; see recovery.rank.examine."""
         job = self._job
         if job.config.nonfinite == "skip" and self.number != job.examine:
             names = job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
@@ -184,7 +185,7 @@ class Attempt:
             yield from job.faults.body.before_collective()
         job.collectives += 1
         job.mark.collective(job.collectives)
-        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.mechanisms.reduce counts it.
+        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.collectives.reduce counts it.
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
@@ -227,8 +228,9 @@ class Attempt:
         return result
 
     def commit(self, reduced: Reduced) -> bool:
-        """Let the optimizer use the reduced gradients, as ``recovery.job.Job.apply``; whether the step counts as one at
-        which all save. Called too late, by a rank that lacked the others' word, it is all that is done of the step."""
+        """Let the optimizer use the reduced gradients, as ``recovery.rank.job.Job.apply``; whether the step
+        counts as one at which all save. Called too late, by a rank that lacked the others' word, it is all
+        that is done of the step."""
         job, number = self._job, self.number
         lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
         job.commit(number, reduced, lr)

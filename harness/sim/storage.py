@@ -36,7 +36,7 @@ class SimStorage:
         return None
 
     def disk(self, what: str, path: Path) -> None:
-        """See recovery.checkpoints.Disk. Raises OSError."""
+        """See recovery.checkpoint.files.checkpoints.Disk. Raises OSError."""
         number = errno.EROFS if self._read_only else errno.ENOSPC if self._full and what == "write" else 0
         if number:
             raise OSError(number, os.strerror(number))

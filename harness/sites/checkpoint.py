@@ -13,8 +13,8 @@ from harness.scene import Scene
 from harness.script.checkpoints import newest
 from harness.script.environment import checkpoint_directory
 from harness.sites import Aim, Miss
-from recovery import checkpoints
-from recovery.wire import Extra
+from recovery.checkpoint.files import checkpoints
+from recovery.transport.wire import Extra
 
 SAVER = 0  # the rank that commits each save, and without a sharded checkpoint writes all of it
 

@@ -12,7 +12,7 @@ from harness.launcher import LinkControl
 from harness.scene import Scene
 from harness.sites import Aim, Miss
 from harness.sites.process import miss_rank
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 NO_CONTROL = "no link can be shaped here"
 

@@ -11,7 +11,7 @@ from chaos.fault.base import Fault, Need
 from chaos.schedule.plan import PlannedFault
 from harness.scene import Scene
 from harness.sites import Aim, Miss
-from recovery.wire import Extra
+from recovery.transport.wire import Extra
 
 DEAD = ("Z", "X")
 HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it

@@ -25,8 +25,8 @@ class Script(Workload):
 
     def prepare(self, directory: Path) -> DataInfo:
         """Run the script as far as ``recovery.join()``, to learn how many samples it has."""
-        from recovery.joining import JoinError
-        from recovery.script import describe
+        from recovery.rank.joining import JoinError
+        from recovery.rank.script import describe
 
         path = Path(self.path).resolve()
         try:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.errors import ChaosError, InfrastructureError, ScenarioError
-from recovery.nodes.agent import LEASE_S, Agent, AgentConfig
-from recovery.nodes.files import refuse_shared
-from recovery.nodes.node import Recipe, script_recipe
-from recovery.nodes.software import versions
-from recovery.output import say, shield
+from recovery.nodes.agent.agent import LEASE_S, Agent, AgentConfig
+from recovery.nodes.coordinator.software import versions
+from recovery.nodes.link.files import refuse_shared
+from recovery.process.node import Recipe, script_recipe
+from recovery.process.output import say, shield
 
 MIN_TOKEN = 16
 

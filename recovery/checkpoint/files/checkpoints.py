@@ -1,0 +1,391 @@
+"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor can verify
+too.
+
+A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json``, which lists the pieces
+of each file with their checksums (``recovery.checkpoint.files.pieces``) and carries a checksum of its own. It
+is written under another name, flushed, and renamed: it exists whole or not at all. Where it replaces one of
+the same step, the two are exchanged in one operation, so that at each moment one of them is there.
+
+A delta checkpoint holds only the pieces that changed; the others lie in the files of older checkpoints, which are kept
+as long as one that is kept refers to them. What is said of a checkpoint holds for all its pieces, wherever they lie.
+
+Which checkpoint is newer is a matter of lineage: what a later generation saved comes first, whatever its step, and
+what an earlier one saved beyond the step from which the later one went on was abandoned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recovery.checkpoint.files import pieces
+from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
+
+__all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
+
+MANIFEST = "manifest.json"
+REFUSED = "refused.json"
+FORMAT = 2
+_NAME = re.compile(r"^step-(\d{8})$")
+_STAGING, TRASH, _REFUSAL = ".staging-", ".deleted-", ".refused-"
+_WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
+
+MOST_KNOWN = 512  # manifests of which something is remembered
+_ORIGINS: dict[Any, Any] = {}
+_NEEDS: dict[Any, Any] = {}
+
+Disk = Callable[[str, Path], None]
+"""Hears of each operation of a save (mkdir, write, fsync, rename, delete) just before it is done, and may raise
+OSError in its place: the disk's own voice, or somebody who imitates it."""
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""Around each rename: whoever may not write (any more) gets an error instead. See
+``recovery.checkpoint.files.fence``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint, not yet verified."""
+
+    path: Path
+    step: int
+
+    @property
+    def name(self) -> str:
+        """Its directory's name."""
+        return self.path.name
+
+
+def name_of(step: int) -> str:
+    """Directory name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Origin:
+    """Who saved a checkpoint. ``epoch``: number of the job in this directory; ``generation``: of the job; ``since``:
+    the step from which that generation went on, -1: not recorded; ``job``: "" if it has none."""
+
+    epoch: int = 0
+    generation: int = 0
+    since: int = -1
+    job: str = field(default="", compare=False)
+
+
+def origin_of(checkpoint: Checkpoint) -> Origin | None:
+    """By its manifest, which is not verified; None: it cannot be read."""
+    found = _once(_ORIGINS, checkpoint, _read_origin)
+    return found if isinstance(found, Origin) else None
+
+
+def _read_origin(checkpoint: Checkpoint) -> Origin | None:
+    try:
+        manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
+        if "self" not in manifest:
+            return None
+        numbers = [int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))]
+        since, job = int(manifest.get("since", -1)), str(manifest.get("job", ""))
+        return Origin(epoch=numbers[0], generation=numbers[1], since=since, job=job)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Committed checkpoints of a directory, newest first: those that the newest generation goes back to, and those that
+    were abandoned. Anything else in it is ignored."""
+    if not directory.is_dir():
+        return [], []
+    found = ((path, _NAME.match(path.name)) for path in directory.iterdir())
+    known = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
+    origins = {checkpoint: origin_of(checkpoint) for checkpoint in known}
+    newest = max((origin for origin in origins.values() if origin is not None), default=Origin())
+    # One that cannot be read is looked at where its step says, to be refused there.
+    sure = {checkpoint: origin or newest for checkpoint, origin in origins.items()}
+    known.sort(key=lambda c: (sure[c].epoch, sure[c].generation, c.step), reverse=True)
+    kept, abandoned = list[Checkpoint](), list[Checkpoint]()
+    writer, since, limit = None, -1, -1
+    for checkpoint in known:
+        origin = sure[checkpoint]
+        if (origin.epoch, origin.generation) != writer:
+            limit = min((step for step in (since, limit) if step >= 0), default=-1)
+            writer = origin.epoch, origin.generation
+        since = origin.since
+        (abandoned if 0 <= limit < checkpoint.step else kept).append(checkpoint)
+    return kept, abandoned
+
+
+def newest_first(directory: Path) -> list[Checkpoint]:
+    """Committed checkpoints of a directory, newest first, those that were abandoned last."""
+    kept, abandoned = by_lineage(directory)
+    return [*kept, *abandoned]
+
+
+def note_refused(checkpoint: Checkpoint, reason: str) -> None:
+    """Leave a note in a checkpoint that did not verify: nothing is built on it, and it counts for nothing. It may
+    verify after all, when reading failed for the moment. A disk that takes no note is no reason to fail."""
+    with suppress(OSError):
+        (checkpoint.path / REFUSED).write_text(json.dumps({"reason": reason[:500]}))
+
+
+def is_refused(checkpoint: Checkpoint) -> bool:
+    """Whether it was found not to verify."""
+    return (checkpoint.path / REFUSED).exists()
+
+
+def note_verified(checkpoint: Checkpoint) -> None:
+    """It verified: take back what ``note_refused`` said."""
+    with suppress(OSError):
+        (checkpoint.path / REFUSED).unlink(missing_ok=True)
+
+
+def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The manifest, its own checksum, and the names and sizes of the files checked; no data is read.
+
+    Raises CorruptCheckpoint.
+    """
+    try:
+        raw = (checkpoint.path / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
+        files, step = dict(manifest["files"]), manifest["step"]
+    except FileNotFoundError:
+        raise CorruptCheckpoint("the manifest is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CorruptCheckpoint(f"the manifest has format {manifest.get('format')!r}, not {FORMAT}")
+    if not _is_sealed(raw, manifest):
+        raise CorruptCheckpoint("the manifest does not match its own checksum")
+    if step != checkpoint.step:
+        raise CorruptCheckpoint(f"the manifest is of step {step}")
+    _refuse_extra_files(checkpoint.path, {MANIFEST, REFUSED, *files})
+    for name in files:
+        _verify_size(checkpoint.path / name, files[name]["bytes"], stream_of(manifest, name))
+    return dict(manifest)
+
+
+def stream_of(manifest: Mapping[str, Any], name: str) -> list[Piece]:
+    """The pieces of a data file. Raises CorruptCheckpoint when they are no pieces."""
+    stream = pieces.parse(manifest["files"][name]["pieces"])
+    bad = next((p.where for p in stream if p.where and not _NAME.match(p.where)), None)
+    if bad is not None or "/" in name:
+        raise CorruptCheckpoint(f"the manifest refers to {bad or name!r}, which is no checkpoint's file")
+    return stream
+
+
+def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
+    """Where the pieces of its file ``name`` lie: see ``recovery.checkpoint.files.pieces.check``."""
+    return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
+
+
+def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Check every piece of every file against the manifest and return the manifest. ``progress``: called meanwhile.
+    Raises CorruptCheckpoint."""
+    manifest = manifest_of(checkpoint)
+    for name in manifest["files"]:
+        pieces.check(stream_of(manifest, name), path_of(checkpoint, name), progress=progress)
+    return manifest
+
+
+def newest_good(
+    directory: Path,
+    refused: Callable[[Checkpoint, str], None],
+    wanted: Callable[[Checkpoint], bool] = lambda _: True,
+) -> tuple[Checkpoint, dict[str, Any]] | None:
+    """The newest checkpoint of those ``wanted`` that verifies, with its manifest.
+
+    Calls ``refused`` for each newer one that does not.
+    """
+    for checkpoint in filter(wanted, newest_first(directory)):
+        try:
+            return checkpoint, verify(checkpoint)
+        except CorruptCheckpoint as error:
+            refused(checkpoint, str(error))
+    return None
+
+
+def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> Path:
+    """Where the files of a checkpoint that is not committed yet are put, by all ranks that write a part of it."""
+    return directory / f"{_STAGING}{name_of(step)}-{epoch}-{generation}"
+
+
+def refusal_of(directory: Path, step: int, generation: int, writer: int, job: str = "") -> Path:
+    """Where a rank that may not, or cannot, write its part says so to the one that waits for it. It knows of no epoch,
+    and so of no staging directory."""
+    who = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    return directory / f"{_REFUSAL}{name_of(step)}-{generation}-{who}-{writer:04d}"
+
+
+def sweep(
+    directory: Path, *, but: Path | None = None, until: tuple[int, int] | None = None, step: int = -1,
+    progress: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Remove what saves that never came to their end left behind, except ``but``, what later epochs and generations
+    than ``until`` are writing, and what writers say of the save of ``step``."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        writer = _WRITER.search(path.name)
+        newer = writer is not None and until is not None and (int(writer[1]), int(writer[2])) > until
+        old = path.name.startswith((_STAGING, TRASH)) and path != but and not newer
+        if old or (path.name.startswith(_REFUSAL) and f"-{name_of(step)}-" not in path.name):
+            remove(path, progress)
+
+
+def commit(
+    staging: Path, directory: Path, step: int, facts: Mapping[str, Any], *,
+    streams: Mapping[str, Sequence[Piece]] | None = None, disk: Disk | None = None, guard: Guard = nullcontext,
+    progress: Callable[[], None] | None = None,
+) -> tuple[Checkpoint, int]:  # fmt: skip
+    """Seal the files in ``staging`` under a manifest and move them into place; returns the checkpoint and
+    its bytes.
+
+    ``streams``: the pieces of files that are written, checksummed and synced; others are read for it. ``facts`` go
+    into the manifest (JSON). A checkpoint of the same step left from before a rollback is replaced: the staged one
+    belongs to the lineage that survives. ``progress``: called while that is deleted. Raises OSError when the disk
+    refuses, and what ``guard`` raises; then nothing was committed.
+    """
+    tell = disk or _silent
+    files = {}
+    total = 0
+    for path in sorted(staging.iterdir()):
+        known = (streams or {}).get(path.name)
+        if known is None:
+            tell("fsync", path)
+            known = _seal_file(path)
+        size = sum(piece.size for piece in known if not piece.where)
+        files[path.name] = {"bytes": size, "pieces": pieces.dump(known)}
+        total += size
+    manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": files, **facts}
+    manifest["checksum"] = pieces.ALGORITHM
+    write_durably(staging / MANIFEST, _sealed(manifest), tell)
+    tell("fsync", staging)
+    fsync_directory(staging)
+    final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
+    tell("rename", final)
+    with guard():
+        take_back = put_in_place(staging, final, trash)
+    try:
+        tell("fsync", directory)
+        fsync_directory(directory)
+    except OSError:
+        with guard():
+            take_back()  # reported as failed, so it must not be there
+        raise
+    for left in (staging, trash):
+        remove(left, progress)
+    return Checkpoint(path=final, step=step), total
+
+
+def write_durably(path: Path, data: bytes, disk: Disk) -> None:
+    """Write a small file and sync it. Raises OSError."""
+    disk("write", path)
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        disk("fsync", path)
+        os.fsync(stream.fileno())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line that is never empty."""
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _silent(what: str, path: Path) -> None:
+    """A disk of which nobody wants to hear."""
+
+
+def _refuse_extra_files(path: Path, known: set[str]) -> None:
+    """A reader that takes every data file of the directory would read what nobody vouches for."""
+    try:
+        extra = sorted(set(os.listdir(path)) - known)
+    except OSError as error:
+        raise CorruptCheckpoint(f"it cannot be read: {error.strerror}") from error
+    if extra:
+        raise CorruptCheckpoint(f"{extra[0]} is not in the manifest")
+
+
+def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
+    """The file is there with its size, and its pieces cover it, each byte once."""
+    end = 0
+    for piece in sorted(p for p in stream if not p.where):
+        if piece.offset != end:
+            raise CorruptCheckpoint(f"the pieces of {path.name} do not meet at byte {end}")
+        end += piece.size
+    if end != size:
+        raise CorruptCheckpoint(f"the pieces of {path.name} are {end} bytes, not {size}")
+    try:
+        actual = path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{path.name} is missing") from None
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
+    if actual != size:
+        raise CorruptCheckpoint(f"{path.name} has {actual} bytes, not {size}")
+
+
+def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of the checkpoints that hold pieces of it."""
+    found = _once(_NEEDS, checkpoint, _read_needs)
+    return frozenset() if found is None else frozenset(found)  # None: nothing could bring it back
+
+
+def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
+    try:
+        manifest = manifest_of(checkpoint)
+        return frozenset(piece.where for name in manifest["files"] for piece in stream_of(manifest, name))
+    except CorruptCheckpoint:
+        return None
+
+
+def _once(known: dict[Any, Any], checkpoint: Checkpoint, read: Callable[[Checkpoint], Any]) -> Any:
+    """What ``read`` says of a manifest, which is not read again while the file is the same: with each save all of them
+    are asked for. None is not remembered."""
+    try:
+        stat = os.stat(checkpoint.path / MANIFEST)
+    except OSError:
+        return None
+    key = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    if key not in known:
+        found = read(checkpoint)
+        if found is None:
+            return None
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[key] = found
+    return known[key]
+
+
+def _seal_file(path: Path) -> list[Piece]:
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
+    return pieces.of_file(path)
+
+
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as text with its own checksum: what ``json.dumps`` with sorted keys makes of it."""
+    parts = {key: f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in manifest.items()}
+    parts["self"] = f'"self": "{_sum("{" + ", ".join(parts[key] for key in sorted(parts)) + "}")}"'
+    return ("{" + ", ".join(parts[key] for key in sorted(parts)) + "}").encode()
+
+
+def _is_sealed(raw: bytes, manifest: Mapping[str, Any]) -> bool:
+    mark = f'"self": "{manifest.get("self")}", '.encode()
+    if raw.count(mark) == 1 and _sum(raw.replace(mark, b"")) == manifest.get("self"):
+        return True  # to the letter; one that somebody has set in another way may say the same all the same
+    return bool(manifest.get("self") == _seal(manifest))
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in manifest.items() if key != "self"}
+    return _sum(json.dumps(body, sort_keys=True))
+
+
+def _sum(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

@@ -1,0 +1,129 @@
+"""What one rank may do with the checkpoints of its job: who writes them, which may be restored, what has to go out of
+the way, and what it means that nothing is left. No torch here, and no state of a model.
+
+``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks (``harness.sim.saves``); how a state comes to
+a disk and back is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.events.log import Kind
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
+from recovery.checkpoint.files.choosing import Choosing
+from recovery.checkpoint.files.fence import Fence, Fenced
+from recovery.checkpoint.files.retention import Agreement
+from recovery.checkpoint.files.saving import Saving, Write
+from recovery.policy.doubts import Doubt
+from recovery.policy.layout import Layout
+from recovery.transport.wire import SetAside, Unrecoverable
+
+
+class Custody:
+    """Of one rank. ``directory``: None: it has none; ``job``: its name, "" if it has none; ``fresh``: see
+    ``recovery.checkpoint.files.choosing``; ``send``: to the supervisor.
+
+    ``forget``: has what is in doubt and held in memory let go of, and says whether none is left there.
+    """
+
+    def __init__(
+        self, directory: Path | None, *, job: str, fresh: bool, saving: Saving, write: Write,
+        send: Callable[[Any], object], forget: Callable[[Sequence[Doubt]], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        self.fence = Fence(directory, job) if directory is not None else None
+        self.choosing = Choosing(job=job, fresh=fresh, fence=self.fence)
+        self._directory = directory
+        self._saving = saving
+        self._write = write
+        self._send = send
+        self._forget = forget
+        self._generation = 0  # the last that this rank joined
+        self._unsettled = False  # this rank has not put all that is in doubt out of the way
+        self._bad: set[str] = set()  # on disk, and said to be so in this restore
+
+    def joined(self, rank: int, generation: int) -> None:
+        """A new generation: its rank 0 is who writes now, and nobody of an earlier one. Raises Fenced where somebody
+        newer does."""
+        fence, follows = self.fence, generation == self._generation + 1
+        self._generation = generation
+        if fence is None:
+            return
+        if rank or not follows:
+            fence.give_up()  # a save that waits for its name is not of this generation's past
+        try:
+            if rank == 0:
+                fence.take(generation)
+        except Fenced as error:
+            self._send(Unrecoverable(error=error.message))
+            raise
+        except OSError:
+            fence.give_up()  # a disk that takes nothing now: the next save tries again
+
+    def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
+        """Restore none of those from now on: the state may have been corrupted before anybody noticed. ``deletes``:
+        this rank is to put them out of the way, by ``put_aside``."""
+        self._unsettled = bool(doubts) and deletes
+        if doubts:
+            self.choosing.doubts = tuple(doubts)
+
+    def put_aside(
+        self, *, disk: Disk | None, guard: Guard, progress: Callable[[], None] | None = None
+    ) -> None:
+        """Put out of the way what is in doubt, and tell the supervisor when all of it is. What cannot be done now is
+        tried again at each save, and by the next generation."""
+        if not self._unsettled:
+            return
+        choosing, directory = self.choosing, self._directory
+        done = self._forget(choosing.doubts)
+        if directory is not None:
+            try:
+                done &= self._saving.set_aside(
+                    directory, choosing.in_doubt, choosing.why, disk=disk, guard=guard, progress=progress
+                )
+            except (Fenced, OSError):
+                return  # whoever writes there now knows better, or it is tried again
+        if done:
+            self._unsettled = False
+            self._send(SetAside(doubts=list(choosing.doubts)))
+
+    def restoring(self) -> None:
+        """Whether a checkpoint can be restored is found out anew."""
+        self._bad = set()
+
+    def refused(self, bad: Checkpoint, reason: str) -> None:
+        """One does not verify: said once in a restore, though it may be looked at twice, as one that is newer than
+        several in memory."""
+        if bad.name in self._bad:
+            return
+        self._bad.add(bad.name)
+        checkpoints.note_refused(bad, reason)
+        self._write(Kind.CHECKPOINT_REFUSED, step=bad.step, checkpoint=bad.name, reason=reason)
+
+    def nothing_left(self, *, anew: bool, fresh: bool, where: str = "") -> str | None:
+        """Nothing was restored: None, initial values will do; else why not, which the supervisor is told. ``anew``: it
+        knows of no checkpoint that was ever saved; ``fresh``: this process still holds the initial values. A job that
+        was to begin with them does that once: what it has saved since counts."""
+        lost = [*sorted(self._bad), *self.choosing.aside(self._directory)]
+        if fresh and anew and not lost:
+            return None
+        what = f": {', '.join(lost)} may not be used" if lost else ""
+        what += "" if fresh else "; this process no longer holds the initial state"
+        error = f"nothing is left to restore{where}{what}"
+        self._send(Unrecoverable(error=error))
+        return error
+
+
+def writers(layout: Layout, *, sharded: bool) -> range:
+    """The ranks that write a part of a checkpoint: the first replica, or all where nothing is sharded and all share
+    (``sharded``); rank 0 commits it."""
+    return range(layout.world if layout.shards == 1 and sharded else layout.shards)
+
+
+def agreement(step: int, *, every: int | None, world: int, shards: int) -> Agreement | None:
+    """What is known of the comparison of replicas, for retention; None: they are not compared. ``step``: the last at
+    which they were the same, ``every``: see Agreement, 0: never; ``world``: the full size."""
+    return None if every == 0 or world == shards else Agreement(step=step, every=every)

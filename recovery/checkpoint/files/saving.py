@@ -1,0 +1,177 @@
+"""One attempt to save a checkpoint, and what is said of it. A failed save is reported and never ends training.
+
+The next interval is the next attempt: the job goes on with the checkpoints it has, none of which is given up
+for one that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from chaos.events.log import Kind
+from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard, first_line, name_of
+from recovery.checkpoint.files.fence import Fenced
+from recovery.checkpoint.files.retention import prune, set_aside
+from recovery.transport.wire import CheckpointNote
+
+
+class Write(Protocol):
+    """Writes an event of the rank that saves."""
+
+    def __call__(self, kind: Kind, /, **data: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What retention did. ``kept``: (checkpoint, why) of those that the disk did not give up, None: of all."""
+
+    gone: tuple[Checkpoint, ...] = ()
+    kept: tuple[tuple[Checkpoint | None, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why; ``seconds``: it took;
+    ``blocked_s``: training was held up.
+    """
+
+    step: int
+    seconds: float
+    blocked_s: float
+    saved: tuple[Checkpoint, int] | None = None
+    error: str = ""
+    pruned: Pruned | None = None
+
+
+class Saving:
+    """The saves of one rank. ``send``: to the supervisor; ``clock_s``: seconds, of any origin."""
+
+    def __init__(
+        self, *, write: Write, send: Callable[[CheckpointNote], object], clock_s: Callable[[], float]
+    ) -> None:
+        self._write = write
+        self._send = send
+        self._clock_s = clock_s
+
+    def begin(self, step: int, *, whole: bool = True) -> float:
+        """Say that a save begins; returns the time. ``whole``: not only a part of one, that another rank commits."""
+        name = name_of(step)
+        if not whole:
+            self._part(step, "begun", 0.0)
+            return self._clock_s()
+        self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name)
+        self._send(CheckpointNote(state="saving", checkpoint=name, step=step))
+        return self._clock_s()
+
+    def attempt(
+        self, step: int, save: Callable[[], tuple[Checkpoint, int]], *, since_s: float,
+        passes: tuple[type[BaseException], ...] = (),
+    ) -> bool:  # fmt: skip
+        """Save; whatever goes wrong is reported and swallowed, but for errors of the kinds in ``passes``.
+
+        Returns whether the checkpoint is committed.
+        """
+        outcome = self.tried(step, save, since_s=since_s, passes=passes)
+        self.report(outcome)
+        return outcome.saved is not None
+
+    def tried(
+        self, step: int, save: Callable[[], tuple[Checkpoint, int] | None], *, since_s: float,
+        passes: tuple[type[BaseException], ...] = (), blocked_s: float | None = None,
+    ) -> Outcome:  # fmt: skip
+        """As ``attempt``, with nothing said yet: safe on any thread. ``blocked_s``: None where all of it was."""
+        saved, error = None, ""
+        try:
+            saved = save()
+        except passes:
+            raise
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {first_line(problem)}"
+        seconds = self._clock_s() - since_s
+        blocked_s = seconds if blocked_s is None else blocked_s
+        return Outcome(step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error)
+
+    def report(self, outcome: Outcome, *, whole: bool = True) -> None:
+        """Say how a save ended, and what retention did after it. ``whole``: see ``begin``."""
+        step, name = outcome.step, name_of(outcome.step)
+        if not whole:
+            self._part(step, "failed" if outcome.error else "written", outcome.seconds, outcome.error)
+            return
+        if outcome.saved is None:
+            self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=outcome.error)
+            self._send(CheckpointNote(state="failed", checkpoint=name, step=step, error=outcome.error[:500]))
+        else:
+            self._write(
+                Kind.CHECKPOINT_COMMITTED, step=step, checkpoint=outcome.saved[0].name, bytes=outcome.saved[1],
+                seconds=round(outcome.seconds, 6), blocked_s=round(outcome.blocked_s, 6),
+            )  # fmt: skip
+            self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
+        if outcome.pruned is not None:
+            self._report_pruned(outcome.pruned)
+
+    def _part(self, step: int, state: str, seconds: float, error: str = "") -> None:
+        self._write(
+            Kind.CHECKPOINT_PART,
+            step=step,
+            checkpoint=name_of(step),
+            state=state,
+            seconds=round(seconds, 6),
+            error=error,
+        )
+
+    def prune(self, directory: Path, keep: int, **more: Any) -> None:
+        """Delete what retention says; what the disk does not give up stays, and is reported. ``more``: of
+        ``recovery.checkpoint.files.retention.prune``."""
+        self._report_pruned(pruned(directory, keep, **more))
+
+    def set_aside(
+        self,
+        directory: Path,
+        in_doubt: Callable[[Checkpoint], bool],
+        why: str,
+        *,
+        disk: Disk | None = None,
+        guard: Guard = nullcontext,
+        progress: Callable[[], None] | None = None,
+    ) -> bool:
+        """Put checkpoints out of the way that may hold a corrupted state, and say so and ``why``. Whether none is left
+        there."""
+        left = list[Checkpoint]()
+
+        def refused(old: Checkpoint, error: str) -> None:
+            left.append(old)
+            self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=error)
+
+        moved, gone = set_aside(
+            directory, in_doubt, refused=refused, disk=disk, guard=guard, progress=progress
+        )
+        for old in moved:
+            self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
+        for name in gone:
+            self._write(Kind.CHECKPOINT_DELETED, checkpoint=name)
+        return not left
+
+    def _report_pruned(self, done: Pruned) -> None:
+        for old, why in done.kept:
+            if old is None:
+                self._write(Kind.CHECKPOINT_KEPT, checkpoint="", error=why)
+            else:
+                self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
+        for old in done.gone:
+            self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name)
+
+
+def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
+    """Delete what retention says, with nothing said yet."""
+    kept: list[tuple[Checkpoint | None, str]] = []
+    try:
+        gone = prune(directory, keep, refused=lambda old, why: kept.append((old, why)), **more)
+    except Fenced:
+        return Pruned()  # it is for somebody else to say what goes
+    except OSError as error:
+        return Pruned(kept=((None, first_line(error)),))
+    return Pruned(gone=tuple(gone), kept=tuple(kept))

@@ -1,0 +1,171 @@
+"""How keepers tell all others what they hold: along a tree, over few connections that stay open for a while.
+
+The others stand in a ring after the one that tells. It speaks to those 1, 2, 4, 8 ... places on, each of which passes
+the word on, in the same way, to all before the next of these: of n keepers each hears it once, after log2(n) hops at
+the most, and each ever speaks to log2(n) others. What waits for the same keeper travels together, and only the newest
+word of each.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from socket import socket
+
+from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
+from recovery.checkpoint.memory.talk import Kept, Note, Notes, TalkError
+
+IDLE_S = 5.0  # then a connection is closed: the next word may be long in coming
+CLOSE_LIMIT_S = 5.0
+
+Heard = Callable[[int, Kept], None]
+Failed = Callable[[int, Exception], None]
+
+
+def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Whom to tell, each with those that it passes the word on to; ``nodes``: in the order of the ring."""
+    start, size = 0, 1
+    while start < len(nodes):
+        yield nodes[start], tuple(nodes[start + 1 : start + size])
+        start, size = start + size, size * 2
+
+
+class Line:
+    """What is told to one keeper, by a thread of its own, in order. ``told``: called with what it answers, or with why
+    there was no answer and what was not told."""
+
+    def __init__(
+        self, node: int, peers: Peers, told: Callable[[int, list[Note], Kept | Exception], None]
+    ) -> None:
+        self._node = node
+        self._peers = peers
+        self._told = told
+        self._sock: socket | None = None
+        self._at: Address | None = None
+        self._waiting: queue.SimpleQueue[tuple[Note, Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"line-{node}", daemon=True)
+        self._thread.start()
+
+    def say(self, note: Note) -> Future[None]:
+        """Done when the other side has heard it, or cannot."""
+        future: Future[None] = Future()
+        self._waiting.put((note, future))
+        return future
+
+    def close(self) -> None:
+        """End it, after what waits."""
+        self._waiting.put(None)
+
+    def await_end(self, limit_s: float) -> None:
+        """After ``close``, wait until nothing is told any more."""
+        self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            letters = self._take()
+            ends = None in letters
+            said = [letter for letter in letters if letter is not None]
+            if said:
+                newest = {note.node: note for note, _ in sorted(said, key=lambda letter: letter[0].version)}
+                self._tell(list(newest.values()))
+            for _, future in said:
+                future.set_result(None)
+        self._hang_up()
+
+    def _take(self) -> list[tuple[Note, Future[None]] | None]:
+        """All that waits; waits for something to."""
+        letters: list[tuple[Note, Future[None]] | None] = []
+        while not letters:
+            try:
+                letters.append(self._waiting.get(timeout=IDLE_S))
+            except queue.Empty:
+                self._hang_up()
+        while letters[-1] is not None and not self._waiting.empty():
+            letters.append(self._waiting.get_nowait())
+        return letters
+
+    def _tell(self, notes: list[Note]) -> None:
+        outcome: Kept | Exception
+        try:
+            outcome = self._ask(Notes(notes=tuple(notes)))
+        except (OSError, TalkError) as error:
+            self._hang_up()
+            outcome = error
+        self._told(self._node, notes, outcome)
+
+    def _ask(self, notes: Notes) -> Kept:
+        """Over the connection there is, or once over a new one: the keeper may have closed it since, or be another."""
+        at = self._peers.addresses.get(self._node)
+        if at != self._at:
+            self._hang_up()
+        self._at = at
+        for fresh in [True] if self._sock is None else [False, True]:
+            try:
+                self._sock = self._sock or self._peers.open(self._node)
+                talk.send(self._sock, notes)
+                answer, _ = talk.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                self._hang_up()
+                if fresh:
+                    raise
+        if isinstance(answer, Kept):
+            return answer
+        raise TalkError("not an answer to notes")
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+class Announcer:
+    """Thread-safe. ``heard``: told what a keeper answers; ``failed``: which one does not, and why."""
+
+    def __init__(self, peers: Peers, *, heard: Heard, failed: Failed) -> None:
+        self._peers = peers
+        self._heard = heard
+        self._failed = failed
+        self._lines: dict[int, Line] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def announce(self, note: Note, nodes: Sequence[int]) -> list[Future[None]]:
+        """Have all of these hear it; done when those have that it is told to from here. ``nodes``: by the ring."""
+        return [self._say(head, note.model_copy(update={"on": rest})) for head, rest in branches(nodes)]
+
+    def tell(self, note: Note, node: int) -> Future[None]:
+        """Have one hear it."""
+        return self._say(node, note)
+
+    def close(self) -> None:
+        """Tell no more."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._lines.values())
+        for line in lines:
+            line.close()
+        for line in lines:
+            line.await_end(CLOSE_LIMIT_S)
+
+    def _say(self, node: int, note: Note) -> Future[None]:
+        with self._lock:
+            if self._closed:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            if node not in self._lines:
+                self._lines[node] = Line(node, self._peers, self._told)
+            return self._lines[node].say(note)
+
+    def _told(self, node: int, notes: list[Note], outcome: Kept | Exception) -> None:
+        if isinstance(outcome, Kept):
+            self._heard(node, outcome)
+            return
+        self._failed(node, outcome)
+        for note in notes:  # whom it would have told
+            self.announce(note, note.on)

@@ -1,0 +1,78 @@
+"""Where keepers live: what starts their processes and hears of them, on this machine or on the nodes of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from recovery.checkpoint.memory.keeper import KeeperConfig
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.local import Children, Report
+from recovery.transport.wire import Message
+
+Fork = Callable[[bytes, Sequence[int]], int]
+
+
+class Housing(Protocol):
+    """Processes by name, as ``recovery.process.local.Children``, each on a node."""
+
+    def takes(self, node: int) -> bool:
+        """Whether a process can be started on a node now."""
+
+    def address(self, node: int) -> str:
+        """Where a keeper of that node is to listen for the others."""
+
+    def start(self, process: str, config: KeeperConfig) -> int:
+        """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``; its pid.
+
+        Raises InfrastructureError, ConnectionError when its node is lost meanwhile."""
+
+    def alive(self, process: str) -> bool:
+        """Whether its exit has not been reported yet."""
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send a message; False when it is gone."""
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal it; one already gone is no error."""
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on it, X when gone."""
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """What keepers said, and whose end was noticed."""
+
+    def close(self) -> dict[int, str]:
+        """End all; what could not be removed, as ``Children.close``."""
+
+
+class Here:
+    """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a configuration; ``log``:
+    directory for what keepers write, None: nowhere of their own. The caller must be a child subreaper."""
+
+    def __init__(self, fork: Fork, *, log: Path | None) -> None:
+        self._fork = fork
+        self._log = log
+        self._children = Children()
+        self.alive = self._children.alive
+        self.send = self._children.send
+        self.signal = self._children.signal
+        self.os_state = self._children.os_state
+        self.wait = self._children.wait
+        self.close = self._children.close
+
+    def takes(self, node: int) -> bool:
+        """Always."""
+        return True
+
+    def address(self, node: int) -> str:
+        """The loopback interface's."""
+        return LOOPBACK
+
+    def start(self, process: str, config: KeeperConfig) -> int:
+        """Fork it."""
+        log = self._log / f"{process}.log" if self._log is not None else None
+        whole = config.model_copy(update={"parent": os.getpid(), "log": log})
+        return self._children.spawn(process, lambda fds: self._fork(whole.model_dump_json().encode(), fds))

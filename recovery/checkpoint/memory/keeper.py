@@ -1,0 +1,399 @@
+"""The keeper of one node: a process that holds what the node's ranks save in memory, and copies for a peer node.
+
+``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start; the
+second is not used), or a fork of the process that forks ranks, which is there in milliseconds. It ends with
+its supervisor. Each connection has a thread; what is wrong with a request is answered or logged, and ends
+nothing but that connection.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory.announcing import Announcer
+from recovery.checkpoint.memory.header import Key
+from recovery.checkpoint.memory.holdings import Holdings, Refusal
+from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
+from recovery.checkpoint.memory.talk import (
+    Ask,
+    Coming,
+    Fetch,
+    Forget,
+    Found,
+    Held,
+    Kept,
+    Note,
+    Notes,
+    Offer,
+    Put,
+    Refused,
+    TalkError,
+)
+from recovery.process.output import say
+from recovery.process.processes import die_with, redirect_output
+from recovery.transport.wire import Channel, Extra, WireError
+
+KEEPER = b'{"be":"keeper"'
+"""What a KeeperConfig begins with, as JSON."""
+TOPIC = "keeper"
+PEERS_TOPIC = "peers"
+NOTES_BITS = 40  # of a version: how many notes a keeper may send; above them stands which keeper it is
+MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
+TURN_S = 0.1
+LOOK_MS = 60_000
+CLOSE_LIMIT_S = 5.0
+REQUEST_LIMIT_S = 10.0  # for one message to come whole, once it has begun
+
+
+class KeeperConfig(BaseModel):
+    """What a keeper is told at birth. ``parent``: pid that must be its parent; ``name``: of its socket in the abstract
+    namespace, which leaves no file; ``token``: hexadecimal, of the run; ``limit_bytes``: of all it holds; ``keep``:
+    complete checkpoints it keeps; ``replicate``: whether another node gets a copy; ``nodes``: of the job; ``number``:
+    higher than that of any keeper the job had before; ``peers``: where the other keepers are; ``log``: where it writes
+    what it refuses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    be: Literal["keeper"] = "keeper"
+    parent: int
+    node: int
+    nodes: int = 1
+    number: int = Field(default=0, ge=0)
+    job: str
+    name: str
+    token: str = Field(min_length=32)
+    limit_bytes: int = Field(ge=1)
+    keep: int = Field(default=2, ge=1)
+    replicate: bool = True
+    host: str = "127.0.0.1"
+    peers: dict[int, Address] = {}
+    log: Path | None = None
+
+
+class Keeper:
+    """``port``: where other keepers reach it. Raises OSError when it cannot listen."""
+
+    def __init__(self, config: KeeperConfig) -> None:
+        self._config = config
+        self._token = bytes.fromhex(config.token)
+        self._holdings = Holdings(
+            job=config.job, limit_bytes=config.limit_bytes, keep=config.keep,
+            doubles=config.replicate and config.nodes > 1,
+        )  # fmt: skip
+        self._peers = Peers(config.node, self._token, config.peers)
+        self._announcer = Announcer(self._peers, heard=self._hear, failed=self._miss)
+        self._versions: dict[int, int] = {}
+        self._version = config.number << NOTES_BITS
+        self._lock = threading.Lock()
+        self._closed = False
+        self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._ranks.bind("\0" + config.name)
+        self._ranks.listen(MAX_CONNECTIONS)
+        self._others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
+        self.port: int = self._others.getsockname()[1]
+        self._accepting = [
+            threading.Thread(target=self._accept, args=(listener, serve, patient), daemon=True)
+            for listener, serve, patient in (
+                (self._ranks, self._serve_rank, False),
+                (self._others, self._serve_peer, True),
+            )
+        ]
+        for thread in self._accepting:
+            thread.start()
+
+    def know(self, addresses: dict[int, Address]) -> threading.Thread:
+        """The other keepers are there now, and perhaps new: say what is here, and give the successor what it lacks; the
+        thread returned ends when that is done."""
+        changed = self._peers.know(addresses)
+        for node in changed:
+            with self._lock:
+                self._versions.pop(node, None)
+            self._holdings.heard(node, ())
+        thread = threading.Thread(target=self._copy_again, args=(changed,), daemon=True)
+        thread.start()
+        return thread
+
+    def update(self, changes: dict[int, Address | None]) -> None:
+        """As ``know``, but only what is new; None: it is gone."""
+        known = {**self._peers.addresses, **changes}
+        self.know({node: address for node, address in known.items() if address is not None})
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._closed = True
+        self._announcer.close()
+        for listener in (self._ranks, self._others):
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for thread in self._accepting:  # which hold their sockets open until they have noticed
+            thread.join(CLOSE_LIMIT_S)
+
+    # ---- connections
+
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], patient: bool) -> None:
+        """``patient``: whoever is one too many has to, and is not turned away."""
+        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return  # closed
+            while (
+                not (free := slots.acquire(timeout=TURN_S if patient else 0)) and patient and not self._closed
+            ):
+                pass
+            if not free:
+                self._say(f"over {MAX_CONNECTIONS} connections: one is turned away")
+                sock.close()
+                continue
+            threading.Thread(target=self._attend, args=(sock, serve, slots), daemon=True).start()
+
+    def _attend(
+        self, sock: socket.socket, serve: Callable[[socket.socket], None], slots: threading.BoundedSemaphore
+    ) -> None:
+        try:
+            with sock:
+                serve(sock)
+        except (OSError, TalkError) as error:
+            self._say(f"a connection ended: {type(error).__name__}: {error}")
+        finally:
+            slots.release()
+
+    def _serve_rank(self, sock: socket.socket) -> None:
+        if not talk.same_user(sock):
+            raise TalkError("a process of another user was turned away")
+        while _awaited(sock):
+            got = talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
+            if got is None:
+                return
+            ask, fd = got
+            if isinstance(ask, Offer) and fd is not None:
+                talk.send(sock, self._take(ask, fd))
+                continue
+            if fd is not None:
+                os.close(fd)
+            if isinstance(ask, Ask):
+                here = self._holdings.held()
+                held, lost = self._peers.held()
+                talk.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
+            elif isinstance(ask, Fetch):
+                self._hand_over(sock, ask.key)
+            elif isinstance(ask, Forget):
+                talk.send(sock, self._forget(ask))
+            else:
+                raise TalkError(f"a rank may not send {type(ask).__name__}")
+
+    def _serve_peer(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        talk.admit(sock, self._token)
+        while (got := talk.receive_ask(sock, limit_s=REQUEST_LIMIT_S)) is not None:
+            self._answer_peer(sock, got[0])
+
+    def _answer_peer(self, sock: socket.socket, ask: Any) -> None:
+        if isinstance(ask, Put):
+            self._take_copy(sock, ask)
+        elif isinstance(ask, Notes):
+            for note in ask.notes:
+                self._hear(note.node, note)
+                self._announcer.announce(note, note.on)  # those may not have heard what is no news here
+            talk.send(sock, self._kept())
+        elif isinstance(ask, Ask):
+            talk.send(sock, Held(nodes={self._config.node: self._holdings.held()}))
+        elif isinstance(ask, Forget):
+            talk.send(sock, Kept(held=self._holdings.forget(ask.step, ask.before)))
+        elif isinstance(ask, Fetch):
+            with self._holdings.lent(ask.key) as entry:
+                if entry is None:
+                    talk.send(sock, Refused(reason=f"{ask.key.label} is not here"))
+                else:
+                    talk.send(sock, Found(header=entry.header))
+                    talk.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
+        else:
+            raise TalkError(f"a keeper may not send {type(ask).__name__}")
+
+    # ---- what they hold
+
+    def _note(self) -> Note:
+        """What is here now."""
+        with self._lock:
+            self._version += 1
+            return Note(node=self._config.node, version=self._version, held=self._holdings.held())
+
+    def _kept(self) -> Kept:
+        note = self._note()
+        return Kept(held=note.held, version=note.version)
+
+    def _hear(self, node: int, said: Note | Kept) -> None:
+        """What a keeper holds, unless something newer is known."""
+        with self._lock:
+            if said.version <= self._versions.get(node, 0) or node == self._config.node:
+                return
+            self._versions[node] = said.version
+            self._holdings.heard(node, said.held)
+
+    def _miss(self, node: int, error: Exception) -> None:
+        self._holdings.heard(node, ())
+        self._say(f"node {node} does not answer: {error}")
+
+    def _announce(self, nodes: Sequence[int]) -> None:
+        """Have others know what is here."""
+        wait(self._announcer.announce(self._note(), nodes), ASK_LIMIT_S)
+
+    # ---- what they want
+
+    def _take(self, offer: Offer, fd: int) -> Kept | Refused:
+        """Keep a part, and have it copied; answered when both are done."""
+        header = offer.header
+        try:
+            self._holdings.add(header, fd, copy=False)
+        except Refusal as error:
+            os.close(fd)
+            self._say(f"refused {header.key.label}: {error}")
+            return Refused(reason=str(error))
+        copies, alone = self._copy(header.key)
+        released = self._holdings.take_released(header.seat)
+        return Kept(held=self._holdings.held(), released=released, copies=copies, alone=alone)
+
+    def _copy(self, key: Key) -> tuple[tuple[int, ...], str]:
+        """Have another node hold it too, and all others know; returns who does, or why nobody."""
+        successor = self._peers.successor() if self._config.replicate else None
+        copies: tuple[int, ...] = ()
+        alone = ""
+        if successor is not None:
+            with self._holdings.lent(key) as entry:
+                try:
+                    if entry is not None:
+                        self._hear(successor, self._peers.put(successor, entry, self._note()))
+                        copies = (successor,)
+                except (OSError, TalkError) as error:
+                    alone = f"node {successor}: {error}"
+                    if isinstance(error, OSError):  # it is gone, and what it held with it
+                        self._holdings.heard(successor, ())
+                    self._say(f"no copy of {key.label}: {alone}")
+        self._announce([node for node in self._peers.ring() if node != successor])
+        return copies, alone
+
+    def _copy_again(self, changed: Sequence[int]) -> None:
+        """``changed``: nodes whose keepers may know nothing yet, nor whom to pass anything on to."""
+        note = self._note()
+        new = [node for node in self._peers.nodes() if node in changed and note.held]
+        wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
+        successor = self._peers.successor() if self._config.replicate else None
+        if successor is None:
+            return
+        there = self._holdings.known_at(successor)
+        for key in self._holdings.own():
+            if key not in there:
+                self._copy(key)
+
+    def _forget(self, ask: Forget) -> Kept:
+        """Everywhere; a keeper that does not answer is lost, and so is what it held."""
+        gone = set(self._holdings.forget(ask.step, ask.before))
+        elsewhere, lost = self._peers.forget(ask.step, ask.before)
+        for node, why in lost.items():
+            self._say(f"node {node} was not told what is doubtful: {why}")
+        gone |= elsewhere
+        return Kept(held=tuple(sorted(gone, key=lambda key: key.moment)))
+
+    def _take_copy(self, sock: socket.socket, put: Put) -> None:
+        header = put.header
+        try:
+            self._hear(put.note.node, put.note)
+            self._holdings.would_take(header)
+            talk.send(sock, Kept())  # go on: now the data
+            memory = receive_part(sock, header)
+            fd = memory.detach()
+            try:
+                self._holdings.add(header, fd, copy=True)
+            except Refusal:
+                os.close(fd)
+                raise
+        except (Refusal, TalkError) as error:
+            self._say(f"refused a copy of {header.key.label}: {error}")
+            talk.send(sock, Refused(reason=str(error)))
+            return
+        talk.send(sock, self._kept())
+
+    def _hand_over(self, sock: socket.socket, key: Key) -> None:
+        """Give a rank the descriptor of a part, of this node or fetched from another."""
+        with self._holdings.lent(key) as entry:
+            if entry is not None:
+                talk.send(sock, Found(header=entry.header), [entry.fd])
+                return
+        reasons = []
+        for node in self._peers.nodes():
+            try:
+                header, memory = self._peers.fetch(node, key, progress=partial(talk.send, sock, Coming()))
+            except (OSError, TalkError) as error:
+                reasons.append(f"node {node}: {error}")
+                continue
+            try:
+                talk.send(sock, Found(header=header), [memory.fd])
+            finally:
+                memory.close()
+            return
+        talk.send(
+            sock, Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"]))
+        )
+
+    def _say(self, text: str) -> None:
+        say(text, who=f"keeper of node {self._config.node}")
+
+
+def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
+    """Keep until the supervisor's side of ``channel`` closes; never returns."""
+    die_with(config.parent)
+    if config.log is not None:
+        redirect_output(config.log)
+    keeper = Keeper(config)
+    channel.send(Extra(topic=TOPIC, payload={"port": keeper.port}))
+    channel.sock.settimeout(LOOK_MS / 1000)
+    try:
+        while (messages := channel.receive()) is not None:
+            for message in messages:
+                _obey(keeper, message)
+    except WireError as error:
+        say(str(error), who=f"keeper of node {config.node}")
+    keeper.close()
+    os._exit(0)
+
+
+def _obey(keeper: Keeper, message: Any) -> None:
+    if isinstance(message, Extra) and message.topic == PEERS_TOPIC:
+        peers = message.payload["peers"].items()
+        keeper.update({int(node): (str(at[0]), int(at[1])) if at is not None else None for node, at in peers})
+
+
+def _awaited(sock: socket.socket) -> bool:
+    """Wait for the next request, however long a rank trains between two."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while not poll.poll(LOOK_MS):
+        pass
+    return True
+
+
+def main() -> NoReturn:
+    """See the module."""
+    control_fd, config_fd = int(sys.argv[1]), int(sys.argv[3])
+    with os.fdopen(config_fd, "rb") as stream:
+        config = KeeperConfig.model_validate_json(stream.read())
+    be_keeper(config, Channel(socket.socket(fileno=control_fd)))
+
+
+if __name__ == "__main__":
+    main()

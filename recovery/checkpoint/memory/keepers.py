@@ -1,0 +1,190 @@
+"""The supervisor's side: one keeper a node, and another one as soon as one is gone and its node takes it."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.errors import InfrastructureError
+from recovery.checkpoint.memory.housing import Housing
+from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
+from recovery.checkpoint.memory.peers import Address
+from recovery.process.local import Exited, Said
+from recovery.transport.wire import Extra
+
+START_LIMIT_S = 30.0
+END_LIMIT_S = 10.0
+MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
+KEPT_GONE = 64  # keepers that have ended; a node has only one after the other
+
+
+class Started(BaseModel):
+    """A keeper was started."""
+
+    model_config = ConfigDict(frozen=True)
+
+    what: Literal["started"] = "started"
+    process: str
+    pid: int
+    node: int
+
+
+class Keepers:
+    """``housing``: where they live; it is closed with this. Raises InfrastructureError."""
+
+    def __init__(self, housing: Housing, *, job: str, nodes: int, limit_bytes: int, replicate: bool) -> None:
+        self._housing = housing
+        self._job = job
+        self._nodes = nodes
+        self._limit_bytes = limit_bytes
+        self._replicate = replicate
+        self._secret = secrets.token_hex(32)
+        self._place = f"trainchaos-{secrets.token_hex(16)}"
+        self._count = 0
+        self._ending = False
+        self._pids: dict[str, int] = {}
+        self._node_of: dict[str, int] = {}
+        self._keeper: dict[int, str] = {}
+        self._gone: deque[str] = deque()
+        self._lacking: set[int] = set()  # nodes without one, as soon as they take one
+        self._ports: dict[str, int] = {}
+        self._news: list[Started | Exited] = []
+        try:
+            for node in range(nodes):
+                self._start(node)
+            self._await(range(nodes))
+        except BaseException:
+            self._housing.close()
+            raise
+
+    def socket_of(self, node: int) -> str:
+        """Name of the abstract socket by which ranks of a node reach its keeper, whichever keeps there."""
+        return f"{self._place}-{node}"
+
+    def keeper_of(self, node: int) -> str:
+        """Its process's name now."""
+        return self._keeper[node]
+
+    def owns(self, process: str) -> bool:
+        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are known."""
+        return process in self._node_of
+
+    def pid_of(self, process: str) -> int:
+        """Its process id; see ``owns``."""
+        return self._pids[process]
+
+    def node_of(self, process: str) -> int:
+        """The node that it keeps, or kept, on; see ``owns``."""
+        return self._node_of[process]
+
+    def signal(self, process: str, signum: int) -> None:
+        """Through the pidfd."""
+        self._housing.signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on it."""
+        return self._housing.os_state(process)
+
+    def look(self, timeout_s: float = 0.0) -> list[Started | Exited]:
+        """Starts and ends since the last look; whoever ended has a successor, which begins empty."""
+        changed: set[int] = set()
+        for report in self._housing.wait(timeout_s):
+            if isinstance(report, Exited):
+                self._news.append(report)
+                node = self._node_of[report.process]
+                self._gone.append(report.process)
+                changed |= {node} if self._ports.pop(report.process, None) is not None else set()
+                wanted = not self._ending and self._keeper[node] == report.process
+                if wanted and self._count < MAX_KEEPERS * self._nodes:
+                    self._lacking.add(node)
+            elif (
+                isinstance(report, Said)
+                and isinstance(report.message, Extra)
+                and report.message.topic == TOPIC
+            ):
+                if report.process not in self._node_of:
+                    continue
+                self._ports[report.process] = int(report.message.payload["port"])
+                changed.add(self._node_of[report.process])
+        if changed and not self._ending:
+            self._introduce(changed)
+        for node in sorted(self._lacking) if not self._ending else ():
+            if self._housing.takes(node):
+                self._start(node)
+        while len(self._gone) > KEPT_GONE + len(self._news):  # whoever hears the news asks for their pids
+            oldest = self._gone.popleft()
+            del self._pids[oldest], self._node_of[oldest]
+        news, self._news = self._news, []
+        return news
+
+    def end(self, limit_s: float = END_LIMIT_S) -> list[Exited]:
+        """Kill all and wait for their ends; nobody follows them."""
+        self._ending = True
+        for process in self._keeper.values():
+            self._housing.signal(process, signal.SIGKILL)
+        exits: list[Exited] = []
+        deadline_s = time.monotonic() + limit_s
+        while (
+            any(self._housing.alive(name) for name in self._keeper.values()) and time.monotonic() < deadline_s
+        ):
+            exits += [news for news in self.look(0.1) if isinstance(news, Exited)]
+        return exits
+
+    def close(self) -> dict[int, str]:
+        """End all; what could not be removed, as ``Children.close``."""
+        return self._housing.close()
+
+    def _start(self, node: int) -> None:
+        process = f"k{self._count}"
+        self._count += 1
+        config = KeeperConfig(
+            parent=0, node=node, nodes=self._nodes, number=self._count, job=self._job, name=self.socket_of(node),
+            token=self._secret, limit_bytes=self._limit_bytes, replicate=self._replicate, peers=self._peers(),
+            host=self._housing.address(node),
+        )  # fmt: skip
+        try:
+            pid = self._housing.start(process, config)
+        except ConnectionError:
+            return  # its node is lost, and lacks a keeper until it is back
+        self._lacking.discard(node)
+        self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
+        self._news.append(Started(process=process, pid=pid, node=node))
+
+    def _peers(self) -> dict[int, Address]:
+        return {
+            node: (self._housing.address(node), self._ports[name])
+            for node, name in self._keeper.items()
+            if name in self._ports
+        }
+
+    def _introduce(self, changed: Collection[int]) -> None:
+        """Tell new keepers where all others are, and the others who is new and who is gone, all in one message each."""
+        peers = {str(node): list(address) for node, address in self._peers().items()}
+        news = {str(node): peers.get(str(node)) for node in changed}
+        for node, process in self._keeper.items():
+            if process in self._ports:
+                told = peers if node in changed else news
+                others = {n: address for n, address in told.items() if n != str(node)}
+                self._housing.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
+
+    def _await(self, nodes: Sequence[int]) -> None:
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while lacking := [node for node in nodes if self._keeper.get(node) not in self._ports]:
+            if lost := [node for node in lacking if node not in self._keeper]:
+                raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
+            for report in self._housing.wait(0.1):
+                if isinstance(report, Said):
+                    self._ports[report.process] = int(report.message.payload["port"])
+                elif isinstance(report, Exited):
+                    raise InfrastructureError(
+                        f"a keeper of checkpoints in memory did not start: {report.how}"
+                    )
+            if time.monotonic() > deadline_s:
+                raise InfrastructureError(f"the keepers did not start within {START_LIMIT_S:.0f} s")
+        self._introduce(nodes)

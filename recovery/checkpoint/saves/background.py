@@ -1,0 +1,155 @@
+"""Asynchronous saves: the state is copied to host memory, which is all that training waits for, and written from there
+by a thread of its own while training goes on.
+
+One save at a time; the memory for the copy is taken once and used again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from recovery.checkpoint.files import pieces
+from recovery.checkpoint.files.saving import Outcome
+from recovery.checkpoint.saves.chunks import Chunk
+from recovery.state import strides
+from recovery.state.strides import Progress, quiet
+
+BLOCK_BYTES = 1 << 30  # of memory that is taken at once; larger only for a tensor that is
+SYNC_BYTES = 256 << 20  # copied from a GPU between two waits for it
+LOOK_S = 0.05
+
+
+class Snapshot:
+    """Host memory that holds a copy of chunks: pinned where they come from a GPU, in huge pages where there are any."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+
+    def prepare(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> None:
+        """Get the memory now. The first touch of fresh memory takes several times as long as a copy."""
+        sizes = [end for _, end in _packed(chunks)]
+        if len(sizes) > len(self._blocks) or any(
+            size > len(block) for size, block in zip(sizes, self._blocks, strict=False)
+        ):
+            self._blocks = []  # what there was goes before more is taken
+            pinned = any(chunk.data.is_cuda for chunk in chunks)
+            self._blocks = [_memory(size, pinned=pinned, progress=progress) for size in sizes]
+
+    def take(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> list[Chunk]:
+        """Copies of them, which are good until the next call. ``progress``: called every 32 MB."""
+        self.prepare(chunks, progress)
+        copies, since = list[Chunk](), 0
+        for block, (offsets, _) in zip(self._blocks, _packed(chunks), strict=False):
+            for offset in offsets:
+                chunk = chunks[len(copies)]
+                into = block[offset : offset + chunk.bytes].view(chunk.data.dtype).view(chunk.data.shape)
+                for target, source in strides.strides(into, chunk.data):
+                    target.copy_(source, non_blocking=True)
+                    since += source.numel() * source.element_size()
+                    if since >= SYNC_BYTES:
+                        _await(chunks)
+                        since = 0
+                    progress()
+                copies.append(replace(chunk, data=into))
+        _await(chunks)
+        return copies
+
+
+def _await(chunks: Sequence[Chunk]) -> None:
+    for device in {chunk.data.device for chunk in chunks if chunk.data.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _packed(chunks: Sequence[Chunk]) -> list[tuple[list[int], int]]:
+    """Chunks laid into blocks, in order: of each block the offsets of its chunks, and its size."""
+    groups: list[list[int]] = []
+    size = BLOCK_BYTES
+    for chunk in chunks:
+        if size + chunk.bytes > BLOCK_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(chunk.bytes)
+        size += chunk.bytes
+    return [pieces.cut(group) for group in groups]
+
+
+def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
+    if pinned:
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        progress()
+        return memory
+    mapped = mmap.mmap(-1, max(size, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without them; small pages do too
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)[:size]
+    for (part,) in strides.strides(memory):
+        part.zero_()
+        progress()
+    return memory
+
+
+class Background:
+    """Does one piece of work at a time on a thread of its own. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._moves = 0
+
+    def moved(self) -> None:
+        """The work shows a sign of life; by any thread."""
+        self._moves += 1
+
+    def seen_by(self, check: Callable[[], None]) -> Callable[[], None]:
+        """``check``, each call of which shows that the work goes on."""
+
+        def checked() -> None:
+            self.moved()
+            check()
+
+        return checked
+
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, work: Callable[[], Outcome]) -> None:
+        """Begin; the outcome of the work before must have been taken."""
+
+        def run() -> None:
+            self._outcome = work()
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, limit_s: float, progress: Progress | None = None) -> bool:
+        """Whether it has ended, after waiting so long for it; with ``progress``, so long from one sign of life to the
+        next: it is called with each."""
+        moves, until_s = self._moves, time.monotonic() + limit_s
+        while self._thread is not None and self.busy:
+            now_s = time.monotonic()
+            if progress is not None and self._moves != moves:
+                moves, until_s = self._moves, now_s + limit_s
+                progress()
+            if now_s >= until_s:
+                return False
+            self._thread.join(timeout=min(LOOK_S, until_s - now_s))
+        return True
+
+    def take(self) -> Outcome | None:
+        """How the work ended: once, and None before it has."""
+        if self._thread is None or self.busy:
+            return None
+        self._thread, outcome, self._outcome = None, self._outcome, None
+        return outcome

@@ -1,0 +1,78 @@
+"""What ``recovery.run`` tells a person, line by line on standard error."""
+
+from __future__ import annotations
+
+from chaos.events.log import Event, Kind
+from recovery.checkpoint.memory import ROLE as KEEPER
+from recovery.cli.takeover_log import Estate
+from recovery.policy.strategy import Cause
+from recovery.process.output import say
+
+
+class Shown:
+    """A line on standard error for whatever a person wants to know."""
+
+    def __init__(self, estate: Estate | None) -> None:
+        self._pids = {name: pid for name, (_, pid) in estate.living.items()} if estate else {}
+        self._steps = estate.steps if estate else 0
+
+    def on_event(self, event: Event) -> None:
+        """A line, if the event is worth one."""
+        if event.kind is Kind.PROCESS_SPAWNED:
+            self._pids[event.data["process"]] = event.data["pid"]
+        elif event.kind is Kind.PROCESS_EXITED:
+            self._pids.pop(event.data["process"], None)
+        text = _describe(event)
+        if event.kind is Kind.RUN_STARTED:
+            self._steps = event.data["steps"]
+        if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
+            text += f": of {self._steps} none is left"
+        elif event.kind is Kind.GENERATION_READY:
+            text += f"; pids {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
+        if text:
+            say(text)
+
+    def on_recovered(self, seconds: float, step: int) -> None:
+        """How long it took."""
+        say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
+
+    def on_failed_save(self, checkpoint: str, error: str) -> None:
+        """What the disk said."""
+        say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
+
+
+def _describe(event: Event) -> str:
+    """What an event means for a person, empty when nothing."""
+    data = event.data
+    match event.kind:
+        case Kind.RUN_STARTED:
+            spares = f" + {data['spares']} spare" if data["spares"] else ""
+            return f"{data['cell']}: {data['steps']} steps, {data['ranks']} ranks{spares}, {data['strategy']}"
+        case Kind.GENERATION_READY:
+            origin = f", restored from {data['checkpoint']}" if data["checkpoint"] else ""
+            ranks, step = len(data["members"]), data["resume_step"]
+            return f"generation {event.generation}: {ranks} ranks train after step {step}{origin}"
+        case Kind.FAILURE_DETECTED:
+            who = data["process"] or "no rank"
+            who = who if data["rank"] is None else f"rank {data['rank']} ({who})"
+            word = "notice" if data["cause"] == Cause.NOTICE else "failure"
+            return f"{word}: {who}, {data['cause']}: {data['detail']}"
+        case Kind.DECISION:
+            return f"decision: {data['reason']}"
+        case Kind.PROCESS_EXITED if not data["expected"]:
+            code, number = data["exit_code"], data["signal"]
+            lost = ", and what it kept in memory is gone" if data.get("role") == KEEPER else ""
+            return f"{data['process']} ended{lost}: {f'exit code {code}' if number is None else f'signal {number}'}"
+        case Kind.COORDINATOR_ADOPTED:
+            return f"took over {len(data['members'])} ranks from a supervisor last heard of {data['down_s']:.1f} s ago"
+        case Kind.NODE_JOINED:
+            return f"node {data['node']} is there: {data['host']} at {data['address']}"
+        case Kind.NODE_LOST:
+            return f"node {data['node']} is lost: {data['why']}"
+        case Kind.FILES_DROPPED:
+            return f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB): {data['why']}"
+        case Kind.LEFTOVERS if data["processes"]:
+            return f"left behind: {data['processes']}"
+        case Kind.RUN_FINISHED:
+            return f"{data['outcome']}: {data['reason']}"
+    return ""

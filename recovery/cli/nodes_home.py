@@ -1,0 +1,113 @@
+"""Nodes with agents as the home of a supervised job: implements ``recovery.cli.home.Home``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from recovery.cli.home import Spot
+from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from recovery.nodes.coordinator.software import refuse_other
+from recovery.process.output import say
+from recovery.process.starvation import Pulse
+from recovery.rank.script import ScriptConfig
+from recovery.transport.progress_counters import Mark
+
+READY_LIMIT_S = 300.0  # agents may be started by hand
+RETURN_LIMIT_S = 10.0  # theirs, to a coordinator that is there again: they dial at least every second
+HEARD_S = 1.0  # a node that was silent for longer is asked after the others
+LOGS = "logs"
+
+
+class Nodes:
+    """``nodes`` of them; ``size``: processes that the job begins with; ``device``: ``auto``, ``cpu`` or ``cuda``;
+    ``events``: directory here that all event logs come to, and what ranks print below ``logs`` there."""
+
+    def __init__(self, fleet: Fleet, *, nodes: int, size: int, device: str, events: Path) -> None:
+        self.store_host = fleet.address[0]
+        self._fleet = fleet
+        self._numbers = range(nodes)
+        self._slots = math.ceil(size / nodes)
+        self._device = device
+        self._events = events
+        self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
+        self.close = fleet.close
+
+    def await_ready(self, stopped: Callable[[], bool]) -> None:
+        """Until an agent has dialled for each node."""
+        host, port = self._fleet.address
+        say(f"{len(self._numbers)} agents are to dial {host}:{port}")
+        self._fleet.await_nodes(self._numbers, limit_s=READY_LIMIT_S, gone=_nothing_known, stopped=stopped)
+        self._fleet.begin("", self._events)
+        for info in self._fleet.nodes().values():
+            refuse_other(info)
+
+    def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
+        """Agents that have not come back soon are lost."""
+        self._fleet.inherit(self._events, processes)
+        held = {node for node, _ in processes.values()}
+        until_s = time.monotonic() + RETURN_LIMIT_S
+        for node in self._numbers:
+            try:
+                left_s = max(0.0, until_s - time.monotonic())
+                self._fleet.await_nodes([node], limit_s=left_s, gone=_nothing_known)
+            except InfrastructureError:
+                if node in held:
+                    self._fleet.forsake(
+                        node, f"its agent was not back {RETURN_LIMIT_S:g} s after the coordinator"
+                    )
+
+    def spots(self) -> Sequence[Spot]:
+        """Devices of all nodes that are heard of, or else of those that may be again, node by node; on the CPU as many
+        for each as it has at first."""
+        left = [info for info in self._fleet.nodes().values() if not info.lost]
+        there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
+        found = []
+        for info in there:
+            cuda = [name for name in info.devices if name.startswith("cuda") and self._device != "cpu"]
+            scratch = Path(info.scratch)
+            found += [
+                Spot(node=info.node, device=name, address=info.address, events=scratch, logs=scratch / LOGS)
+                for name in cuda or ["cpu"] * self._slots
+            ]
+        if not found:
+            raise InfrastructureError("no node is left", hint="start agents, and the job again")
+        if self._device == "cuda" and any(spot.device == "cpu" for spot in found):
+            bare = sorted({spot.node for spot in found if spot.device == "cpu"})
+            raise InfrastructureError(f"no NVIDIA GPU on node {', '.join(map(str, bare))}")
+        return found
+
+    def may_return(self) -> bool:
+        """Whether a node is not given up. None is asked for longer than the bounds of the fleet."""
+        return any(not info.lost for info in self._fleet.nodes().values())
+
+    def start(self, name: str, spot: Spot, config: ScriptConfig, mode: str) -> int:
+        """By the node's agent."""
+        told = config.model_dump(mode="json")
+        try:
+            return self._fleet.spawn(name, spot.node, told, mode=mode, log=f"{name}.jsonl")
+        except NodeGone as error:
+            raise ConnectionError(error.message) from error
+
+    def mark(self, name: str) -> Mark:
+        """As last heard of."""
+        return self._fleet.mark(name)
+
+    def os_state(self, name: str) -> str:
+        """As last heard of."""
+        return self._fleet.os_state(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """As last heard of."""
+        return self._fleet.pulse(name)
+
+    def wait(self, timeout_s: float) -> Sequence[FleetReport]:
+        """Of processes and nodes."""
+        return self._fleet.wait(timeout_s)
+
+
+def _nothing_known(node: int) -> str | None:
+    return None

@@ -1,0 +1,290 @@
+"""The command line of ``recovery.run``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from chaos.errors import ScenarioError
+from recovery.nodes.coordinator.loss import FleetLimits
+from recovery.nodes.serve import address_of
+from recovery.policy import strategies
+from recovery.policy.interval import parse
+from recovery.policy.jobconfig import Saves
+from recovery.policy.strategy import Strategy
+from recovery.supervise import limits
+from recovery.supervise.supervision import Timing
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of all options and the script with its arguments."""
+    made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
+    add = made.add_argument
+    add("--ranks", type=positive, default=2, help="processes that train (default 2)")
+    add(
+        "--shards",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
+    )
+    add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
+    add("--strategy", default="hot-spare", help=f"one of {', '.join(strategies.names())} (default hot-spare)")
+    add("--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the strategy")
+    _add_state_options(add)
+    add(
+        "--events",
+        type=Path,
+        metavar="DIR",
+        help="a new directory for the event logs (default runs/recovery-<time>)",
+    )
+    add(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="write what ranks print to DIR/<process>.log, not to the terminal",
+    )
+    add(
+        "--log-limit",
+        type=room,
+        default=10.0,
+        metavar="GB",
+        help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
+    )
+    add(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="what ranks train on (default auto)"
+    )
+    add(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds until a process has to be ready",
+    )
+    add(
+        "--end-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds the script may take after its last step",
+    )
+    _add_limits(add)
+    _add_node_options(add)
+    add("script", type=Path)
+    add("args", nargs=argparse.REMAINDER, help="passed to the script")
+    return made
+
+
+def _add_limits(add: Callable[..., object]) -> None:
+    """On silence. What is not given is learned from the job."""
+    add(
+        "--hang-timeout",
+        type=seconds,
+        metavar="S",
+        help="seconds a rank may be silent, whatever it does, and all ranks together (default: learned from the steps)",
+    )
+    add(
+        "--park-timeout",
+        type=seconds,
+        metavar="S",
+        help="least seconds a rank has to leave a generation that is aborted (default 1; more for long steps)",
+    )
+    add(
+        "--join-timeout",
+        type=seconds,
+        metavar="S",
+        help="seconds without a sign of life while a group forms, restores and copies (default 60)",
+    )
+
+
+def timing_of(given: argparse.Namespace) -> Timing:
+    """Raises UsageError for limits in the wrong order."""
+    timing = Timing(start_timeout_s=given.start_timeout, end_timeout_s=given.end_timeout)
+    timing = timing.with_limits(
+        hang_s=given.hang_timeout, park_s=given.park_timeout, join_s=given.join_timeout
+    )
+    try:
+        limits.check(timing)
+    except ScenarioError as error:
+        raise UsageError(f"{error.message}; {error.hint}") from error
+    return timing
+
+
+def _add_state_options(add: Callable[..., object]) -> None:
+    """Of checkpoints, and of the comparison of replicas."""
+    add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
+    add(
+        "--every",
+        type=_interval,
+        metavar="STEPS",
+        help="steps between checkpoints, or 30s, or auto; see --saves",
+    )
+    add(
+        "--verify-every",
+        type=count,
+        metavar="STEPS",
+        help="steps after which replicas compare digests of their state, 0 for never (default: with each checkpoint)",
+    )
+    add(
+        "--saves",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="mode=async, sharded=true, delta=K, mtbf_s=SECONDS: how checkpoints are written",
+    )
+    add(
+        "--memory-checkpoints",
+        type=positive,
+        metavar="STEPS",
+        help="keep a checkpoint in memory besides, every so many steps: it survives ranks, not this machine",
+    )
+    add("--memory-limit", type=room, default=4000.0, metavar="MB", help="memory for them (default 4000)")
+    add("--keep", type=positive, metavar="N", help="checkpoints kept, instead of what the script says")
+    add(
+        "--fresh",
+        action="store_true",
+        help="begin with initial values although there are checkpoints; what this job saves itself counts",
+    )
+
+
+def _add_node_options(add: Callable[..., object]) -> None:
+    add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
+    add(
+        "--listen",
+        type=_listen,
+        metavar="HOST:PORT",
+        help="for the agents: an address of this machine that all nodes reach",
+    )
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the agents' token, hexadecimal, readable by you alone",
+    )
+    add(
+        "--node-timeout",
+        type=seconds,
+        default=FleetLimits().node_s,
+        metavar="S",
+        help="seconds for which the job waits for a node that it needs and does not hear of (default 15)",
+    )
+    add(
+        "--adopt",
+        action="store_true",
+        help="take over the job in --events from a supervisor that was killed; a new job if there is none",
+    )
+
+
+def _listen(text: str) -> tuple[str, int]:
+    try:
+        return address_of(text)
+    except ScenarioError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _interval(text: str) -> int | str:
+    every = int(text) if text.lstrip("-").isdigit() else text
+    try:
+        parse(every)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return every
+
+
+def saves_of(said: Sequence[str]) -> Saves | None:
+    """How checkpoints are written, of NAME=VALUE; None: nothing was said. Raises UsageError."""
+    try:
+        return Saves.model_validate(dict(word.partition("=")[::2] for word in said)) if said else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(
+            f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded, delta and mtbf_s"
+        ) from error
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more. Raises ValueError, ArgumentTypeError."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time to wait, more than 0 seconds. Raises ValueError, ArgumentTypeError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
+    return value
+
+
+def room(text: str) -> float:
+    """How much may be held, more than 0. Raises ValueError, ArgumentTypeError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no room for anything: use a number, more than 0")
+    return value
+
+
+def positive(text: str) -> int:
+    """A whole number, 1 or more. Raises ValueError, ArgumentTypeError."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strategy:
+    """By its name, with its parameters of NAME=VALUE. Raises UsageError."""
+    try:
+        kind = strategies.find(name)
+    except KeyError:
+        raise UsageError(f"no strategy {name!r}; there are {', '.join(strategies.names())}") from None
+    values = dict(param.partition("=")[::2] for param in params)
+    if spares is not None and "spares" in kind.model_fields:
+        values["spares"] = str(spares)
+    elif spares:
+        raise UsageError(f"{name} keeps no spares: leave --spares out, or use --strategy hot-spare")
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(kind.model_fields) or "none"
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{name}: {where}: {first['msg']} (its parameters: {known})") from None
+
+
+def check(given: argparse.Namespace, strategy: Strategy) -> None:
+    """Raises UsageError, before anything is made."""
+    if not given.script.is_file():
+        raise UsageError(f"no script {given.script}")
+    if given.ranks % given.shards:
+        raise UsageError(
+            f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of {given.shards}"
+        )
+    if given.memory_limit * 1e6 < 1:
+        raise UsageError(
+            f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"
+        )
+    if given.nodes is None:
+        if given.adopt or given.listen or given.token_file:
+            raise UsageError(
+                "--adopt, --listen and --token-file are for --nodes: on one machine ranks end with their supervisor"
+            )
+    elif given.listen is None or given.token_file is None:
+        raise UsageError("--nodes needs --listen HOST:PORT and --token-file FILE")
+    elif given.memory_checkpoints or given.logs:
+        raise UsageError(
+            "--memory-checkpoints and --logs are for one machine; what ranks of nodes print is in EVENTS/logs"
+        )
+    if given.adopt and given.events is None:
+        raise UsageError("--adopt needs --events DIR, the same as of the job")
+    if given.nodes and given.nodes > given.ranks + strategy.spares_wanted:
+        raise UsageError(f"{given.nodes} nodes for {given.ranks + strategy.spares_wanted} processes")

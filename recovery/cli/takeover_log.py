@@ -1,0 +1,108 @@
+"""What a supervisor that was killed has left to the one that takes its job over: the log, and a lock on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_actor
+from recovery.checkpoint.memory import ROLE as KEEPER
+from recovery.nodes.link.clock import boot_id
+from recovery.nodes.link.files import LOCK
+
+UNWRITTEN = 100  # tries to start one process, on node after node, of which none is in the log
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A process by the log. ``device``: as torch names it; ``gone``: its exit was seen."""
+
+    node: int
+    pid: int
+    device: str
+    gone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estate:
+    """Of a job that is not over. ``steps``: of the whole job, 0: it has not begun; ``epoch``: of the next coordinator;
+    ``processes``: all there ever were, each by its kind and number; ``since_ns``: when the last event was written."""
+
+    log: ActorLog
+    steps: int
+    epoch: int
+    since_ns: int
+    processes: dict[str, Left] = field(default_factory=dict)
+
+    @property
+    def names(self) -> int:
+        """A number that no process has had, nor any higher. Each try to start one uses a number up, so that there may
+        be fewer processes than numbers; what the lost coordinator had tried last may be there, and not be in the log.
+        """
+        return 1 + max((_number(name) for name in self.processes), default=-1) + UNWRITTEN
+
+    @property
+    def living(self) -> dict[str, tuple[int, int]]:
+        """Those that may be alive: node and pid."""
+        return {name: (left.node, left.pid) for name, left in self.processes.items() if not left.gone}
+
+
+def read_estate(events: Path) -> Estate | str:
+    """Of the job whose logs are in ``events``; the outcome instead, if it is over. Raises InfrastructureError when
+    nobody can take it over."""
+    log = read_actor(events / f"{ORCHESTRATOR}.jsonl")
+    if log.unread:
+        raise InfrastructureError(
+            f"the log of the job in {events} cannot be read: {log.problems[0]}",
+            hint="start it anew with another --events: it goes on from its newest checkpoint",
+        )
+    steps, epoch, processes = 0, 1, dict[str, Left]()
+    for event in log.events:
+        data = event.data
+        match event.kind:
+            case Kind.EVENTS_DROPPED:
+                raise InfrastructureError(
+                    f"events {data['first']} to {data['last']} of the job in {events} were dropped ({data['why']}): "
+                    "nobody knows who trains",
+                    hint="start it anew with another --events: it goes on from its newest checkpoint",
+                )
+            case Kind.RUN_FINISHED:
+                return str(data["outcome"])
+            case Kind.ACTOR_STARTED:
+                epoch += 1
+                if data.get("boot") != boot_id():
+                    raise InfrastructureError(
+                        f"the job in {events} was supervised from another machine, or before this one was started anew",
+                        hint="start it anew with another --events: it goes on from its newest checkpoint",
+                    )
+            case Kind.RUN_STARTED:
+                steps = data["steps"]
+            case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
+                processes[data["process"]] = Left(node=data["node"], pid=data["pid"], device=data["device"])
+            case Kind.PROCESS_EXITED if data["process"] in processes:
+                left = processes[data["process"]]
+                processes[data["process"]] = Left(node=left.node, pid=left.pid, device=left.device, gone=True)
+    since_ns = log.events[-1].time_ns if log.events else 0
+    return Estate(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
+
+
+def _number(name: str) -> int:
+    """Of ``w12``: 12; -1: it has none."""
+    return int(digits) if (digits := name[1:]).isdecimal() else -1
+
+
+def lock(events: Path) -> int:
+    """Hold the job's logs for as long as this process lives; returns the descriptor. Raises InfrastructureError when
+    another supervisor does."""
+    fd = os.open(events / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise InfrastructureError(
+            f"a supervisor that lives holds {events}", hint="end it first, or let it go on"
+        ) from error
+    return fd

@@ -1,0 +1,99 @@
+"""The flat buffers that gradients are reduced in, each for some parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recovery.state.parts import local, wrapped
+
+BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
+
+
+class Bucket:
+    """``flat``: gradients one after the other, then a tail of ``tail`` values; ``views``: each gradient in it."""
+
+    def __init__(self, parameters: list[nn.Parameter], tail: int) -> None:
+        self.parameters = parameters
+        self.missing = 0
+        self.here = [False] * len(parameters)  # whose gradient of this pass has come
+        self.sealed_at = 0
+        self.work: dist.Work | None = None
+        self._tail = tail
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Make the flat buffer, and one view of it for each parameter's gradient."""
+        parts = [local(p) for p in self.parameters]
+        size = sum(part.numel() for part in parts)
+        self.flat = torch.zeros(size + self._tail, dtype=parts[0].dtype, device=parts[0].device)
+        self.gradients, self.tail = self.flat[:size], self.flat[size:]
+        pieces = self.gradients.split([part.numel() for part in parts])
+        views = [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+        self.views = [wrapped(view, p) for view, p in zip(views, self.parameters, strict=True)]
+
+    def clear(self) -> None:
+        """Zero gradients, in the parameters too."""
+        self.flat.zero_()
+        self.missing = len(self.parameters)
+        self.here = [False] * len(self.parameters)
+        self.work = None
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def take(self, place: int) -> None:
+        """Have the gradient of a parameter in the buffer, wherever it has come: ``zero_grad()`` lets go of the buffer's
+        view, and autograd then makes another tensor."""
+        parameter, view = self.parameters[place], self.views[place]
+        gradient = parameter.grad
+        if gradient is not view:
+            if gradient is not None:
+                local(view).copy_(local(gradient.detach()))
+            parameter.grad = view
+
+    def seal(self) -> None:
+        """It is about to be reduced."""
+        self.sealed_at = self.flat._version
+
+    def require_sealed(self) -> None:
+        """Raise RuntimeError if somebody has changed a gradient since: some ranks may have sent what was before."""
+        if self.flat._version != self.sealed_at:
+            raise RuntimeError(
+                "a gradient was changed while it was reduced, by a hook that runs after the job's: use "
+                "tensor.register_hook, or register_post_accumulate_grad_hook before job.attach"
+            )
+
+
+def check_types(parameters: Mapping[Any, nn.Parameter]) -> None:
+    """One type for all gradients, wide enough for the counts in the tail. Raises TypeError."""
+    trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
+    if not trained:
+        raise TypeError("the model has no parameter that requires a gradient: there is nothing to train")
+    first, device = trained[0][1].dtype, trained[0][1].device
+    for name, parameter in trained:
+        if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first:
+            raise TypeError(
+                f"parameter {name} is {parameter.dtype}: gradients are summed in float32 (or all in float64); "
+                "keep the parameters so, and use torch.autocast for the forward pass"
+            )
+        if parameter.device != device:
+            raise TypeError(f"parameter {name} is on {parameter.device}, others are on {device}")
+
+
+def make_buckets(parameters: list[nn.Parameter], tail: int, padding: int) -> list[Bucket]:
+    """Buckets of about BUCKET_BYTES each. ``tail``: of the last one; ``padding``: zeros at the end of each."""
+    groups: list[list[nn.Parameter]] = [[]]
+    size = 0
+    for parameter in parameters:
+        own = local(parameter).nbytes
+        room = size + own
+        if groups[-1] and room > BUCKET_BYTES:
+            groups.append([])
+            room = own
+        groups[-1].append(parameter)
+        size = room
+    return [Bucket(g, padding + (tail if g is groups[-1] else 0)) for g in groups]

@@ -1,0 +1,85 @@
+"""Some ranks of a generation, and what they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from recovery.collectives.group import Group
+
+DEVICE_ERRORS = tuple(
+    kind for kind in (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", None)) if kind is not None
+)
+"""What a rank cannot leave behind by joining another generation: its device fails it, not a peer."""
+
+
+class GenerationLost(Exception):
+    """This generation cannot go on: a peer is gone, the link broke, or the supervisor aborted it."""
+
+
+class Circle:
+    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the generation, in order;
+    ``rank``: this one's.
+
+    Used by the training thread. A circle of one rank has nothing to exchange.
+    """
+
+    def __init__(self, group: Group, ranks: Sequence[int], made: Any) -> None:
+        self.rank = group.rank
+        self.backend = group.backend
+        self.device = group.device
+        self.ranks: Sequence[int] = tuple(ranks)
+        self._group = group
+        self._made = made
+
+    def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
+        """Begin an operation on torch's process group. Its tensors are kept until it is waited for, as ``operation``
+        refers to them. Raises GenerationLost."""
+        try:
+            work = operation(self._made)
+        except DEVICE_ERRORS:
+            raise
+        except RuntimeError as error:
+            raise GenerationLost(first_line(error)) from error
+        self._group.began(work, operation)
+        return work
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:
+        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises GenerationLost."""
+        if self._made is None or not tensor.numel():
+            return None
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self.start(lambda made: made.allreduce([tensor], options))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        if self._made is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank = self.ranks.index(source)
+            self.wait(self.start(lambda made: made.broadcast([tensor], options)))
+            self._group.settle()
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when it fails or the
+        generation is aborted."""
+        if work is not None:
+            self._group.wait(work)
+
+    def read(self, values: Tensor) -> list[Any]:
+        """The numbers of a small tensor; see ``Group.read``."""
+        return self._group.read(values)
+
+    def close(self) -> None:
+        """Let go of torch's process group."""
+        self._made = None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, cut to a line."""
+    return str(error).split("\n", 1)[0][:200]

@@ -1,0 +1,382 @@
+"""A process group that can be left at any moment.
+
+``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down the
+group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation uses its own
+key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is unblocked the same way.
+What NCCL needs besides is in ``recovery.collectives.nccl``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recovery.collectives import nccl
+from recovery.collectives.abandoned import outlive
+from recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
+from recovery.collectives.dialing import Address, RedirectingStore, Roll, address_of
+from recovery.collectives.sockets import shut_down, socket_inodes
+from recovery.collectives.storelink import StoreLink, forget_generations, socket_to
+from recovery.policy.jobconfig import Net
+from recovery.policy.layout import Layout
+from recovery.transport.reverse_dns import nameless
+
+POLL = timedelta(milliseconds=20)
+LAST_CHANCE_S = 0.02
+STORE_ATTEMPT_S = 0.4
+STORE_PAUSE_S = 0.02
+END_S = 5.0
+LEAVING = "leave-group"  # the threads that take groups down
+SEE_OFF_S = 30.0  # how long a set-up that was left behind is pushed to end
+SEE_OFF_PAUSE_S = 0.05
+
+
+class Group:
+    """The process group of one generation, whose ranks meet in up to three circles: ``everyone``; ``shard``, the ranks
+    that hold one copy of the model together with this one; ``holders``, those that hold the same part as this one.
+
+    ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any other.
+    ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the rendezvous, and
+    ``collective_timeout_s`` (None: the same) each collective, which lasts as long as its last member does something
+    else; both are a last resort, since the supervisor aborts from outside long before. ``dial``: where to
+    connect to reach a process, by its name, that listens at an address; None: there. ``name``: of this process.
+
+    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for a
+    connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last the whole
+    timeout. Such an operation is abandoned.
+    """
+
+    def __init__(
+        self, *, generation: int, rank: int, world: int, store_port: int, backend: str, timeout_s: float,
+        check: Callable[[], None], shards: int = 1, name: str = "",
+        dial: Callable[[str, Address], Address] | None = None, link: StoreLink | None = None, net: Net = Net(),
+        collective_timeout_s: float | None = None, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.generation = generation
+        self.rank = rank
+        self.world = world
+        self.layout = Layout(world=world, shards=shards)
+        self.everyone: Circle
+        self.shard: Circle
+        self.holders: Circle
+        self.abandoned = False
+        self._aborted = False
+        self._store_at = (net.store_host, store_port)
+        self._address = net.address
+        self.backend = backend
+        self.device = torch.device(device)
+        if backend == "nccl" and self.device.type != "cuda":
+            raise ValueError(f"NCCL exchanges what is on a GPU, and this rank is on {device}")
+        self._timeout = timedelta(seconds=timeout_s)
+        self._patience = timedelta(seconds=collective_timeout_s or timeout_s)
+        self._check = check
+        self._dial = dial
+        self._name = name
+        self._roll: Roll | None = None
+        self._link = link
+        self._foreign = socket_inodes() - self._linked()
+        self._own: set[str] | None = None
+        self._made: list[Any] = []
+        self._circles: list[Circle] = []
+        self._aborts = nccl.Aborts()
+        self._forming: Future[list[Circle]] | None = None
+        self._latest: dist.Work | None = None
+        self._open: dict[
+            int, tuple[dist.Work, Any]
+        ] = {}  # begun, and nothing comes after them yet; what they use
+
+    @property
+    def ranks(self) -> range:
+        """All of them."""
+        return range(self.world)
+
+    def form(self) -> None:
+        """Meet the other members. Raises GenerationLost when that fails.
+
+        On a thread of its own, which is left to its timeouts when the generation is aborted: nothing ends torch's wait
+        for a store that is gone, gloo's for a peer that was lost before it connected, or NCCL's for one that does not
+        come.
+        """
+        made = self._forming = Future[list[Circle]]()
+        make = self._make
+        if self.backend == "nccl":
+            make = partial(self._make, torch.zeros(1, device=self.device))
+        threading.Thread(target=_settle, args=(made, make), name="form-group", daemon=True).start()
+        deadline_s = time.monotonic() + self._timeout.total_seconds()
+        while not wait([made], timeout=POLL.total_seconds()).done:
+            try:
+                self._check()
+                if self.backend == "nccl" and time.monotonic() > deadline_s:  # NCCL itself waits for ever
+                    raise GenerationLost(
+                        f"could not form the group within {self._timeout.total_seconds():g} s"
+                    )
+            except GenerationLost:
+                self.abort()
+                wait([made], timeout=LAST_CHANCE_S)
+                raise
+        try:
+            self._circles = made.result()
+        except DEVICE_ERRORS:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if self.backend == "nccl" and not isinstance(error, RuntimeError):
+                raise  # this rank has no GPU, or gave it what is on none: another generation would be the same
+            raise GenerationLost(f"could not form the group: {first_line(error)}") from error
+        self.everyone, self.shard, self.holders = self._circles
+        if self.backend != "nccl":
+            for each in self._made:
+                each._set_default_timeout(self._patience)
+        self._own = socket_inodes() - self._foreign - self._linked()
+
+    def _make(self, probe: Tensor | None = None) -> list[Circle]:
+        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are one. ``probe``: a
+        value on the device, by which NCCL is connected."""
+        if probe is not None:
+            torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
+        layout, client = self.layout, self._client()
+        replica, shard = layout.replica_of(self.rank), layout.shard_of(self.rank)
+        wanted = {
+            "": range(self.world),
+            f"/replica-{replica}": layout.replica(replica),
+            f"/shard-{shard}": layout.holders(shard),
+        }
+        if self._dial is not None:
+            names = dist.PrefixStore(f"generation-{self.generation}/names", client)
+            self._roll = Roll(names, self.rank, self._name)
+        circles: dict[tuple[int, ...], Circle] = {}
+        for name, ranks in wanted.items():
+            if tuple(ranks) in circles:
+                continue
+            made = None
+            if len(ranks) > 1 or not name:
+                store = dist.PrefixStore(f"generation-{self.generation}{name}", client)
+                made = self._meet(store, ranks)
+                self._made.append(made)
+                if probe is not None:
+                    self._connect(made, probe)
+            circles[tuple(ranks)] = Circle(self, ranks, made)
+        if self.rank == 0:
+            args = (client, self.generation)
+            threading.Thread(target=forget_generations, args=args, name=LEAVING, daemon=True).start()
+        if self._link is not None and not self._aborted:
+            self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
+        return [circles[tuple(ranks)] for ranks in wanted.values()]
+
+    def _meet(self, store: dist.Store, ranks: Sequence[int]) -> Any:
+        """Torch's process group of these ranks."""
+        place, size = ranks.index(self.rank), len(ranks)
+        if self.backend == "nccl":
+            return nccl.meet(store, place, size, self._patience)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._timeout
+        options._threads = 2
+        dial = self._dial
+        options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
+        if dial is not None and self._roll is not None:
+            store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
+        return dist.ProcessGroupGloo(store, place, size, options)
+
+    def _connect(self, made: Any, probe: Tensor) -> None:
+        """Raises GenerationLost if the generation was aborted before, as nobody else would come any more."""
+        if self._aborted:
+            raise GenerationLost("aborted while the group was formed")
+        self.began(nccl.connect(made, probe), probe)
+
+    def _linked(self) -> set[str]:
+        """The socket of the connection to the store, if it is to outlive the generation."""
+        return {self._link.inode} if self._link else set()
+
+    def _client(self) -> dist.TCPStore:
+        """Connect to the store. Raises GenerationLost when it does not answer, or the generation is aborted.
+
+        In short attempts, each longer than the last: nothing but its own timeout ends torch's wait for a store that
+        is gone.
+        """
+        deadline_s, attempt_s = time.monotonic() + self._timeout.total_seconds(), STORE_ATTEMPT_S / 2
+        kept = self._link.take(self._store_at) if self._link else None
+        if kept is not None:
+            kept.set_timeout(self._timeout)
+            return kept
+        while True:
+            try:
+                with socket.create_connection(self._store_at, timeout=STORE_ATTEMPT_S):
+                    attempt_s *= 2  # there is one; it may be slow
+                limit = timedelta(seconds=attempt_s)
+                client = nameless(partial(dist.TCPStore, *self._store_at, is_master=False, timeout=limit))
+                client.set_timeout(self._timeout)
+                return client
+            except (OSError, RuntimeError) as error:
+                if self._aborted or time.monotonic() > deadline_s:
+                    raise GenerationLost(f"could not form the group: {first_line(error)}") from error
+                self._check()
+                time.sleep(STORE_PAUSE_S)
+
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
+        """Begin to sum ``tensor`` over all ranks, in place. Raises GenerationLost."""
+        work = self.everyone.start_all_reduce(tensor)
+        assert work is not None
+        return work
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        self.everyone.broadcast(tensor, source)
+
+    def wait(self, work: dist.Work) -> None:
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when it fails or the
+        generation is aborted."""
+        # NCCL has the stream wait here, not the host: ``settle`` does. Gloo's own timeout ends the loop at the latest.
+        while self.backend != "nccl" and not _settled(work):
+            try:
+                self._check()
+            except GenerationLost:
+                self._abandon(work)
+                raise
+        try:
+            work.wait()
+        except DEVICE_ERRORS:
+            raise
+        except RuntimeError as error:
+            raise GenerationLost(first_line(error)) from error
+        self._open.pop(id(work), None)
+
+    def began(self, work: dist.Work, uses: Any) -> None:
+        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of them. ``uses``: its
+        tensors, or what holds them; kept until the operation is waited for, since it runs on a stream of its own."""
+        if self.backend == "nccl":
+            self._latest, self._open[id(work)] = work, (work, uses)
+
+    def settle(self) -> None:
+        """Have what was received in place, and know that it is whole. Raises GenerationLost.
+
+        NCCL only enqueues: it is waited for here, by looking, since neither an abort nor the error of a communicator
+        would end a wait of CUDA's. An aborted kernel ends with garbage and no error.
+        """
+        if self.backend == "nccl":
+            nccl.await_device(self.device, self._look)
+            self._look()
+
+    def read(self, values: Tensor) -> list[Any]:
+        """The numbers of a small tensor that was received, or follows from what was. Raises GenerationLost."""
+        self.settle()
+        found: list[Any] = values.tolist()
+        self._check()
+        return found
+
+    def _look(self) -> None:
+        """Raise GenerationLost if what is waited for does not come, or comes as garbage."""
+        self._check()
+        if self._aborted:
+            raise GenerationLost("aborted")
+        work = self._latest
+        if work is not None and work.is_completed():
+            try:
+                work.wait()  # raises what made it end
+            except DEVICE_ERRORS:
+                raise
+            except RuntimeError as error:
+                raise GenerationLost(first_line(error)) from error
+            self._latest = None
+
+    def abort(self) -> int:
+        """Break every connection of the group; blocked calls raise. Safe to repeat. Returns the sockets shut down."""
+        self._aborted = True
+        if self.backend == "nccl":
+            # A communicator that is not made yet cannot be aborted: what it waits for are sockets. One that is made
+            # has to be, and ends with its kernels.
+            broken = self._break_off(socket_inodes() - self._foreign) if self._own is None else 0
+            self._aborts.abort(self._made)
+            return broken
+        return shut_down(
+            lambda inode: inode in self._own if self._own is not None else inode not in self._foreign
+        )
+
+    def _break_off(self, sockets: set[str]) -> int:
+        return shut_down(lambda inode: inode in sockets, listening=True)
+
+    def leave(self) -> None:
+        """Let go of the group; of a broken one too."""
+        self.abort()
+        self._latest, left = None, list(self._open.values())
+        self._open = {}
+        for work, _ in left:
+            work.synchronize()  # what an aborted kernel still writes comes before what the next generation does
+        if self.backend == "nccl" and self._forming is not None and not self._forming.done():
+            # Those of its sockets that are opened later than now are nobody's to tell from the next generation's.
+            args = (self._forming, list(self._made), socket_inodes() - self._foreign)
+            threading.Thread(target=self._see_off, args=args, name="see-off-group", daemon=True).start()
+        if not self.abandoned:
+            made, self._made = self._made, []
+            for circle in self._circles:
+                circle.close()
+            # Gloo's threads look up every 10 ms whether they are to end: nothing that anybody should wait for.
+            threading.Thread(target=made.clear, name=LEAVING, daemon=True).start()
+
+    def _see_off(self, forming: Future[list[Circle]], made: list[Any], sockets: set[str]) -> None:
+        """Push a set-up that was left behind until it ends, and with it what it has begun; what it has made by then is
+        aborted too, were it made at the last moment."""
+        deadline_s = time.monotonic() + SEE_OFF_S
+        while time.monotonic() < deadline_s:
+            done = forming.done()
+            if not done:
+                self._break_off(sockets)
+            self._aborts.abort(made)
+            if done and all(work.is_completed() for work, _ in self._open.values()):
+                return
+            time.sleep(SEE_OFF_PAUSE_S)
+
+    def _abandon(self, work: dist.Work) -> None:
+        """Give an operation a last chance to notice that its connections are gone, then leave it to itself."""
+        self.abort()
+        deadline = time.monotonic() + LAST_CHANCE_S
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                self.abandoned = True
+                limit_s = self._patience.total_seconds()
+                outlive(work, self._circles, self._made, limit_s=limit_s, then=LEAVING)
+                return
+            time.sleep(0.001)
+
+
+def gloo_device(address: str) -> Any:
+    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback interface."""
+    if address:
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+    return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+
+
+@atexit.register
+def _await_leaving() -> None:
+    """A thread that comes back from gloo and finds no interpreter any more aborts the process."""
+    deadline_s = time.monotonic() + END_S
+    for thread in threading.enumerate():
+        if thread.name == LEAVING:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _settle(made: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        made.set_result(make())
+    except Exception as error:
+        made.set_exception(error)
+
+
+def _settled(work: dist.Work) -> bool:
+    """Whether the operation has ended, well or badly, after waiting up to POLL for it."""
+    try:
+        work.wait(POLL)
+    except RuntimeError:
+        # Failed, or the time was up; it may even have succeeded since then, so the error itself tells nothing.
+        return bool(work.is_completed())
+    return True

@@ -1,0 +1,151 @@
+"""Copies the full training state from one rank to those that need it, as tensors; nothing is pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recovery.collectives.group import Circle, GenerationLost, Group
+from recovery.state.digest import own_memory
+from recovery.state.parts import local
+from recovery.state.state import TrainState
+from recovery.state.typed import name_of
+
+CHUNK_BYTES = 32 * 1024 * 1024  # of one message, so that all show progress however large a tensor is
+MAX_SCALAR_BYTES = 64 << 20
+SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
+FORM_DIGITS = 16
+
+
+def copy_state(
+    state: TrainState, group: Group | Circle, *, source: int, receive: bool, progress: Callable[[], None],
+    device: str = "cpu",
+) -> None:  # fmt: skip
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the group, or of the circle
+    of those that hold the same part, takes part. ``device``: where the job trains.
+
+    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many receive. A
+    receiver's state is undefined until this returns. ``progress`` is called after each message, of at most CHUNK_BYTES,
+    by whoever sends, receives or passes it on. Raises GenerationLost when a peer is lost in the middle, RuntimeError
+    when the peer's state is of another form.
+    """
+    sending = group.rank == source
+    wire = torch.device(device) if group.backend == "nccl" else None
+    tensors = [] if receive and not sending else [*state.parts().values()]
+    form, scalars = _share_scalars(state, group, tensors, source, sending, wire)
+    slots = None
+    # Whoever only passes data on needs no more than buffers of the same sizes, which its own state tells it.
+    if not sending and (receive or form != _form_of(tensors)):
+        try:
+            slots = state.planned(scalars())
+        except (ValueError, KeyError, TypeError) as error:
+            raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
+        tensors = [local(tensor) for tensor in state.tensors(slots).values()]
+        if form != _form_of(tensors):
+            raise RuntimeError(
+                f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+            )
+    with torch.no_grad():
+        for chunk in _chunks(tensors):
+            sizes = [t.numel() * t.element_size() for t in chunk]
+            on = wire or chunk[0].device
+            buffer = (
+                _packed(chunk).to(on) if sending else torch.empty(sum(sizes), dtype=torch.uint8, device=on)
+            )
+            group.broadcast(buffer, source)
+            if receive and not sending:
+                _unpack(buffer.to(chunk[0].device), chunk, sizes)
+            progress()
+    if receive and not sending:
+        state.load_scalars(scalars(), slots)
+
+
+def _packed(chunk: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors of one device, one after the other."""
+    memory = [own_memory(tensor) for tensor in chunk]
+    if any(own is None for own in memory):
+        return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in chunk])
+    data = bytearray().join(own for own in memory if own is not None)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _unpack(buffer: Tensor, chunk: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """The other way round: fill tensors from the bytes of all."""
+    data, start = own_memory(buffer), 0
+    for tensor, size in zip(chunk, sizes, strict=True):
+        own = own_memory(tensor) if data is not None and size <= SMALL_BYTES else None
+        if own is not None and data is not None:
+            own[:] = data[start : start + size]
+        else:
+            tensor.copy_(buffer[start : start + size].view(tensor.dtype).view_as(tensor))
+        start += size
+
+
+def _share_scalars(
+    state: TrainState, group: Group | Circle, tensors: Sequence[Tensor], source: int, sending: bool,
+    wire: torch.device | None,
+) -> tuple[str, Callable[[], dict[str, Any]]]:  # fmt: skip
+    """What ``source`` has of the state besides ``tensors``, as one message of bytes, and the form of its tensors."""
+    data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
+    announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
+    group.broadcast(announced, source)
+    size = len(data) if sending else int(announced)
+    if not FORM_DIGITS < size <= MAX_SCALAR_BYTES:
+        raise GenerationLost(f"a peer announced {size} bytes of scalars")
+    message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
+    group.broadcast(message, source)
+    data = data or message.cpu().numpy().tobytes()
+    return data[:FORM_DIGITS].decode(), cache(lambda: dict(json.loads(data[FORM_DIGITS:])))
+
+
+def _form_of(tensors: Sequence[Tensor]) -> str:
+    """Tells whether tensors are the same by type and shape: chunks of other sizes would be filled with garbage."""
+    text = repr([(name_of(t.dtype), t.shape) for t in tensors])
+    return hashlib.blake2b(text.encode(), digest_size=FORM_DIGITS // 2).hexdigest()
+
+
+def _chunks(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors, and parts of large ones, grouped into messages of at most CHUNK_BYTES, one device each; the same on
+    every rank.
+
+    Parts are ordered by element size, so that every slice of a byte buffer is aligned for its dtype. Those that lie in
+    the host's memory (an optimizer's step counters) share a message, which goes over the device as any other where the
+    group takes nothing else.
+    """
+    tensors = sorted(tensors, key=lambda t: ("cpu" if t.is_cpu else t.device.type, -t.element_size()))
+    chunks: list[list[Tensor]] = []
+    size, device = 0, None
+    for tensor in tensors:
+        more, on = tensor.nbytes, tensor.device
+        if more > CHUNK_BYTES:
+            chunks += [[part] for part in _cut(tensor, more)]
+            size = CHUNK_BYTES
+        elif size + more > CHUNK_BYTES or on != device:
+            chunks.append([tensor])
+            size = more
+        else:
+            chunks[-1].append(tensor)
+            size += more
+        device = on
+    return chunks
+
+
+def _cut(tensor: Tensor, size: int) -> Iterator[Tensor]:
+    """Views of at most CHUNK_BYTES that cover a tensor of ``size`` bytes. They follow from its shape alone: in another
+    process its values may lie in memory in another order."""
+    if size <= CHUNK_BYTES or not tensor.dim():
+        yield tensor
+        return
+    rows = CHUNK_BYTES * len(tensor) // size
+    if not rows:
+        for row in tensor:
+            yield from _cut(row, size // len(tensor))
+        return
+    for start in range(0, len(tensor), rows):
+        yield tensor[start : start + rows]

@@ -1,0 +1,117 @@
+"""The global sample order: a pure function of (seed, epoch, position), the same on every machine and for
+any world size.
+
+Each epoch is a permutation of all samples (``recovery.data.permutation``), so there is no state to save, and
+a rank looks up its own share of a batch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import overload
+
+from recovery.data.leftout import LeftOut
+from recovery.data.permutation import permutation, samples_at
+
+
+def permute(index: int, size: int, seed: int, epoch: int) -> int:
+    """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError when out of range."""
+    return permutation(size, seed, epoch).at(index)
+
+
+def sample_at(position: int, samples: int, seed: int) -> int:
+    """The sample id at a global position (from 0); epoch = position // samples."""
+    epoch, index = divmod(position, samples)
+    return permute(index, samples, seed, epoch)
+
+
+def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:
+    """Sample ids of the global batch of ``step`` (from 1), in order."""
+    return list(_batch(step, global_batch, samples, seed))
+
+
+def without(ids: list[int], step: int, skip: Mapping[int, int]) -> list[int]:
+    """A batch without the samples that are left out at ``step``; ``skip``: sample -> first step without it."""
+    return [sample for sample in ids if skip.get(sample, step + 1) > step]
+
+
+@lru_cache(maxsize=16)
+def _batch(step: int, global_batch: int, samples: int, seed: int) -> tuple[int, ...]:
+    """A pure function that a judge asks of every arm, and a simulation of every rank."""
+    first = (step - 1) * global_batch
+    return tuple(samples_at(range(first, first + global_batch), samples, seed))
+
+
+class Batch(Sequence[int]):
+    """``without(batch(...), ...)``, of which only what is asked for is looked up, in time and memory."""
+
+    def __init__(
+        self, step: int, global_batch: int, samples: int, seed: int, skip: Mapping[int, int] | None = None
+    ) -> None:
+        self._samples, self._seed = samples, seed
+        first = (step - 1) * global_batch
+        self._positions = range(first, first + global_batch)
+        left_out = skip if isinstance(skip, LeftOut) else LeftOut(skip)
+        self._gone = left_out.places(step, self._positions, samples, seed)
+
+    def __len__(self) -> int:
+        return len(self._positions) - len(self._gone)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        if isinstance(place, int):
+            return self[range(len(self))[place] : range(len(self))[place] + 1][0]
+        start, stop, stride = place.indices(len(self))
+        if start >= stop:
+            return []
+        positions = range(self._position(start), self._position(stop - 1) + 1)
+        found = samples_at(positions, self._samples, self._seed)
+        gone = {position - positions.start for position in self._gone if position in positions}
+        return [sample for number, sample in enumerate(found) if number not in gone][::stride]
+
+    def _position(self, place: int) -> int:
+        """Of the sample in that place among those that are left."""
+        position = self._positions.start + place
+        for gone in self._gone:
+            if gone > position:
+                break
+            position += 1
+        return position
+
+
+def share(rank: int, world: int, global_batch: int) -> range:
+    """Which part of the global batch a rank takes: contiguous, sizes differ by at most one, larger ones first."""
+    base, extra = divmod(global_batch, world)
+    start = rank * base + min(rank, extra)
+    return range(start, start + base + (rank < extra))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What is computed in one forward and backward pass. ``number``: its place in the global batch, from 0;
+    ``samples``: their ids, of which the first ``count`` count (a place without a share gets one that does not)."""
+
+    number: int
+    samples: list[int]
+    count: int
+
+
+def micro_batches(
+    ids: Sequence[int], *, rank: int, world: int, full: int, shrink: bool = False, elastic: bool = False
+) -> list[MicroBatch]:
+    """What a rank computes of a global batch. ``full``: ranks of the full job; ``shrink``: the shares of ranks that are
+    missing go; ``elastic``: the batch is cut as for the full job, and whoever is there shares the parts."""
+    parts = full if shrink or elastic else world
+    found = []
+    for number in share(rank, world, parts) if elastic else (rank,):
+        part = share(number, parts, len(ids))
+        samples = list(ids[part.start : part.stop])
+        found.append(MicroBatch(number=number, samples=samples or list(ids[:1]), count=len(samples)))
+    return found

@@ -1,0 +1,394 @@
+"""Tells a hung rank from the ones that wait for it, by progress marks alone.
+
+Pure: time and marks come in as arguments. In data-parallel training all ranks enter the same collectives in
+the same order, so whoever has entered fewer than the others is what they wait for. Where nobody waits, as in
+a stall that all share, nobody hangs. How long a rank may keep others waiting is ``recovery.detection.pace``'s
+to say; time in which it wanted a processor and got none does not count (``recovery.process.starvation``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from recovery.detection.pace import HangLimits, Pace
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+
+__all__ = ["STOPPED", "Hang", "HangDetector", "HangLimits", "Leaving"]
+
+T = TypeVar("T")
+
+MAX_LOOK_S = 0.1
+STALLS = "data"  # the phase that depends on what ranks share
+DISK = "D"  # in the kernel, waiting for a device
+STOPPED = ("T",)
+TRACED = ("t",)
+"""Held by a debugger or a profiler, who mean to let go of it."""
+UNHEARD = "?"
+"""Of a process whose node is not heard of: its mark is an old one, and says nothing about now."""
+SURE = 0.25
+"""Of its deadline a rank is silent before anybody asks what kept it: that costs a look at each of its threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long already;
+    ``missed``: collectives of its step that others have entered, and it has not, though it waits in one; ``last_seq``:
+    the last event it had noted before; ``stopped``: the kernel showed it as stopped, for so long.
+    """
+
+    process: str
+    phase: str
+    step: int
+    collective: int
+    silent_s: float
+    deadline_s: float
+    missed: int = 0
+    busy: bool = False
+    last_seq: int = -1
+    stopped: bool = False
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """For the record: so that others can tell whether it can have been silent for so long."""
+        return _measured(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
+
+    @property
+    def detail(self) -> str:
+        """For people."""
+        late = (
+            "a rank waits for bytes that others have"
+            if self.collective
+            else "all ranks wait in one collective"
+        )
+        if self.phase != "collective":
+            late = "no rank makes progress"
+        who = "" if self.process else f"{late}, "
+        where = f"{self.phase} of step {self.step}"
+        if self.phase == "between":
+            where = f"code of the script's between steps, after step {self.step}"
+        if self.busy:
+            where += ", where it said that it is busy"
+        if self.missed:
+            where += f" without entering collective {self.collective + 1}, in which the others wait"
+        return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """``passed_s``: since the look before, as far as it counts."""
+
+    now_s: float
+    passed_s: float
+
+    @classmethod
+    def after(cls, last_s: float | None, now_s: float) -> _Look:
+        return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
+
+
+@dataclass(kw_only=True)
+class _Silence:
+    """How long a member, with this very mark, kept others waiting, how long it was itself one who waits, how long
+    nobody waited for it alone (``shared_s``; ``common_s`` of it with most others, for a few who wait), and since when
+    the kernel shows it as stopped. ``unasked_s``: what was counted since somebody last asked what kept it
+    (``asked_s``, ``starved_s``).
+    """
+
+    mark: Mark
+    behind_s: float = 0.0
+    waited_s: float = 0.0
+    shared_s: float = 0.0
+    common_s: float = 0.0
+    stopped_s: float | None = None
+    starved_s: float = 0.0
+    asked_s: float | None = None
+    unasked_s: float = 0.0
+
+    def waits(
+        self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], stuck: Callable[[], bool]
+    ) -> None:
+        """It is one of those who wait. ``stuck``: whether anybody is to ask what kept it."""
+        self.waited_s = max(0.0, self.waited_s + self._net(look, deadline_s, pulse, asks=stuck))
+
+    def lags(self, look: _Look, deadline_s: float, pulse: Callable[[], Pulse], works: float) -> None:
+        """It keeps others waiting. ``works``: how much counts of time in which it uses a processor."""
+        self.behind_s = max(0.0, self.behind_s + self._net(look, deadline_s, pulse, works))
+
+    def _net(
+        self,
+        look: _Look,
+        deadline_s: float,
+        pulse: Callable[[], Pulse],
+        works: float = 1.0,
+        asks: Callable[[], bool] = lambda: True,
+    ) -> float:
+        """Of the time since the last look, how much it was not kept from running by others; less than nothing, when it
+        turns out only now that it was kept from running before."""
+        self.unasked_s += look.passed_s
+        if self.behind_s + self.waited_s < SURE * deadline_s or not asks():
+            return look.passed_s
+        now, credit_s = pulse(), 0.0
+        if self.asked_s is not None:
+            held_s = now.starved_s - self.starved_s
+            # What was counted of this time; and what is too long for this time was earlier. Between the two it may
+            # have been in time that was counted against nobody.
+            credit_s = min(held_s, self.unasked_s) + max(0.0, held_s - (look.now_s - self.asked_s))
+        self.starved_s, self.asked_s, self.unasked_s = now.starved_s, look.now_s, 0.0
+        return (look.passed_s - credit_s) * (works if now.working else 1.0)
+
+
+def _still(_: str = "") -> Pulse:
+    return Pulse()
+
+
+@dataclass(kw_only=True)
+class HangDetector:
+    """Learns step times of the current world and names hung processes.
+
+    Silence is summed over looks, each counted for at most ``MAX_LOOK_S``: what passes while the supervisor
+    itself gets no CPU is nobody's silence. It counts from the moment a rank falls behind others who wait, not from its
+    last mark: whoever waited long in a collective that has just ended is not late yet, and of a stall that all share
+    the last to come out of it has as long again as it was shared.
+    """
+
+    limits: HangLimits = field(default_factory=HangLimits)
+    due_s: float = math.inf
+    """In how long somebody is late who does not move till then."""
+    _last_step: int = -1
+    _last_time_s: float = 0.0
+    _last_look_s: float | None = None
+    _silences: dict[str, _Silence] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(limits=self.limits)
+
+    def resumed(self, members: Collection[str]) -> None:
+        """A generation of these processes starts training: silence is counted from now."""
+        self._last_step = -1
+        self._last_look_s, self.due_s = None, math.inf
+        self._silences = {}
+        self.pace.resumed(members)
+
+    def deadline_s(self, phase: str) -> float:
+        """How long a rank may be silent in a phase."""
+        return self.pace.deadline_s(phase)
+
+    def observe(self, now_s: float, committed: int, moved_s: Iterable[float] = ()) -> None:
+        """Learn from the slowest member's committed step. ``moved_s``: when each member began what it does now: the
+        step was done by then. Without it a step would be known to a look, and eight steps to eight looks.
+        """
+        if committed <= self._last_step:
+            return
+        before_s = now_s if self._last_look_s is None else self._last_look_s
+        done_s = min((time_s for time_s in moved_s if before_s <= time_s <= now_s), default=now_s)
+        if self._last_step >= 0:
+            self.pace.step_took((done_s - self._last_time_s) / (committed - self._last_step))
+        self._last_step, self._last_time_s = committed, done_s
+
+    def look(
+        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str],
+        replicas: Mapping[str, int] = MappingProxyType({}), *, pulse: Callable[[str], Pulse] = _still,
+        others_done: bool = False,
+    ) -> Hang | None:  # fmt: skip
+        """The worst hang among the members of a training generation that are still at work.
+
+        ``kernel``: the kernel's letter for a process (R, S, D, T ..., ? of one that is not heard of), asked only of
+        those that did not move since the last look; ``replicas``: which members hold one copy of the model together,
+        where one is more than a rank: they have collectives of their own, in which they wait for each other alone;
+        ``pulse``: what a process gets of the processors, asked only of those that are silent for long;
+        ``others_done``: some have done their last step. A hang of the process ``""`` is nobody's.
+        """
+        kernel = _once(kernel)
+        look = _Look.after(self._last_look_s, now_s)
+        self._last_look_s, self.due_s = now_s, math.inf
+        ahead: dict[int, tuple[int, int]] = {}
+        for name, mark in marks.items():
+            group = replicas.get(name, 0)
+            ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
+        alone = len(marks) == 1
+        awaited = alone or others_done or any(mark.phase == "collective" for mark in marks.values())
+        common = self._common_stall(marks)
+        stuck = partial(_once(lambda _: _all_wait(marks, kernel)), "")
+        hangs, heard = [], {}
+        for name, mark in marks.items():
+            furthest = ahead[replicas.get(name, 0)]
+            silence = self._silence_of(name, mark)
+            if silence is None or kernel(name) != UNHEARD:
+                heard[name] = mark
+            if silence is None or name not in heard:
+                continue
+            deadline = self._deadline_s(name, silence)
+            # Others who are two steps on have the rank's part of the step between: it works, and its marks are lost.
+            if _waits(mark, furthest) and not alone:
+                silence.waits(look, deadline, partial(pulse, name), stuck)
+            elif furthest[0] > mark.step + 1 or (awaited and not (common and mark.phase == STALLS)):
+                silence.lags(look, deadline, partial(pulse, name), self.pace.works)
+            else:
+                silence.shared_s += look.passed_s
+                silence.common_s += look.passed_s if awaited else 0.0
+            hang = self._judge(name, silence, look.passed_s, kernel, None if alone else furthest, deadline)
+            if hang is not None:
+                hangs.append(hang)
+        worst = max(hangs, key=lambda hang: (bool(hang.process), hang.silent_s), default=None)
+        return worst or self._stuck(heard, alone=alone)
+
+    def _common_stall(self, marks: Mapping[str, Mark]) -> bool:
+        """Whether half of the members or more wait for data at once: their source is slow, and none of them hangs."""
+        still = [
+            name for name, mark in marks.items() if mark.phase == STALLS and not mark.busy_s
+            and (silence := self._silences.get(name)) is not None and silence.mark == mark
+        ]  # fmt: skip
+        return len(still) >= max(2, len(marks) / 2)
+
+    def _silence_of(self, name: str, mark: Mark) -> _Silence | None:
+        """None: it has moved since the last look."""
+        self.pace.saw(name, mark)
+        silence = self._silences.get(name)
+        if silence is not None and silence.mark == mark:
+            return silence
+        if silence is not None:
+            alone_s = silence.behind_s
+            self.pace.ended(name, silence.mark, alone_s=alone_s, all_s=alone_s + silence.shared_s)
+        self._silences[name] = _Silence(mark=mark)
+        return None
+
+    def _deadline_s(self, name: str, silence: _Silence) -> float:
+        if silence.mark.busy_s:
+            return float(silence.mark.busy_s)
+        deadline = self.pace.deadline_s(silence.mark.phase, name)
+        return deadline if self.limits.given_s is not None else max(deadline, silence.shared_s)
+
+    def _judge(
+        self, name: str, silence: _Silence, passed_s: float, kernel: Callable[[str], str],
+        furthest: tuple[int, int] | None, deadline: float,
+    ) -> Hang | None:  # fmt: skip
+        mark, silent = silence.mark, max(silence.behind_s, silence.waited_s, silence.shared_s)
+        if not silent:
+            return None
+        state = kernel(name)
+        stopped = state in STOPPED
+        if stopped:
+            silence.stopped_s = 0.0 if silence.stopped_s is None else silence.stopped_s + passed_s
+            late, deadline = silence.stopped_s, self.limits.stopped_s
+        else:
+            # Whoever waits is to blame only if the kernel says that it would not even notice the end of its wait.
+            silence.stopped_s = None
+            late = max(silence.behind_s, silence.waited_s) if state in TRACED else silence.behind_s
+            if mark.busy_s or self.limits.given_s is not None:
+                late += silence.shared_s
+            elif silence.common_s > self.limits.between_s:
+                late, deadline = silence.common_s, self.limits.between_s
+            elif late and silence.shared_s <= 2 * self.pace.step_s:
+                # While the others did their part of the step it was silent too, and had no more to do than they. They
+                # may take longer than usual for it: one that spins is in their way.
+                late += silence.shared_s
+        missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
+        waits = mark.phase == "collective" and state not in STOPPED + TRACED and furthest is not None
+        if state == DISK:
+            deadline *= self.limits.disk_factor
+        if waits and not missed:
+            deadline = self.pace.patient_s(deadline)
+        if late <= deadline:
+            self.due_s = min(self.due_s, deadline - late) if late else self.due_s
+            return None
+        # Whoever sits in a collective and could notice its end waits for bytes: the others may have got theirs. If
+        # it is the one that hangs, it will not leave the broken group either, and is found then. But one that has
+        # not entered a collective of this very step which others have entered has left it out. A
+        # stall that was shared for most of its time has no culprit: whoever does not leave the group then is found.
+        if waits and not missed:
+            self.pace.stuck()
+        nobodys = not stopped and state not in TRACED and silence.shared_s > silence.behind_s
+        innocent = (waits and not missed) or nobodys
+        return Hang(
+            process="" if innocent else name,
+            phase=mark.phase,
+            step=mark.step,
+            collective=mark.collective,
+            silent_s=late,
+            deadline_s=deadline,
+            missed=missed if mark.phase == "collective" else 0,
+            busy=bool(mark.busy_s),
+            last_seq=mark.last_seq,
+            stopped=stopped,
+        )
+
+    def _stuck(self, marks: Mapping[str, Mark], *, alone: bool) -> Hang | None:
+        """All members that are heard of have waited in one collective for too long: the network's fault."""
+        if alone or not marks or any(mark.phase != "collective" for mark in marks.values()):
+            return None
+        waited = min(self._silences[name].waited_s for name in marks)
+        limit = self.pace.patient_s(2 * self.deadline_s("collective"))
+        step = max(mark.step for mark in marks.values())
+        if waited <= limit:
+            return None
+        self.pace.stuck()
+        return Hang(
+            process="", phase="collective", step=step, collective=0, silent_s=waited, deadline_s=limit
+        )
+
+
+@dataclass(kw_only=True)
+class Leaving:
+    """Which members of an aborted generation do not leave it. Each has as long as its phase may take, from its last
+    sign of life on; see ``Pace.leave_s``."""
+
+    pace: Pace
+    least_s: float
+    _last_look_s: float | None = None
+    _silences: dict[str, _Silence] = field(default_factory=dict)
+
+    def late(
+        self, now_s: float, marks: Mapping[str, Mark], kernel: Callable[[str], str], pulse: Callable[[str], Pulse]
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Those that are late by now, and what is measured of each (``Hang.measured``). Arguments as of
+        ``HangDetector.look``."""
+        look = _Look.after(self._last_look_s, now_s)
+        self._last_look_s = now_s
+        late = {}
+        for name, mark in marks.items():
+            silence = self._silences.get(name)
+            # Who is not heard of may have left; its node comes back, and the word with it, or is given up.
+            if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
+                self._silences[name] = _Silence(mark=mark)
+                continue
+            limit = self.pace.leave_s(mark, name, self.least_s)
+            silence.lags(look, limit, partial(pulse, name), self.pace.works)
+            state = kernel(name)
+            if state in STOPPED:
+                limit = self.least_s
+            elif state == DISK:
+                limit *= self.pace.limits.disk_factor
+            if silence.behind_s > limit:
+                late[name] = _measured(silence.behind_s, limit, mark.last_seq)
+        return late
+
+
+def _measured(silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False) -> dict[str, Any]:
+    more = {"stopped": True} if stopped else {}
+    return {"silent_s": round(silent_s, 6), "limit_s": round(limit_s, 6), "last_seq": last_seq, **more}
+
+
+def _once(ask: Callable[[str], T]) -> Callable[[str], T]:
+    """Asks the same only once. Made in every look, which functools.cache is too slow for."""
+    known: dict[str, T] = {}
+
+    def asked(name: str) -> T:
+        if name not in known:
+            known[name] = ask(name)
+        return known[name]
+
+    return asked
+
+
+def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
+    """Whether all that are heard of wait in a collective."""
+    return all(mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items())
+
+
+def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:
+    return mark.phase == "collective" and (mark.step, mark.collective) == furthest

@@ -1,0 +1,376 @@
+"""The agent of one node: starts and watches its processes for a coordinator, which it dials.
+
+Away from the coordinator it goes on alone: processes train on, and what they say and how they end is kept and told
+later, in order. It ends when the coordinator says so, or has been away for the lease; its processes end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from recovery.nodes.agent.agent_processes import Ward
+from recovery.nodes.agent.dialer import Dialler
+from recovery.nodes.link import protocol
+from recovery.nodes.link.clock import boot_id
+from recovery.nodes.link.files import refuse_shared
+from recovery.nodes.link.handshake import Refused
+from recovery.nodes.link.link import FULL, Link, Post
+from recovery.nodes.link.protocol import MarkWords
+from recovery.process import processes
+from recovery.process.node import Recipe
+from recovery.process.output import say
+from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
+from recovery.process.pressure import Reader
+
+BEAT_S = 0.05
+QUIET_BEAT_S = 0.1  # longer without a beat, and the coordinator holds what it knows of us for old
+IDLE_BEAT_S = 0.5  # with no processes
+LEASE_S = 120.0
+MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
+OLD_COORDINATOR_S = 1.0
+SILENT_S = (
+    3.0  # the coordinator asks for the time every second; a cut network may keep a connection dead for long
+)
+STRAYS_EVERY_S = 2.0
+ASLEEP_S = 1.0  # between two turns: it is not the coordinator that was silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What an agent is told. ``coordinator``: its address; ``address``: of this node, "": the one from which it
+    reaches the coordinator; ``scratch``: directory for event logs and outputs; ``lease_s``: how long it goes on without
+    a coordinator; ``devices``: as torch names them; ``coordinator_boot``: of its machine: if that is this one too, what
+    ranks share with their agent lies in files, so that nothing they wrote is lost with the node."""
+
+    coordinator: tuple[str, int]
+    node: int
+    address: str
+    token: bytes
+    scratch: Path
+    recipe: Recipe
+    lease_s: float = LEASE_S
+    coordinator_boot: str = ""
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Agent:
+    """``run`` is all there is to do, on the main thread of a process of its own. Raises InfrastructureError, and
+    ScenarioError where its scratch directory is its coordinator's."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        processes.become_subreaper()
+        self._config = config
+        self._server = config.recipe.server()
+        self._dialler = Dialler(config.coordinator, config.token, source=config.address, say=self._say)
+        self._link: Link | None = None
+        self._welcome = False
+        self._epoch = 0
+        self._coordinator = ""
+        self._away_s = self._heard_s = self._turned_s = time.monotonic()
+        self._ended = ""
+        self._warned = False
+        self._wake, self._waker = os.pipe()
+        for fd in (self._wake, self._waker):
+            os.set_blocking(fd, False)
+        self._strays: set[int] = set()
+        self._read: list[Path] = []  # files of arms that are over
+        self._strays_due_s = self._press_due_s = 0.0
+        self._pressure = Reader()
+        self._begin()
+
+    def _begin(self) -> None:
+        """As an agent that nobody has heard of."""
+        self._incarnation = secrets.token_hex(8)
+        self._post = Post(limit=MAX_KEPT)
+        self._reset()
+
+    def _reset(self) -> None:
+        """With no processes."""
+        config = self._config
+        named = config.coordinator_boot == boot_id()
+        self._ward = Ward(self._server, config.recipe, self._post, config.scratch, named=named)
+        self._said_marks: Mapping[str, MarkWords] = {}
+        self._said_states: Mapping[str, str] = {}
+        self._beat_s = self._looked_s = 0.0
+
+    def run(self) -> str:
+        """Serve until told to end; why it ended. Everything it started is gone then. Raises InfrastructureError when
+        processes cannot be started here at all."""
+        try:
+            self._server.await_ready()
+            self._away_s = time.monotonic()
+            self._dialler.dial()
+            while not self._ended:
+                self._turn()
+        finally:
+            self._close()
+        return self._ended
+
+    def warn(self) -> None:
+        """The node will be ended soon: tell everybody. May be called by a signal handler."""
+        self._warned = True
+        self._ring()
+
+    def end(self, why: str) -> None:
+        """End now. May be called by a signal handler."""
+        self._ended = self._ended or why
+        self._ring()
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        for fd in (self._ward.fileno(), self._wake, self._dialler.fileno()):
+            poll.register(fd, select.POLLIN)
+        if self._link is not None:
+            poll.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0))
+        due_s = self._looked_s + (BEAT_S if self._ward.pids else IDLE_BEAT_S)
+        poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._hear()
+        self._say_hello()
+        self._obey()
+        self._tell_of_warning()
+        now_s = time.monotonic()
+        if now_s >= self._looked_s + BEAT_S:
+            self._looked_s = now_s
+            if self._keeps_up and not self._post.unsent:
+                self._ward.forward()
+            self._beat(now_s)
+            self._press(now_s)
+        self._send()
+        self._look_around(now_s)
+
+    @property
+    def _keeps_up(self) -> bool:
+        """Whether somebody listens, and takes what is sent."""
+        return self._welcome and self._link is not None and self._link.waiting < FULL
+
+    def _hear(self) -> None:
+        reports = self._ward.reports()
+        if reports:
+            self._beat(time.monotonic(), at_once=True)  # whoever hears of it looks at the marks next
+        for report in reports:
+            self._ward.tell_of(report)
+
+    def _beat(self, now_s: float, *, at_once: bool = False) -> None:
+        """What changed; nothing, if nothing was said for long. Dropped when the coordinator does not keep up."""
+        if not self._keeps_up or self._link is None:
+            return
+        marks, states = self._ward.marks(), self._ward.states()
+        moved = {name: mark for name, mark in marks.items() if self._said_marks.get(name) != mark}
+        turned = {name: state for name, state in states.items() if self._said_states.get(name) != state}
+        news = moved or any(
+            "t" in (turned[name] + self._said_states.get(name, "")).lower() for name in turned
+        )
+        due_s = self._beat_s + (BEAT_S if news else QUIET_BEAT_S)
+        if now_s < due_s and not (news and at_once):
+            return
+        self._said_marks, self._said_states, self._beat_s = marks, states, now_s
+        beat = protocol.Beat(
+            time_ns=time.monotonic_ns(), marks=moved, states=turned, pulses=dict(self._ward.pulses())
+        )  # fmt: skip
+        self._link.put(beat, got=self._post.received)
+
+    def _press(self, now_s: float) -> None:
+        """Tell how short of processors the ranks are; dropped when the coordinator does not keep up."""
+        pids = self._ward.ranks()
+        if now_s < self._press_due_s or not pids or not self._keeps_up or self._link is None:
+            return
+        self._press_due_s = now_s + PRESSURE_EVERY_S
+        found = self._pressure.read(pids)
+        if found is not None:
+            pressed = protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))
+            self._link.put(pressed, got=self._post.received)
+
+    def _show(self) -> None:
+        """Still here, though something takes long on this machine."""
+        self._beat(time.monotonic())
+        with suppress(OSError):  # the next turn finds it, too
+            if self._link is not None:
+                self._link.flush()
+
+    def _send(self) -> None:
+        if self._link is None:
+            return
+        if self._welcome:
+            self._post.pump(self._link)
+        try:
+            self._link.flush()
+        except OSError as error:
+            self._lose(str(error))
+
+    def _look_around(self, now_s: float) -> None:
+        if now_s >= self._strays_due_s:
+            self._strays_due_s = now_s + STRAYS_EVERY_S
+            self._reap_strays()
+        if now_s > self._turned_s + ASLEEP_S:  # nobody listened
+            self._heard_s = now_s
+        self._turned_s = now_s
+        if now_s > self._heard_s + SILENT_S:
+            self._lose(f"nothing came for {SILENT_S:g} s")
+        if not self._welcome and now_s > self._away_s + self._config.lease_s:
+            self.end(f"the coordinator was away for {self._config.lease_s:g} s")
+        if not len(self._post):
+            self._forget_files()
+        if self._post.full:
+            self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
+
+    def _forget_files(self) -> None:
+        """The coordinator has them all."""
+        for path in self._read:
+            with suppress(OSError):
+                path.unlink()
+        self._read.clear()
+
+    def _reap_strays(self) -> None:
+        """Orphans become ours, and nobody else waits for them; whoever is seen ended twice is nobody else's."""
+        ours = {*self._ward.pids.values(), self._server.process.pid}
+        me = str(os.getpid())
+        ended = {pid for pid, fields in processes.everybody() if fields[:2] == ["Z", me] and pid not in ours}
+        for pid in ended & self._strays:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        self._strays = ended
+
+    # ---- the coordinator
+
+    def _say_hello(self) -> None:
+        link = self._dialler.link()
+        if link is None:
+            return
+        self._link = link
+        self._heard_s = time.monotonic()
+        config = self._config
+        hello = protocol.Hello(
+            node=config.node, incarnation=self._incarnation, epoch=self._epoch, host=os.uname().nodename,
+            boot=boot_id(), address=config.address or link.address, devices=config.devices, scratch=str(config.scratch),
+            processes=dict(self._ward.pids), versions=dict(config.versions), lease_s=config.lease_s,
+        )  # fmt: skip
+        link.put(hello, got=self._post.received)
+
+    def _obey(self) -> None:
+        if self._link is None:
+            return
+        try:
+            parcels = self._link.take()
+            self._heard_s = time.monotonic() if parcels else self._heard_s
+            for parcel in parcels:
+                if isinstance(parcel.frame, protocol.Welcome):
+                    self._be_welcomed(parcel.frame)
+                elif not self._welcome and not isinstance(parcel.frame, protocol.Fence):
+                    raise Refused(f"{parcel.frame.type} before a welcome")
+                if self._link is None:
+                    return
+                if self._post.accept(parcel):
+                    self._do(parcel.frame)
+        except (Refused, OSError) as error:
+            self._lose(str(error))
+
+    def _be_welcomed(self, welcome: protocol.Welcome) -> None:
+        if welcome.epoch < self._epoch:
+            why = f"its epoch is {welcome.epoch}, and one of {self._epoch} was obeyed before"
+            self._lose(why, OLD_COORDINATOR_S)
+            return
+        refuse_shared(self._config.scratch)  # the supervisor may have begun later than this agent
+        self._epoch = welcome.epoch
+        if welcome.coordinator != self._coordinator:
+            self._coordinator = welcome.coordinator
+            self._post.renumber()
+            for ended in self._ward.ended:  # the one before may have died before it wrote that down
+                self._post.add(ended)
+        self._welcome = True
+        self._post.reconnected()
+        self._said_marks, self._said_states, self._beat_s = {}, {}, 0.0  # it may have forgotten
+
+    def _do(self, frame: Any) -> None:
+        match frame:
+            case protocol.Start():
+                self._ward.start(frame, self._show)
+            case protocol.Tell():
+                self._pass_on(frame)
+            case protocol.Signal():
+                self._ward.signal(frame.process, frame.signum)
+            case protocol.Ping():
+                self._answer(frame)
+            case protocol.Clear():
+                self._clear()
+            case protocol.Fence():
+                self._say("given up by the coordinator: everything here is killed, and begins anew")
+                self._ward.clear()
+                self._lose("")
+                self._begin()
+            case protocol.Bye():
+                self.end("the run is over")
+
+    def _pass_on(self, tell: protocol.Tell) -> None:
+        try:
+            for process, message in tell.messages():
+                self._ward.tell(process, message)
+        except ValidationError as error:
+            raise Refused(f"not a message for a process: {error.errors()[0]['msg']}") from error
+
+    def _answer(self, ping: protocol.Ping) -> None:
+        received_ns = time.monotonic_ns()
+        if self._link is not None:
+            pong = protocol.Pong(
+                sent_ns=ping.sent_ns, received_ns=received_ns, answered_ns=time.monotonic_ns()
+            )
+            self._link.put(pong, got=self._post.received)
+
+    def _clear(self) -> None:
+        left = self._ward.clear()
+        self._read += self._ward.files()
+        self._reset()
+        self._post.add(protocol.Cleared(left=left))
+
+    def _lose(self, why: str, after_s: float = 0.0) -> None:
+        """The connection is of no use any more. Only the end of this process closes one in order."""
+        if self._link is None:
+            return
+        self._link.reset()
+        self._link = None
+        if self._welcome:
+            self._away_s = time.monotonic()
+        self._welcome = False
+        if why:
+            self._say(f"the connection to the coordinator ended: {why}")
+        self._dialler.dial(after_s=after_s)
+
+    def _tell_of_warning(self) -> None:
+        if self._warned:
+            self._warned = False
+            self._post.add(protocol.Warned())
+            self._ward.warn()
+
+    # ---- small
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # it is awake
+            os.write(self._waker, b"!")
+
+    def _say(self, text: str) -> None:
+        say(text, who=f"agent of node {self._config.node}")
+
+    def _close(self) -> None:
+        self._ward.clear()
+        if not len(self._post):
+            self._forget_files()
+        if self._link is not None:
+            self._link.close()
+        self._dialler.close()
+        self._server.close()
+        for fd in (self._wake, self._waker):
+            os.close(fd)

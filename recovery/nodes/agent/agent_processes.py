@@ -1,0 +1,180 @@
+"""The processes of one node as its agent tells of them: what happens to them becomes messages for the coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import astuple
+from functools import partial
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from recovery.nodes.link import protocol
+from recovery.nodes.link.files import Tail
+from recovery.nodes.link.link import Post
+from recovery.nodes.link.protocol import MarkWords
+from recovery.process.forkserver import ForkServer
+from recovery.process.local import Dying, Exited, Report, Said
+from recovery.process.node import Node, Recipe
+from recovery.transport.progress_counters import PHASES, Mark
+from recovery.transport.wire import Message
+
+SILENT_NS = 100_000_000
+KEPT_ENDED = 1024  # a coordinator that takes over is told of them again
+
+
+class Ward:
+    """Of one arm. ``post``: takes the messages; ``scratch``: where files of the processes are, by
+    ``Lines.file``; ``named``: see ``recovery.process.local.Children``. ``pids``: who lives; ``ended``: the
+    newest KEPT_ENDED of all others.
+
+    Of a process that has ended nothing else is held once the coordinator has confirmed what it wrote, and its files
+    are deleted then.
+    """
+
+    def __init__(
+        self, server: ForkServer, recipe: Recipe, post: Post, scratch: Path, *, named: bool = False
+    ) -> None:
+        self._node = Node(server, recipe, named=named)
+        self._post = post
+        self._scratch = scratch
+        self._tails: dict[str, list[Tail]] = {}
+        self._ranks: set[str] = set()
+        self._spoken: set[str] = set()
+        self._deaf: set[str] = set()
+        self.pids: dict[str, int] = {}
+        self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
+
+    def fileno(self) -> int:
+        """Readable when ``hear`` would hear something."""
+        return self._node.fileno()
+
+    def reports(self) -> list[Report]:
+        """What happened since the last look."""
+        return self._node.wait(0)
+
+    def tell_of(self, report: Report) -> None:
+        """Make a message of it; of an exit, after everything that the process wrote."""
+        if isinstance(report, Said):
+            self._spoken.add(report.process)
+            self._post.add(protocol.Heard(process=report.process, message=report.message))
+        elif isinstance(report, Dying):
+            self._post.add(protocol.Sinking(process=report.process))
+        elif isinstance(report, Exited):
+            self._send_files(report.process, last=True)
+            self.pids.pop(report.process, None)
+            ended = protocol.Ended(
+                process=report.process, exit_code=report.exit_code, signal=report.signal, time_ns=report.time_ns,
+                mark=_words(self._node.mark(report.process)),
+            )  # fmt: skip
+            self.ended.append(ended)
+            for book in (self._ranks, self._spoken, self._deaf):
+                book.discard(report.process)
+            self._post.add(ended, then=partial(self._forget, report.process))
+
+    def _forget(self, process: str) -> None:
+        """The coordinator has all that it wrote."""
+        for tail in self._tails.pop(process, ()):
+            with suppress(OSError):
+                tail.path.unlink()
+
+    def forward(self) -> None:
+        """Tell what files hold that was not told yet."""
+        for name in self.pids:
+            self._send_files(name)
+
+    def marks(self) -> Mapping[str, MarkWords]:
+        """Of all that live."""
+        return {name: _words(self._node.mark(name)) for name in self.pids}
+
+    def states(self) -> Mapping[str, str]:
+        """The kernel's word on all that live."""
+        return {name: self._node.os_state(name) for name in self.pids}
+
+    def ranks(self) -> Mapping[str, int]:
+        """The pids of those that train, or wait to."""
+        return {name: pid for name, pid in self.pids.items() if name in self._ranks}
+
+    def pulses(self) -> Mapping[str, tuple[float, bool]]:
+        """Of those that are silent: nobody asks for others'."""
+        now_ns = time.monotonic_ns()
+        silent = [name for name in self.pids if now_ns - self._node.mark(name).time_ns > SILENT_NS]
+        return {name: astuple(self._node.pulse(name)) for name in silent}
+
+    def start(self, start: protocol.Start, waiting: Callable[[], None] | None = None) -> None:
+        """Start a process, and say whether it worked. ``waiting``: called now and then meanwhile."""
+        try:
+            config = json.loads(start.config)
+            config["parent"] = os.getpid()
+            log = self._place(start.log) if start.log else None
+            files = [Tail(log, start.log, whole_lines=True)] if log else []
+            output = config.get("log")
+            if output and Path(output).is_relative_to(self._scratch):
+                name = str(Path(output).relative_to(self._scratch))
+                files.append(Tail(self._place(name), name, whole_lines=False))
+            data = json.dumps(config, separators=(",", ":")).encode()
+            pid = self._node.start(start.process, data, mode=start.mode, log=log, waiting=waiting)
+        except (InfrastructureError, OSError, ValueError, TypeError) as error:
+            self._post.add(protocol.Started(process=start.process, pid=0, error=str(error)))
+            return
+        self._tails[start.process], self.pids[start.process] = files, pid
+        if log is not None:
+            self._ranks.add(start.process)
+        self._post.add(protocol.Started(process=start.process, pid=pid))
+
+    def tell(self, process: str, message: Message) -> None:
+        """Pass a message on. One that reads nothing would hold everybody up again with each message."""
+        hears = process in self.pids and process not in self._deaf
+        if hears and not self._node.send(process, message):
+            self._deaf.add(process)
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal one; one already gone is no error."""
+        if process in self.pids:
+            self._node.signal(process, signum)
+
+    def warn(self) -> None:
+        """SIGTERM to all ranks that can take it as a notice; others would just end."""
+        for name in self._ranks & self._spoken & self.pids.keys():
+            self._node.signal(name, signal.SIGTERM)
+
+    def clear(self) -> dict[int, str]:
+        """Kill and reap everything; what could not be removed. Messages of what they wrote follow; this is of no use
+        any more."""
+        left = self._node.close()
+        self.forward_rest()
+        return left
+
+    def files(self) -> list[Path]:
+        """All that its processes wrote here and that was, or is to be, told."""
+        return [tail.path for tails in self._tails.values() for tail in tails]
+
+    def forward_rest(self) -> None:
+        """Tell all that files hold; nobody writes to them any more."""
+        for name in self.pids:
+            self._send_files(name, last=True)
+
+    def _send_files(self, name: str, *, last: bool = False) -> None:
+        for tail in self._tails[name]:
+            for piece in tail.new(last=last):
+                self._post.add(piece)
+
+    def _place(self, name: str) -> Path:
+        """Where a file of this name is; its directory exists then."""
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"a file outside of the scratch directory: {name!r}")
+        path = self._scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _words(mark: Mark) -> MarkWords:
+    return (
+        mark.generation, mark.step, PHASES.index(mark.phase), mark.collective, mark.time_ns, mark.committed,
+        mark.last_seq, mark.busy_s,
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""An agent's way to its coordinator: a thread that connects and proves itself, so that nothing else waits for that."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from recovery.nodes.link import handshake
+from recovery.nodes.link.handshake import Unproven
+from recovery.nodes.link.link import Link
+from recovery.nodes.link.protocol import FROM_COORDINATOR
+
+CONNECT_LIMIT_S = 1.5  # then anew: in a connection that waits the kernel tries less and less often
+SOONEST_S = 0.02
+LATEST_S = 1.0
+CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
+
+
+class Dialler:
+    """``address``: of the coordinator; ``source``: of this node, to connect from if it is a loopback address; ``say``:
+    what went wrong, each thing once in a row. ``dial`` begins; then the descriptor is readable once ``link`` has
+    something."""
+
+    def __init__(
+        self, address: tuple[str, int], token: bytes, *, source: str, say: Callable[[str], None]
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._source = source
+        self._say = say
+        self._said = ""
+        self._found: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def fileno(self) -> int:
+        """To wait on."""
+        return self._fd
+
+    def dial(self, *, after_s: float = 0.0) -> None:
+        """Connect, again and again until it works: at once, or ``after_s`` later."""
+        self._thread = threading.Thread(target=self._dial, args=(after_s,), name="dialler", daemon=True)
+        self._thread.start()
+
+    def link(self) -> Link | None:
+        """The connection, once there is one: proven, and nothing was said yet."""
+        try:
+            os.eventfd_read(self._fd)
+            return self._found.get_nowait()
+        except (BlockingIOError, queue.Empty):
+            return None
+
+    def close(self) -> None:
+        """Give up."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_LIMIT_S)
+        while not self._found.empty():
+            self._found.get_nowait().close()
+        os.close(self._fd)
+
+    def _dial(self, after_s: float) -> None:
+        pause_s = SOONEST_S
+        self._ending.wait(after_s)
+        while not self._ending.is_set():
+            started_s = time.monotonic()
+            try:
+                link = self._connect()
+            except (Unproven, OSError) as error:
+                self._tell(str(error) or type(error).__name__)
+            else:
+                self._said = ""
+                self._found.put(link)
+                os.eventfd_write(self._fd, 1)
+                return
+            self._ending.wait(max(0.0, started_s + pause_s - time.monotonic()))
+            pause_s = min(LATEST_S, pause_s * 2)
+
+    def _connect(self) -> Link:
+        # Elsewhere the way to the coordinator need not be that of the ranks, and answers are to come back by it.
+        source = (self._source, 0) if self._source.startswith("127.") else None
+        sock = socket.create_connection(self._address, timeout=CONNECT_LIMIT_S, source_address=source)
+        try:
+            return Link(sock, handshake.enter(sock, self._token), FROM_COORDINATOR)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _tell(self, what: str) -> None:
+        if what != self._said:
+            self._said = what
+            self._say(f"no way to the coordinator at {self._address[0]}:{self._address[1]} yet: {what}")

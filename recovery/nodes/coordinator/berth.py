@@ -1,0 +1,190 @@
+"""What a coordinator knows of one node and of the processes there. No sockets are touched here but through ``Link``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chaos.errors import InfrastructureError
+from recovery.nodes.coordinator.loss import How
+from recovery.nodes.coordinator.outbox import Outbox
+from recovery.nodes.link.clock import ClockWatch, Offset
+from recovery.nodes.link.link import Link
+from recovery.nodes.link.protocol import Hello, MarkWords
+from recovery.process.pressure import Reading
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import NEVER, PHASES, Mark
+
+MAX_KEPT = 20_000  # messages that wait for one agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeInfo:
+    """One node. ``connected``: its agent is, now; ``silent_s``: for how long we listened and heard
+    nothing; ``lost``: why it was given up, "" while it was not; ``offset_ns``, ``bound_ns``: its monotonic clock minus
+    ours, and how far that can be off (None: not measured yet); the rest as its agent said."""
+
+    node: int
+    host: str
+    boot: str
+    address: str
+    devices: tuple[str, ...]
+    scratch: str
+    incarnation: str
+    versions: dict[str, str]
+    connected: bool
+    silent_s: float
+    lost: str
+    offset_ns: int | None
+    bound_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeJoined:
+    """An agent is there for a node: the first, or another one than before."""
+
+    node: int
+    info: NodeInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLost:
+    """A node was given up; the exits of its processes follow."""
+
+    node: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeWarned:
+    """A node was told that it will be ended soon, and has told its ranks."""
+
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockMeasured:
+    """Offset of a node's monotonic clock, as in ``NodeInfo``."""
+
+    node: int
+    offset_ns: int
+    bound_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotKept:
+    """The disk here did not take ``bytes`` that an agent sent of a file, nor will anything later of it be kept: the
+    file stays a beginning of what its process wrote."""
+
+    file: str
+    bytes: int
+    why: str
+
+
+NodeNews = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+
+
+class NodeGone(InfrastructureError):
+    """The node is lost, or does not answer now."""
+
+    def __init__(self, node: int, why: str) -> None:
+        super().__init__(f"node {node}: {why}", hint="use another node")
+        self.node = node
+        self.why = why
+
+
+@dataclass(kw_only=True)
+class Remote:
+    """One process of a node. ``state``: the kernel's letter; ``pulse``: what it got of the processors; ``pid``
+    0: it is being started; ``error``: why it was not; ``told``: said to be dying."""
+
+    name: str
+    node: int
+    pid: int = 0
+    error: str = ""
+    mark: Mark = NEVER
+    state: str = "R"
+    pulse: Pulse = field(default_factory=Pulse)
+    gone: bool = False
+    told: bool = False
+
+
+@dataclass(kw_only=True)
+class Berth:
+    """One node's agent. Times in nanoseconds of our clock; ``silent_ns``: since when nothing came; ``beat_ns``: when
+    its marks came last; ``pressed``: its newest reading of how short of processors it is, and when that was made;
+    ``left_ns``: since when it is not connected (0: it is), ``how`` that ended and the ``pace`` of
+    the other nodes then; ``asked``: something was to be started on it while it was silent; ``wanted_ns``: since when
+    the job waits for it; ``traffic``: bytes sent and received over earlier connections."""
+
+    node: int
+    hello: Hello
+    link: Link | None = None
+    post: Outbox = field(default_factory=lambda: Outbox(limit=MAX_KEPT))
+    clock: ClockWatch = field(default_factory=ClockWatch)
+    silent_ns: int = 0
+    beat_ns: int = 0
+    pressed: tuple[int, Reading] | None = None
+    left_ns: int = 0
+    how: How = ""
+    pace: int = 0
+    asked: bool = False
+    wanted_ns: int = 0
+    told: bool = False
+    lost: str = ""
+    ping_due_ns: int = 0
+    pings: int = 0
+    cleared: dict[int, str] | None = None
+    traffic: tuple[int, int] = (0, 0)
+
+    def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
+        """For everybody else. ``heard_ns``: when we listened last."""
+        hello, offset = self.hello, self.clock.offset(now_ns)
+        return NodeInfo(
+            node=self.node, host=hello.host, boot=hello.boot, address=hello.address, devices=hello.devices,
+            scratch=hello.scratch, incarnation=hello.incarnation, versions=dict(hello.versions),
+            connected=self.link is not None, silent_s=max(0, heard_ns - self.silent_ns) / 1e9,
+            lost=self.lost, offset_ns=offset.offset_ns if offset else None,
+            bound_ns=offset.bound_ns if offset else None,
+        )  # fmt: skip
+
+    def ours_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int:
+        """A time of the node on our clock; ``boot``: of our machine, with which it may share one."""
+        offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
+        return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
+
+    def known_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int | None:
+        """The same; None as long as its clock is not known."""
+        known = self.hello.boot == boot or self.clock.offset(now_ns) is not None
+        return self.ours_ns(theirs_ns, now_ns, boot) if known else None
+
+    def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
+        """A progress mark, its time on our clock. Raises IndexError for a phase that there is not."""
+        generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
+        return Mark(
+            generation=generation, step=step, phase=PHASES[phase], collective=collective,
+            time_ns=self.ours_ns(time_ns, now_ns, boot), committed=committed, last_seq=last_seq, busy_s=busy_s,
+        )  # fmt: skip
+
+    def want(self, now_ns: int) -> None:
+        """The job cannot go on without it."""
+        if not self.wanted:
+            self.wanted_ns = now_ns
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the job waits for it."""
+        return self.asked or self.post.waits
+
+    def bytes_total(self) -> tuple[int, int]:
+        """Sent to the agent and received from it, since it joined."""
+        sent, received = self.traffic
+        if self.link is None:
+            return sent, received
+        return sent + self.link.sent_bytes, received + self.link.received_bytes
+
+    def hang_up(self) -> None:
+        """Close its connection."""
+        if self.link is not None:
+            self.traffic = self.bytes_total()
+            self.link.close()
+            self.link = None

@@ -1,0 +1,104 @@
+"""Where agents come in: listens, and has each stranger prove itself on a thread of its own, within a bound.
+
+Whoever says nothing, or nonsense, delays nobody: when as many strangers talk as may, the one that came first is shown
+out for the next.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from recovery.nodes.link import handshake
+from recovery.nodes.link.handshake import LIMIT_S, Refused, Unproven
+from recovery.nodes.link.link import Link, Parcel, await_parcel
+from recovery.nodes.link.protocol import FROM_AGENT, Hello
+
+STRANGERS = 64
+CLOSE_LIMIT_S = 2 * LIMIT_S
+
+
+class Door:
+    """``address``: to listen at, port 0 for any; ``refused``: told who was turned away and why. ``fileno`` is readable
+    once ``enter`` has somebody. Raises OSError."""
+
+    def __init__(self, address: tuple[str, int], token: bytes, *, refused: Callable[[str], None]) -> None:
+        self._token = token
+        self._refused = refused
+        self._listener = socket.create_server(address, backlog=STRANGERS)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._entered: queue.SimpleQueue[tuple[Link, Parcel]] = queue.SimpleQueue()
+        self._strangers: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, name="door", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """To wait on."""
+        return self._fd
+
+    def enter(self) -> list[tuple[Link, Parcel]]:
+        """Connections that were proven, each with its ``Hello``."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+        found = []
+        while not self._entered.empty():
+            found.append(self._entered.get_nowait())
+        return found
+
+    def close(self) -> None:
+        """Listen no longer, and show everybody out."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(CLOSE_LIMIT_S)
+        with self._lock:
+            strangers = dict(self._strangers)
+        for sock in strangers:
+            _hang_up(sock)
+        for thread in strangers.values():
+            thread.join(CLOSE_LIMIT_S)
+        for link, _ in self.enter():
+            link.close()
+        os.close(self._fd)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, peer = self._listener.accept()
+            except OSError:
+                return  # closed
+            thread = threading.Thread(
+                target=self._ask, args=(sock, f"{peer[0]}:{peer[1]}"), name="stranger", daemon=True
+            )
+            with self._lock:
+                if len(self._strangers) >= STRANGERS:
+                    _hang_up(next(iter(self._strangers)))
+                self._strangers[sock] = thread
+            thread.start()
+
+    def _ask(self, sock: socket.socket, peer: str) -> None:
+        try:
+            link = Link(sock, handshake.admit(sock, self._token), FROM_AGENT)
+            parcel = await_parcel(link, limit_s=LIMIT_S)
+            if not isinstance(parcel.frame, Hello):
+                raise Refused(f"{parcel.frame.type} before it said who it is")
+            self._entered.put((link, parcel))
+            os.eventfd_write(self._fd, 1)
+        except (Unproven, Refused, OSError) as error:
+            self._refused(f"{peer}: {error or type(error).__name__}")
+            sock.close()
+        finally:
+            with self._lock:
+                self._strangers.pop(sock, None)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Whoever waits for it on another thread notices, and closes it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,52 @@
+"""What a fleet tells of nodes, as events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chaos.events.log import Kind
+from recovery.nodes.coordinator.berth import ClockMeasured, NodeInfo, NodeJoined, NodeLost, NodeNews, NotKept
+
+News = tuple[Kind, Mapping[str, Any]]
+
+
+def event_of(news: NodeNews) -> News | None:
+    """Kind and data of the event; None: ranks say it themselves."""
+    match news:
+        case NodeJoined():
+            return _joined(news.info)
+        case NodeLost():
+            return Kind.NODE_LOST, {"node": news.node, "why": news.why}
+        case ClockMeasured():
+            return _measured(news.node, news.offset_ns, news.bound_ns)
+        case NotKept():
+            return not_kept(news.file, news.bytes, news.why)
+    return None
+
+
+def clock_of(info: NodeInfo) -> list[News]:
+    """What is known of a node's clock now, if anything is."""
+    if info.offset_ns is None or info.bound_ns is None:
+        return []
+    return [_measured(info.node, info.offset_ns, info.bound_ns)]
+
+
+def all_of(info: NodeInfo) -> list[News]:
+    """That the node is there, and what is known of its clock."""
+    return [_joined(info), *clock_of(info)]
+
+
+def not_kept(file: str, size: int, why: str) -> News:
+    """That bytes of a file were dropped."""
+    return Kind.FILES_DROPPED, {"files": [file], "bytes": size, "why": why}
+
+
+def _joined(info: NodeInfo) -> News:
+    return Kind.NODE_JOINED, {
+        "node": info.node, "host": info.host, "boot": info.boot, "address": info.address, "devices": list(info.devices),
+    }  # fmt: skip
+
+
+def _measured(node: int, offset_ns: int, bound_ns: int) -> News:
+    return Kind.CLOCK_MEASURED, {"node": node, "offset_ns": offset_ns, "bound_ns": bound_ns}

@@ -1,0 +1,89 @@
+"""What a coordinator sends to one agent: messages to several processes of a node, sent together, travel as one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from recovery.nodes.link.link import Lazy, Link, Post
+from recovery.nodes.link.protocol import Frame, Tell
+from recovery.transport.wire import Extra, LeaveOut, Message
+
+LONGEST = 1 << 20  # characters in one line, unless one message has more
+USUAL = 400  # in what a message has of its own; only a message of others may have more
+
+Letter = tuple[str, Message]
+"""A message, and the process that it is for."""
+
+
+class Outbox(Post):
+    """A post whose messages to processes wait for others of their kind until the next look at it, or until something
+    else is to go. ``needed``: the job cannot go on before it has arrived."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(limit=limit)
+        self._open: list[Letter] = []
+        self._open_needed = False
+        self._needed = 0  # number of the last frame that is
+
+    def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
+        """Have a message arrive at a process."""
+        self._open.append((process, message))
+        self._open_needed |= needed
+
+    def put(self, frame: Frame, *, needed: bool = False) -> None:
+        """Have a frame arrive, after all before it."""
+        number = self.add(frame)
+        self._needed = number if needed else self._needed
+
+    @property
+    def waits(self) -> bool:
+        """Whether something needed has not been confirmed."""
+        return self._open_needed or self.awaits(self._needed)
+
+    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
+        """See ``Post``."""
+        self._seal()
+        return super().add(frame, then=then)
+
+    def pump(self, link: Link) -> None:
+        """See ``Post``."""
+        self._seal()
+        super().pump(link)
+
+    def reconnected(self) -> None:
+        """See ``Post``."""
+        self._seal()
+        super().reconnected()
+
+    def _seal(self) -> None:
+        letters, self._open = self._open, []
+        for frame in together(letters):
+            number = super().add(frame)
+            if self._open_needed:
+                self._needed = number
+        self._open_needed = False
+
+
+def together(letters: Sequence[Letter]) -> Iterator[Tell]:
+    """Lines for some messages, in their order."""
+    for _, group in itertools.groupby(letters, key=lambda letter: type(letter[1])):
+        people = list(group)
+        first = vars(people[0][1])
+        common = {
+            key: value for key, value in first.items() if all(vars(message)[key] == value for _, message in people)
+        }  # fmt: skip
+        apart = [key for key in first if key not in common]
+        each: list[tuple[str, dict[str, Any]]] = []
+        length = 0
+        for process, message in people:
+            fields = vars(message)
+            own = {key: fields[key] for key in apart}
+            size = len(message.model_dump_json()) if isinstance(message, Extra | LeaveOut) else USUAL
+            if each and length + size > LONGEST:
+                yield Tell.model_construct(common=common, each=tuple(each))
+                each, length = [], 0
+            each.append((process, own))
+            length += size
+        yield Tell.model_construct(common=common, each=tuple(each))

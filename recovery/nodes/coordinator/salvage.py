@@ -1,0 +1,33 @@
+"""What a lost node leaves where its coordinator can read it: event logs, and behind them the memory that ranks shared
+with their agent, where both were on the coordinator's machine (nodes that are containers).
+
+A node that was another machine leaves only what had reached a shared file system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import closing, suppress
+from pathlib import Path
+
+from recovery.process.local import memory_beside
+from recovery.transport import progress_counters as marks
+
+
+def gather(log: Path, kept: Path) -> None:
+    """Complete ``kept``, what the agent had forwarded of an event log. ``log``: the one on the node. Whatever is not
+    there any more is left out: sequence numbers show it. Raises OSError when ``kept`` cannot be written."""
+    with suppress(FileNotFoundError), open(log, "rb") as source, open(kept, "ab") as target:
+        source.seek(target.tell())
+        shutil.copyfileobj(source, target)
+    memory = memory_beside(log)
+    try:
+        fd = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        with closing(marks.ring_of(fd)) as ring:
+            ring.salvage(kept)
+    finally:
+        os.close(fd)

@@ -1,0 +1,25 @@
+"""Software that all processes of a job have to share, node by node."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+from chaos.errors import InfrastructureError
+from recovery.nodes.coordinator.berth import NodeInfo
+
+
+def versions() -> dict[str, str]:
+    """Here."""
+    return {"python": sys.version.split()[0], "torch": metadata.version("torch")}
+
+
+def refuse_other(info: NodeInfo) -> None:
+    """Raise InfrastructureError when a node has others."""
+    theirs, ours = info.versions, versions()
+    other = {name: theirs.get(name, "none") for name in ours if theirs.get(name) != ours[name]}
+    if other:
+        said = ", ".join(f"{name} {version} and not {ours[name]}" for name, version in other.items())
+        raise InfrastructureError(
+            f"node {info.node} has {said}", hint="install the same versions on all nodes and here"
+        )

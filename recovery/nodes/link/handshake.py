@@ -1,0 +1,91 @@
+"""Lines that nobody else can make, repeat or reorder: after the proof of the token, each carries a running number and a
+code over both, with a key of this connection and direction alone.
+
+Nothing is encrypted: whoever can listen on the network reads what is said, and can say nothing himself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+from dataclasses import dataclass
+
+from recovery.nodes.link.protocol import MAX_LINE, VERSION
+from recovery.transport import auth as proof
+from recovery.transport.auth import LIMIT_S, Unproven
+
+__all__ = ["LIMIT_S", "Keys", "Refused", "Seal", "Unproven", "admit", "enter", "opened", "sealed"]
+
+CODE = 32  # hexadecimal digits of each line's code: 128 bits
+MAX_HEAD = CODE + 24  # of a line: the code, its number, two spaces, the end
+
+
+class Refused(Exception):
+    """What came is no line of the other side, or not the next one: the connection is of no use any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Of one connection."""
+
+    sending: bytes
+    receiving: bytes
+
+
+def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
+    """As the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven, OSError."""
+    key = proof.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
+
+
+def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
+    """As the agent; see ``recovery.transport.auth.enter``. Raises Unproven, OSError."""
+    key = proof.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
+
+
+class Seal:
+    """One direction of a connection."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def seal(self, body: bytes) -> bytes:
+        """The next line. ``body`` holds no newline."""
+        self._number += 1
+        return sealed(self._key, self._number, body)
+
+    def open(self, line: bytes) -> bytes:
+        """The body of the next line, without its end. Raises Refused."""
+        body = opened(self._key, self._number + 1, line)
+        self._number += 1
+        return body
+
+
+def sealed(key: bytes, number: int, body: bytes) -> bytes:
+    """A line: its code, its number and its body."""
+    text = b"%d %b" % (number, body)
+    return b"%b %b\n" % (_code(key, text), text)
+
+
+def opened(key: bytes, number: int, line: bytes) -> bytes:
+    """The body of the line that has this number. Raises Refused."""
+    code, space, text = line.partition(b" ")
+    if not space or not hmac.compare_digest(code, _code(key, text)):
+        raise Refused("a line without a valid code: forged, damaged, or of another connection")
+    count, _, body = text.partition(b" ")
+    if count != b"%d" % number:
+        raise Refused(f"line {count.decode()} came where {number} was due: repeated or out of order")
+    if len(body) > MAX_LINE:
+        raise Refused(f"a line of {len(body)} bytes, over {MAX_LINE}")
+    return body
+
+
+def _derive(key: bytes, what: str) -> bytes:
+    return hmac.digest(key, what.encode(), hashlib.sha256)
+
+
+def _code(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, hashlib.sha256)[: CODE // 2].hex().encode()

@@ -1,0 +1,219 @@
+"""One connection between a coordinator and an agent, and what has to arrive whatever becomes of connections.
+
+A ``Link`` never blocks: what the other side does not take waits in a buffer that its user looks at. A ``Post`` keeps
+what has to arrive until the other side says that it has come, and sends it again on the next connection; each frame
+carries its number in the post (0: it may be lost), so that none is lost, doubled or reordered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from recovery.nodes.link.handshake import MAX_HEAD, Keys, Refused, Seal
+from recovery.nodes.link.protocol import MAX_LINE, Frame
+
+CHUNK = 1 << 18
+FULL = 1 << 18  # bytes that wait in a link's buffer, beyond which nothing more is put there
+LONGEST = MAX_LINE + MAX_HEAD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A frame as it came. ``number``: in the sender's post; ``got``: the last of ours that the sender has."""
+
+    number: int
+    got: int
+    frame: Any
+
+
+class Closed(ConnectionResetError):
+    """The process at the other end closed the connection, or ended; it did not hang up by a reset."""
+
+
+class Link:
+    """``parse``: frames of the other side. The socket is not blocking from now on."""
+
+    def __init__(self, sock: socket.socket, keys: Keys, parse: TypeAdapter[Any]) -> None:
+        self._sock = sock
+        self._sending, self._receiving = Seal(keys.sending), Seal(keys.receiving)
+        self._parse = parse
+        self._out = bytearray()
+        self._in = bytearray()
+        self._looked = 0
+        self.sent_bytes = self.received_bytes = 0
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def fileno(self) -> int:
+        """To wait on."""
+        return self._sock.fileno()
+
+    @property
+    def address(self) -> str:
+        """Of this end, numeric."""
+        return str(self._sock.getsockname()[0])
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._out)
+
+    def put(self, frame: Frame, *, number: int = 0, got: int = 0) -> None:
+        """Have a frame sent by ``flush``."""
+        self._out += self._sending.seal(b"%d %d %b" % (number, got, frame.model_dump_json().encode()))
+
+    def flush(self) -> None:
+        """Send what the other side takes now. Raises OSError."""
+        while self._out:
+            try:
+                count = self._sock.send(memoryview(self._out)[:CHUNK])
+            except (BlockingIOError, InterruptedError):
+                return
+            self.sent_bytes += count
+            del self._out[:count]
+
+    def take(self) -> list[Parcel]:
+        """What has come. Raises Refused, OSError (Closed: the other side closed)."""
+        try:
+            data = self._sock.recv(CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except BrokenPipeError as error:  # it closed, and we wrote to it since
+            raise Closed("the other side closed the connection") from error
+        if not data:
+            raise Closed("the other side closed the connection")
+        self.received_bytes += len(data)
+        self._in += data
+        parcels = []
+        while (end := self._in.find(b"\n", self._looked)) >= 0:
+            line = bytes(self._in[:end])
+            del self._in[: end + 1]
+            self._looked = 0
+            parcels.append(self._open(line))
+        self._looked = len(self._in)
+        if self._looked > LONGEST:
+            raise Refused(f"a line over {MAX_LINE} bytes")
+        return parcels
+
+    def reset(self) -> None:
+        """Give the connection up: not in order, as when a process ends, and the other side sees the difference."""
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
+    def close(self) -> None:
+        """Close the connection at once, for the other side too."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _open(self, line: bytes) -> Parcel:
+        number, _, rest = self._receiving.open(line).partition(b" ")
+        got, _, body = rest.partition(b" ")
+        try:
+            return Parcel(number=int(number), got=int(got), frame=self._parse.validate_json(body))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise Refused(f"not a message: {where}: {first['msg']}") from error
+        except ValueError as error:
+            raise Refused(f"not a message: {error}") from error
+
+
+Lazy = Callable[[], Frame]
+
+
+class Post:
+    """What has to arrive at one other side, over however many connections. ``limit``: of frames that may wait."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._kept: deque[tuple[int, Frame | Lazy, Callable[[], None] | None]] = deque()
+        self._numbers = itertools.count(1)
+        self._unsent = 0  # of those kept, from the end
+        self.received = 0
+
+    def __len__(self) -> int:
+        """Frames that the other side has not confirmed."""
+        return len(self._kept)
+
+    @property
+    def unsent(self) -> int:
+        """Frames that were not sent over the present connection."""
+        return self._unsent
+
+    @property
+    def full(self) -> bool:
+        """Whether more wait than may."""
+        return len(self._kept) > self._limit
+
+    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
+        """Have a frame arrive; a function is asked for it when it is sent, and each time it is. Returns its number.
+        ``then``: called once the other side has confirmed it."""
+        number = next(self._numbers)
+        self._kept.append((number, frame, then))
+        self._unsent += 1
+        return number
+
+    def awaits(self, number: int) -> bool:
+        """Whether the other side has not confirmed a frame."""
+        return bool(self._kept) and self._kept[0][0] <= number
+
+    def pump(self, link: Link) -> None:
+        """Give the link what it has room for."""
+        while self._unsent and link.waiting < FULL:
+            number, frame, _ = self._kept[-self._unsent]
+            link.put(frame if isinstance(frame, Frame) else frame(), number=number, got=self.received)
+            self._unsent -= 1
+
+    def confirmed(self, number: int) -> None:
+        """The other side has everything up to ``number``."""
+        while self._kept and self._kept[0][0] <= number:
+            _, _, then = self._kept.popleft()
+            if then is not None:
+                then()
+        self._unsent = min(self._unsent, len(self._kept))
+
+    def reconnected(self) -> None:
+        """There is a new connection: whatever is not confirmed goes over it, in order."""
+        self._unsent = len(self._kept)
+
+    def renumber(self) -> None:
+        """The other side is another one than before, and has nothing of ours; we have nothing of it."""
+        self._numbers = itertools.count(1)
+        self._kept = deque((next(self._numbers), frame, then) for _, frame, then in self._kept)
+        self._unsent, self.received = len(self._kept), 0
+
+    def accept(self, parcel: Parcel) -> bool:
+        """Whether a parcel is new. Raises Refused when one before it is missing."""
+        self.confirmed(parcel.got)
+        if parcel.number > self.received + 1:
+            raise Refused(f"message {parcel.number} came where {self.received + 1} was due")
+        new = parcel.number in (0, self.received + 1)
+        self.received = max(self.received, parcel.number)
+        return new
+
+
+def await_parcel(link: Link, *, limit_s: float) -> Parcel:
+    """The first parcel of a connection, read alone. Raises Refused, OSError (TimeoutError: it did not come)."""
+    until_s = time.monotonic() + limit_s
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    while (left_s := until_s - time.monotonic()) > 0:
+        if poll.poll(left_s * 1000) and (parcels := link.take()):
+            if len(parcels) > 1:
+                raise Refused("more than one message before an answer")
+            return parcels[0]
+    raise TimeoutError("the other side did not say in time what it is")

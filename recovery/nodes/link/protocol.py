@@ -1,0 +1,223 @@
+"""Messages between the coordinator of a job and the agents of its nodes.
+
+The agent dials. Both ends prove that they know the run's token (``recovery.nodes.link.handshake``); every
+later line carries a running number and a code made with a key of this one connection, so that what is forged,
+replayed or out of order is refused. JSON, one message a line, nothing is unpickled. Times are nanoseconds of
+the sender's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
+
+VERSION = 3
+MAX_LINE = 4 << 20
+
+
+class Frame(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# ---- from the agent
+
+
+class Hello(Frame):
+    """The first message of an agent. ``incarnation``: of the agent's process, new with each; ``epoch``: the highest of
+    a coordinator that it has obeyed (0: none); ``host``, ``boot``: of the machine; ``address``: where its ranks listen;
+    ``devices``: that torch can see there, such as ``cuda:0``; ``scratch``: where its processes write; ``processes``:
+    that are alive on it, by name; ``versions``: of the software that has to be the same; ``lease_s``: how long it goes
+    on without a coordinator before it ends everything."""
+
+    type: Literal["hello"] = "hello"
+    node: int
+    incarnation: str
+    epoch: int
+    host: str
+    boot: str
+    address: str
+    devices: tuple[str, ...] = ()
+    scratch: str = ""
+    processes: dict[str, int] = {}
+    versions: dict[str, str] = {}
+    lease_s: float = 120.0
+
+
+class Started(Frame):
+    """The answer to ``Start``. ``error``: why there is no process; then ``pid`` is 0."""
+
+    type: Literal["started"] = "started"
+    process: str
+    pid: int
+    error: str = ""
+
+
+class Heard(Frame):
+    """A process of the node sent a message."""
+
+    type: Literal["heard"] = "heard"
+    process: str
+    message: AnyMessage
+
+
+class Sinking(Frame):
+    """A process will exit in a moment (``recovery.process.local.Dying``)."""
+
+    type: Literal["sinking"] = "sinking"
+    process: str
+
+
+MarkWords = tuple[int, int, int, int, int, int, int, int]
+"""The fields of ``recovery.transport.progress_counters.Mark`` in their order, the phase as its index."""
+
+
+class Ended(Frame):
+    """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it was noticed."""
+
+    type: Literal["ended"] = "ended"
+    process: str
+    exit_code: int | None
+    signal: int | None
+    time_ns: int
+    mark: MarkWords
+
+
+class Beat(Frame):
+    """The node's heartbeat: what has changed since the last one over this connection. ``marks``: by process;
+    ``states``: process -> the kernel's letter; ``pulses``: of those that are silent, in each beat
+    (``recovery.process.starvation.Pulse``)."""
+
+    type: Literal["beat"] = "beat"
+    time_ns: int
+    marks: dict[str, MarkWords]
+    states: dict[str, str]
+    pulses: dict[str, tuple[float, bool]] = {}
+
+
+class Pressed(Frame):
+    """How short of processors the node and its ranks are, now and again (``recovery.process.pressure``)."""
+
+    type: Literal["pressed"] = "pressed"
+    time_ns: int
+    cpus: int = Field(ge=1)
+    some_s: float | None
+    steal_s: float | None
+    ranks: dict[str, tuple[float, float]]
+
+
+class Lines(Frame):
+    """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's scratch directory
+    there and to the run's directory here; ``offset``: of the first byte, so that what is there already is written only
+    once; ``text``: a character a byte."""
+
+    type: Literal["lines"] = "lines"
+    file: str
+    offset: int = Field(ge=0)
+    text: str
+
+
+class Pong(Frame):
+    """The answer to ``Ping``: its ``sent_ns`` again, and when it was received and answered here."""
+
+    type: Literal["pong"] = "pong"
+    sent_ns: int
+    received_ns: int
+    answered_ns: int
+
+
+class Cleared(Frame):
+    """The answer to ``Clear``: every process of the arm is gone but those ``left`` (pid -> name)."""
+
+    type: Literal["cleared"] = "cleared"
+    left: dict[int, str] = {}
+
+
+class Warned(Frame):
+    """The node was told that it will be ended soon (SIGTERM); its ranks were told too."""
+
+    type: Literal["warned"] = "warned"
+
+
+# ---- from the coordinator
+
+
+class Welcome(Frame):
+    """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before; ``coordinator``: which one it
+    is: with another than before, the agent numbers its messages anew."""
+
+    type: Literal["welcome"] = "welcome"
+    epoch: int
+    coordinator: str
+
+
+class Fence(Frame):
+    """The node was given up: kill everything and begin anew, as another agent. The connection ends with it."""
+
+    type: Literal["fence"] = "fence"
+
+
+class Start(Frame):
+    """Start a process. ``config``: JSON for its entry, in which the agent sets ``parent`` to its own pid and resolves
+    nothing else; ``log``: its event log, as in ``Lines.file``, "" for none."""
+
+    type: Literal["start"] = "start"
+    process: str
+    mode: Literal["warm", "cold"]
+    config: str
+    log: str = ""
+
+
+class Tell(Frame):
+    """Pass messages to processes, in this order. ``common``: fields that all of them have; ``each``: the process and
+    the fields that its message has besides."""
+
+    type: Literal["tell"] = "tell"
+    common: dict[str, Any]
+    each: tuple[tuple[str, dict[str, Any]], ...]
+
+    def messages(self) -> Iterator[tuple[str, Message]]:
+        """Process and message. Raises pydantic's ValidationError."""
+        for process, own in self.each:
+            yield process, ANY_MESSAGE.validate_python({**self.common, **own})
+
+
+class Signal(Frame):
+    """Signal a process through its held pidfd."""
+
+    type: Literal["signal"] = "signal"
+    process: str
+    signum: int
+
+
+class Ping(Frame):
+    """For the offset of the node's clock."""
+
+    type: Literal["ping"] = "ping"
+    sent_ns: int
+
+
+class Clear(Frame):
+    """The arm is over: kill and reap everything, forget its files; answered by ``Cleared``."""
+
+    type: Literal["clear"] = "clear"
+
+
+class Bye(Frame):
+    """The run is over: kill everything and end."""
+
+    type: Literal["bye"] = "bye"
+
+
+FromAgent = Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
+FromCoordinator = Welcome | Fence | Start | Tell | Signal | Ping | Clear | Bye
+
+FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
+FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(
+    Annotated[FromCoordinator, Field(discriminator="type")]
+)

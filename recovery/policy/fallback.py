@@ -1,0 +1,371 @@
+"""What strategies share: deciding from what is left, weakest loss first. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from recovery.policy.backoff import Row
+from recovery.policy.rank_assignment import by_shard, common_step, missing_shards, seat
+from recovery.policy.strategy import (
+    Cause,
+    ClusterView,
+    Decision,
+    Failure,
+    Form,
+    GiveUp,
+    Health,
+    Nonfinite,
+    Pause,
+    ProcessView,
+    Spawn,
+    StateFrom,
+    in_words,
+)
+
+MAX_NONFINITE_ROLLBACKS = 2
+LOST_OUTSIDERS = Row(free=10, first_s=5.0, most_s=600.0)
+MISFITS = Row(free=0, first_s=60.0, most_s=3600.0)
+MAX_SKIPPED_SAMPLES = 16
+MAX_SKIPPED_SHARES = 16
+SKIP_WINDOW_STEPS = 1_000
+CORRUPTIONS = (Cause.NONFINITE, Cause.DIVERGED)
+
+
+def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Survivors whose state is whole."""
+    return tuple(p for p in view.survivors if p.valid)
+
+
+def suspects(view: ClusterView) -> tuple[str, ...]:
+    """Processes blamed for non-finite values, or named for a state that differs, by the failures at hand."""
+    return tuple(f.process for f in view.failures if f.cause in CORRUPTIONS and f.process)
+
+
+def seen_before(view: ClusterView, failure: Failure) -> bool:
+    """Whether another refill is of no use: the same step already failed with non-finite values, or the same process
+    has already differed from the others."""
+    if failure.cause is Cause.DIVERGED:
+        return any(old.cause is Cause.DIVERGED and old.process == failure.process for old in view.history)
+    return any(old.cause is Cause.NONFINITE and old.step == failure.step for old in view.history)
+
+
+def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Living processes with a shard that are not blamed: survivors in rank order, then those that wait.
+
+    One whose state is torn (its source was lost in the middle of a transfer) is well otherwise: it gets the
+    state from another.
+    """
+    blamed = set(suspects(view))
+    return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
+
+
+def kept(view: ClusterView) -> tuple[ProcessView, ...]:
+    """Those that can go on; none when no step is held whole among them."""
+    people = trusted(view)
+    return people if common_step(people, view.shards) is not None else ()
+
+
+def no_copy(view: ClusterView) -> str:
+    """Why nobody can give the state to the next generation."""
+    gone = missing_shards(view, trusted(view))
+    if not gone:
+        return (
+            "the shards that are left belong to different steps: only a checkpoint or a memory copy can help"
+        )
+    if view.shards == 1:
+        return "no rank holds a whole state"
+    what = f"shard{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
+    lost = f"there is no second copy of {what}" if view.replicas == 1 else f"nobody is left who holds {what}"
+    return f"{lost}: only a checkpoint or a memory copy can help"
+
+
+def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
+    """As many replicas as can be filled, with state from each other; None when no step is held whole.
+
+    ``fresh``: processes without a shard that may be used. Who finds no place in a whole replica waits.
+    """
+    people = kept(view)
+    members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
+    seated = set(members)
+    if common_step([p for p in people if p.name in seated], view.shards) is None:
+        return None
+    return Form(members=members, state=StateFrom.PEER, bench=waiting(people, seated))
+
+
+def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[str, ...]:
+    """Of these processes, the parked ones that are no members: they wait for a place in a whole replica."""
+    return tuple(p.name for p in people if p.health is Health.PARKED and p.name not in members)
+
+
+def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
+    """Answer what needs nobody new: corrupted values or states, a broken connection. None: somebody is lost.
+
+    ``nonfinite``: see ``recovery.policy.strategy.Nonfinite``.
+    """
+    named = undecided(view) or skip(view, refills=nonfinite == "skip")
+    if named is not None:
+        return named
+    if nonfinite == "rollback" and any(f.cause is Cause.NONFINITE for f in view.failures):
+        return restart(view, why="non-finite values")
+    return refill(view) or rejoin_all(view)
+
+
+def undecided(view: ClusterView) -> Decision | None:
+    """Answer states that differ without a majority: nobody can say which is right, so none is kept. All go back to a
+    checkpoint of before the last agreement; without one the job ends."""
+    if not any(f.cause is Cause.DIVERGED and not f.process for f in view.failures):
+        return None
+    why = "the replicas hold different states and no majority says which is right"
+    if view.saved:
+        return restart(view, why=f"{why}: back to before they last agreed")
+    reason = (
+        f"{why}, and there is no checkpoint from before they last agreed: seed the model alike on every rank, "
+        "keep checkpoints, or train three replicas or more"
+    )
+    return Decision(actions=(GiveUp(),), reason=reason)
+
+
+def refill(view: ClusterView) -> Decision | None:
+    """Answer corruptions alone (nobody died): blamed ranks copy a healthy peer's state, and an interrupted step is
+    redone. One whose shard nobody else holds keeps its own: nothing non-finite was applied to it.
+
+    None when that cannot help: somebody died, everybody is blamed, or it was tried already.
+    """
+    only_corrupt = all(f.cause in CORRUPTIONS for f in view.failures)
+    if not only_corrupt or len(view.survivors) != len(view.members):
+        return None
+    blamed, replaced = suspects(view), replaceable(view)
+    if set(blamed) >= {p.name for p in view.survivors if p.valid}:
+        return None
+    if replaced is None or any(seen_before(view, f) for f in view.failures):
+        return None
+    form = Form(members=view.members, state=StateFrom.PEER, refill=replaced, cause="refill")
+    names = ", ".join(blamed) or "nobody"
+    how = "state from a healthy peer" if replaced or not blamed else "nobody else holds its part of the state"
+    if any(f.cause is Cause.DIVERGED for f in view.failures):
+        return Decision(actions=(form,), reason=f"{names} held another state than most: {how}")
+    return Decision(actions=(form,), reason=f"non-finite values ({names} blamed): {how}, step redone")
+
+
+def replaceable(view: ClusterView) -> tuple[str, ...] | None:
+    """Survivors to blame whose part of the state a healthy one holds as well, and can give them. The others keep
+    theirs: nobody could fill them, and what was not finite was not applied.
+
+    None when the parts that are left do not make one whole state.
+    """
+    blamed = set(suspects(view))
+    healthy = {p.shard for p in view.survivors if p.valid and p.name not in blamed}
+    replaced = tuple(p.name for p in view.survivors if p.name in blamed and p.shard in healthy)
+    removed = set(replaced)
+    left = [p for p in view.survivors if p.name not in removed]
+    return replaced if common_step(left, view.shards) is not None else None
+
+
+def skip(view: ClusterView, *, refills: bool = False) -> Decision | None:
+    """Answer samples found to be non-finite by themselves: leave them out from the step on, and redo it.
+
+    The ranks that computed them are well, so nobody's state is replaced. ``refills``: their whole shares are left out,
+    whatever the reason was, so that their state is replaced too, where somebody else holds it. None when no sample was
+    named, something else went wrong too, or no state is left whole. Gives up when the job would leave out too many.
+    """
+    named = tuple(dict.fromkeys(sample for f in view.failures for sample in f.samples))
+    only_nonfinite = all(f.cause is Cause.NONFINITE for f in view.failures)
+    if not named or not only_nonfinite or len(valid_survivors(view)) != len(view.members):
+        return None
+    refill = replaceable(view) if refills else ()
+    if refill is None or common_step(view.survivors, view.shards) is None:
+        return None
+    if reason := _skips_too_many(view, len(named), shares=refills):
+        return Decision(actions=(GiveUp(),), reason=reason)
+    step = view.failures[-1].step
+    form = Form(
+        members=view.members, state=StateFrom.PEER, cause="skip", skip=named, skip_from=step, refill=refill
+    )
+    ids = f"sample{'s' if len(named) > 1 else ''} {in_words(named, ', ')}"
+    if refills:
+        whose = ", ".join(suspects(view)) or "the rank to blame"
+        why = f"non-finite values: the share of {whose} ({ids}) is left out from step {step} on, unexamined"
+    else:
+        why = f"{ids} non-finite whoever computes them: left out from step {step} on"
+    return Decision(actions=(form,), reason=why)
+
+
+def _skips_too_many(view: ClusterView, more: int, *, shares: bool) -> str:
+    """What to say when the job would leave out too much of what it trains on; else empty. A rate, since a job that
+    runs for a year may meet any number of bad samples."""
+    step = view.failures[-1].step
+    if not shares and view.skipped + more > MAX_SKIPPED_SAMPLES:
+        return (
+            f"{view.skipped + more} samples of the last {SKIP_WINDOW_STEPS} steps are non-finite, more than are left "
+            "out: the data or the model are broken"
+        )
+    refused = {
+        (old.generation, old.step)
+        for old in view.history
+        if old.cause is Cause.NONFINITE and old.answer == "skip" and old.step > step - SKIP_WINDOW_STEPS
+    }
+    if shares and len(refused) >= MAX_SKIPPED_SHARES:
+        return (
+            f"shares of {len(refused)} of the last {SKIP_WINDOW_STEPS} steps were left out already because of "
+            "non-finite values: the data or the model are broken"
+        )
+    return ""
+
+
+def rejoin_all(view: ClusterView) -> Decision | None:
+    """Answer a broken connection with nobody dead.
+
+    The same members form a new generation. None if somebody died.
+    """
+    members = [view.process(name) for name in view.members]  # one may not have been told that it is one
+    if lost(view) or common_step(members, view.shards) is None:
+        return None
+    if any(f.cause in CORRUPTIONS for f in view.failures):
+        return None
+    form = Form(members=view.members, state=StateFrom.PEER)
+    return Decision(actions=(form,), reason="all ranks are alive: the group is formed again")
+
+
+def shrink(view: ClusterView, *, why: str, fresh: tuple[str, ...] = ()) -> Decision:
+    """Go on with the replicas that are whole or can be filled, from a checkpoint if no state survived whole.
+
+    ``fresh``: processes that may fill gaps at once. Replacements are started when the smaller world trains
+    (``replenish``): now they would slow it down.
+    """
+    form = fill(view, fresh)
+    if form is None:
+        return restart(view, why=f"{why}; {no_copy(view)}")
+    if form.members == view.members:
+        return restart(view, why="redoing the step did not help and nobody is to blame")
+    wait = f", {', '.join(form.bench)} waiting for a place in a whole replica" if form.bench else ""
+    reason = f"{why}: {len(form.members)} of {view.world} ranks go on{wait}"
+    return Decision(actions=(form,), reason=reason)
+
+
+def replenish(view: ClusterView, *, spares: int, role: str) -> Decision:
+    """Start what the world and its spares lack, beyond those ready or on their way.
+
+    Where many died in a row without ever holding a rank, or one did not fit the others, another one probably would too:
+    it is started later, the later the longer the row.
+    """
+    missing = view.world - len(view.members) + spares - len(view.ready) - len(view.starting)
+    if missing <= 0:
+        return Decision(actions=(), reason="nobody is missing")
+    outside = [failure for failure in view.history if failure.process and failure.rank is None]
+    unfit = MISFITS.again_s(failure.time_s for failure in outside if failure.cause is Cause.UNFIT)
+    # May be lost with one node: those of a broken replica wait outside as well.
+    together = view.spares + view.shards
+    again_s = max(unfit, LOST_OUTSIDERS.again_s((failure.time_s for failure in outside), together=together))
+    if again_s > view.now_s:
+        why = (
+            "did not fit the others"
+            if again_s == unfit
+            else "died before they held a rank, one after the other"
+        )
+        wait = f"the next one is started in {again_s - view.now_s:.0f} s"
+        return Decision(actions=(), reason=f"processes {why}: {wait}", again_s=again_s)
+    spawns = tuple(Spawn(role=role) for _ in range(missing))
+    return Decision(actions=spawns, reason=f"{missing} missing: started anew")
+
+
+def with_room(view: ClusterView) -> tuple[str, ...]:
+    """The members, and whoever is ready as far as whole replicas can be filled."""
+    members = tuple(view.process(name) for name in view.members)
+    fresh = [p.name for p in view.fresh]
+    return seat(view, (*members, *view.benched), fresh, replicas=view.replicas)
+
+
+def grow(view: ClusterView) -> Decision:
+    """Answer a pause: the paused members, and whoever is ready as far as the world has room."""
+    form = Form(members=with_room(view), state=StateFrom.PEER, cause="grow")
+    there = set(view.members)
+    joining = [name for name in form.members if name not in there]
+    if not joining:
+        return Decision(actions=(form,), reason="whoever was to join is gone: the same members go on")
+    verb = "joins" if len(joining) == 1 else "join"
+    return Decision(actions=(form,), reason=f"{', '.join(joining)} {verb} with a peer's state")
+
+
+def make_way(view: ClusterView) -> Decision:
+    """Answer a notice: park at the next step boundary, so that no step is lost when the noticed go.
+
+    When nobody else holds some shard, a checkpoint keeps the state.
+    """
+    names = ", ".join(view.leaving)
+    leaving, shards = set(view.leaving), range(view.shards)
+    alone = any(leaving.issuperset(view.members[shard :: view.shards]) for shard in shards)
+    return Decision(actions=(Pause(save=alone),), reason=f"{names} will be ended soon")
+
+
+def relieve(view: ClusterView) -> Decision | None:
+    """Answer the pause that ``make_way`` asked for: the noticed leave, ready processes take their places as far
+    as they go. None when nobody was noticed.
+
+    When the last holder of some shard was noticed too late for that pause to save anything, the same members go on, to
+    be asked for a pause that does.
+    """
+    leaving = view.leaving
+    if not leaving:
+        return None
+    stay = [p for name in view.members if not (p := view.process(name)).noticed]
+    people = (*stay, *view.benched)
+    members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
+    seated, there = set(members), set(view.members)
+    if common_step([p for p in people if p.name in seated], view.shards) is None:
+        why = f"{', '.join(leaving)} will be ended soon, and nobody else holds the state"
+        held = common_step([view.process(name) for name in view.members], view.shards)
+        if held is None or held <= view.saved_step or view.pause_saves:
+            return restart(view, why=why)
+        again = Form(members=view.members, state=StateFrom.PEER, cause="notice")
+        return Decision(
+            actions=(again,), reason=f"{why}: step {held} is not saved, so they go on until one is"
+        )
+    bench = waiting(people, seated)
+    form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
+    new = [name for name in members if name not in there]
+    taken = f"{', '.join(new)} in place of" if new else "without"
+    return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline")
+
+
+def restart(view: ClusterView, *, why: str) -> Decision:
+    """Fill the world from ready processes, survivors and new ones, and restore the newest good checkpoint.
+
+    Unless a checkpoint is known to be there, the first replica is made of processes that have never trained: if
+    there is none, the job begins anew with their state.
+    """
+    step = view.failures[-1].step if view.failures else -1
+    back = {
+        old.generation
+        for old in view.history
+        if old.cause is Cause.NONFINITE and old.step == step and old.answer == "rollback"
+    }
+    if len(back) >= MAX_NONFINITE_ROLLBACKS and any(f.cause is Cause.NONFINITE for f in view.failures):
+        reason = f"step {step} is non-finite again after {len(back)} rollbacks"
+        return Decision(actions=(GiveUp(),), reason=reason)
+    used = [p for p in (*view.survivors, *view.benched) if not p.noticed]
+    outside = [p.name for p in (*view.fresh, *view.starting)]
+    most = view.replicas if view.saved else view.replicas - 1
+    reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))
+    columns = []
+    for holders in by_shard(used, view.shards):
+        again = [p.name for p in holders][:most]
+        columns.append([*itertools.islice(reserve, view.replicas - len(again)), *again])
+    members = tuple(column[replica] for replica in range(view.replicas) for column in columns)
+    spawns = tuple(Spawn(role="worker") for name in members if name.startswith("new-"))
+    form = Form(members=members, state=StateFrom.CHECKPOINT)
+    return Decision(actions=(*spawns, form), reason=f"{why}; {origin(view)}")
+
+
+def origin(view: ClusterView) -> str:
+    """What a restart begins with, as far as is known before it is tried."""
+    if view.saved:
+        return "back to the newest good checkpoint"
+    return "no checkpoint of this job is known: begun anew, unless an earlier job left one"
+
+
+def lost(view: ClusterView) -> list[str]:
+    """Members that died or are blamed, in rank order."""
+    well = {p.name for p in trusted(view)}
+    return [name for name in view.members if name not in well]

@@ -1,0 +1,126 @@
+"""Who can sit where in the next generation, and which step it can go on from. Pure.
+
+A replica is any set of processes that hold one shard each: a process keeps its shard for life, but whose replica it
+completes may change. Data-parallel training is the case of one shard.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from recovery.policy.strategy import ClusterView, ProcessView
+
+
+class Holder(Protocol):
+    """What there is to know of a process as far as its state goes; see ``ProcessView``."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is whole."""
+
+    @property
+    def step(self) -> int:
+        """The last it applied."""
+
+    @property
+    def pending(self) -> int:
+        """The one it has reduced and not applied."""
+
+    @property
+    def shard(self) -> int | None:
+        """Its part of the model."""
+
+
+def brings(process: Holder, step: int) -> bool:
+    """Whether it holds its part of ``step``: applied, or reduced and only to be applied."""
+    return process.valid and (process.step == step or (process.step == step - 1 and process.pending == step))
+
+
+def common_step(people: Iterable[Holder], shards: int) -> int | None:
+    """The newest step that every shard can be brought to; None when some shard is lost.
+
+    Somebody has applied it: only they know what the others need to apply it too. Nobody can go back a step, so
+    whoever is further copies as well.
+    """
+    whole = [process for process in people if process.valid]
+    for step in sorted({process.step for process in whole}, reverse=True):
+        if {process.shard for process in whole if brings(process, step)} >= set(range(shards)):
+            return step
+    return None
+
+
+def seat(
+    view: ClusterView, people: Sequence[ProcessView], fresh: Sequence[str], *, replicas: int
+) -> tuple[str, ...]:
+    """Who takes which rank when up to ``replicas`` replicas are filled; () when not one can be.
+
+    ``people``: processes with a shard, those to prefer first; ``fresh``: processes that hold none yet, and take any.
+    While no replica is given up, members keep their ranks and others fill the gaps; else replicas move up.
+    """
+    columns = by_shard(people, view.shards)
+    number = _fillable(columns, len(fresh), replicas)
+    step = common_step(people, view.shards)
+    there = {p.name for p in view.survivors}
+    lost = Counter(rank // view.shards for rank, name in enumerate(view.members) if name not in there)
+    stays = number * view.shards >= len(view.members)
+    reserve = iter(fresh)
+    seats: list[str] = [""] * (number * view.shards)
+    for shard, column in enumerate(columns):
+        moving = []
+        for process in _choose(view, column, number, step, lost):
+            if stays and process.rank is not None:
+                seats[process.rank] = process.name
+            else:
+                moving.append(process.name)
+        names = itertools.chain(moving, reserve)
+        for rank in range(shard, len(seats), view.shards):
+            seats[rank] = seats[rank] or next(names)
+    return tuple(seats)
+
+
+def missing_shards(view: ClusterView, people: Iterable[ProcessView]) -> list[int]:
+    """Shards that none of these processes holds whole."""
+    held = {process.shard for process in people if process.valid}
+    return [shard for shard in range(view.shards) if shard not in held]
+
+
+def by_shard(people: Iterable[ProcessView], shards: int) -> list[list[ProcessView]]:
+    """The holders of each shard."""
+    columns: list[list[ProcessView]] = [[] for _ in range(shards)]
+    for process in people:
+        if process.shard is not None:
+            columns[process.shard].append(process)
+    return columns
+
+
+def _fillable(columns: Sequence[Sequence[ProcessView]], fresh: int, most: int) -> int:
+    """How many replicas can be made of these holders and ``fresh`` processes, up to ``most``. Each further replica
+    takes one more of the fresh for every shard that has run out of holders."""
+    sizes = Counter(len(column) for column in columns)
+    short = 0
+    for number in range(1, most + 1):
+        short += sizes[number - 1]
+        fresh -= short
+        if fresh < 0:
+            return number - 1
+    return most
+
+
+def _choose(
+    view: ClusterView, column: Sequence[ProcessView], number: int, step: int | None, lost: Mapping[int, int]
+) -> list[ProcessView]:
+    """Of more holders of one shard than there is room for: those that hold the step, of replicas that lost least.
+    ``lost``: members of each replica that are not there."""
+    if len(column) <= number:
+        return list(column)
+
+    def rating(process: ProcessView) -> tuple[bool, bool, int]:
+        behind = step is not None and not brings(process, step)
+        broken = view.world if process.rank is None else lost.get(process.rank // view.shards, 0)
+        return behind, process.step != step, broken
+
+    best = {process.name for process in sorted(column, key=rating)[:number]}
+    return [process for process in column if process.name in best]

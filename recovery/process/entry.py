@@ -1,0 +1,73 @@
+"""What a rank's process does first and last, whatever it trains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.events.log import EventWriter, Kind
+from recovery.process import processes
+from recovery.process.notice import tell_on_sigterm
+from recovery.process.output import shield
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import RingWriter
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel, Failed
+
+EXIT_ERROR = 1
+MESSAGE_LENGTH = 500
+
+
+class Birth(BaseModel):
+    """What every rank process is told at birth.
+
+    ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file for what it
+    prints, None: where its supervisor prints.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    parent: int
+    events: Path
+    log: Path | None
+
+
+def live(
+    birth: Birth, control_fd: int, mark_fd: int, train: Callable[[Channel, MarkPage, EventWriter], None]
+) -> NoReturn:
+    """Be that process: ``train``, write down an error if there is one, tell the supervisor, end."""
+    processes.die_with(birth.parent)
+    if birth.log is not None:
+        processes.redirect_output(birth.log)
+    shield()  # a training script that prints must not fail because nobody can read it
+    writer = RingWriter(birth.events, birth.name, time.monotonic_ns, marks.ring_of(mark_fd))
+    page = MarkPage(mark_fd)
+    bell = marks.bell_of(mark_fd)
+    bell.hold()
+    channel = Channel(socket.socket(fileno=control_fd))
+    tell_on_sigterm(channel)
+    writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns())
+    page.wrote(writer.last_seq)
+    code = 0
+    try:
+        train(channel, page, writer)
+        writer.close()
+    except Exception as error:
+        traceback.print_exc()
+        message = str(error)[:MESSAGE_LENGTH]
+        page.wrote(writer.write(Kind.ERROR_RAISED, type=type(error).__name__, message=message).seq)
+        channel.send(Failed(error=f"{type(error).__name__}: {message.splitlines()[0] if message else ''}"))
+        code = EXIT_ERROR
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: tearing torch down takes a tenth of a second in which the others would not know.
+    os._exit(code)

@@ -1,0 +1,186 @@
+"""A process that has imported everything and forks ranks on request: a rank is there in milliseconds, not seconds.
+
+``ForkServer`` is the supervisor's side. The other is ``python -m recovery.process.forkserver FD ENTRY MODULE
+...``: it is single-threaded, holds no training state, and never touches CUDA, so that forking it is safe. A
+rank is forked twice: its parent ends at once, and the kernel hands it to the supervisor (a child subreaper),
+which can then wait for it like for a child of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from chaos.errors import InfrastructureError
+from recovery.process.processes import die_with
+
+START_LIMIT_S = 120.0
+REAP_LIMIT_S = 10.0
+WAITING_MS = 50
+ADOPTION_TIMEOUT_S = 5.0
+MAX_REQUEST = 1 << 18
+
+Entry = Callable[[bytes, int, int], NoReturn]
+"""What a forked process becomes: its configuration, the control socket's and the mark's descriptor."""
+
+
+class ForkServer:
+    """Starts the server at once and does not wait for it; it imports while others prepare.
+
+    ``entry``: ``module:function``, an ``Entry``; ``modules``: imported once, before any fork; ``environment``: of
+    the server and of all its forks. The caller must be a child subreaper. Raises InfrastructureError.
+    """
+
+    def __init__(self, entry: str, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._modules = modules
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "recovery.process.forkserver", str(theirs.fileno()), entry, *modules],
+                pass_fds=[theirs.fileno()], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot start Python: {error.strerror}", hint="free memory or processes"
+            ) from error
+        finally:
+            theirs.close()
+        ours.settimeout(START_LIMIT_S)
+        self._control = ours
+        self._ready = False
+
+    def await_ready(self) -> None:
+        """Wait until everything is imported, at most START_LIMIT_S. Raises InfrastructureError when it does not."""
+        if not self._ready:
+            try:
+                self._ready = self._control.recv(16) == b"ready"
+            except OSError:
+                pass
+            if not self._ready:
+                raise InfrastructureError(
+                    "the process that pre-imports torch did not start",
+                    hint=f"try: {sys.executable} -c 'import {', '.join(self._modules)}'",
+                )
+
+    def fork(self, config: bytes, fds: Sequence[int], waiting: Callable[[], None] | None = None) -> int:
+        """Fork a rank with its control and mark descriptor; returns its pid, a child of this process. ``waiting``:
+        called every WAITING_MS until it is there, which a busy machine takes seconds for.
+
+        Raises InfrastructureError.
+        """
+        self.await_ready()
+        try:
+            socket.send_fds(self._control, [config], list(fds))
+            until_s, poll = time.monotonic() + START_LIMIT_S, select.poll()
+            poll.register(self._control, select.POLLIN)
+            while waiting is not None and time.monotonic() < until_s and not poll.poll(WAITING_MS):
+                waiting()
+            return int(self._control.recv(32))
+        except (OSError, ValueError) as error:
+            raise InfrastructureError(
+                f"the zygote is gone: {error}", hint="see the messages above"
+            ) from error
+
+    def close(self) -> None:
+        """End the server at once; it holds nothing."""
+        self._control.close()
+        self.process.kill()
+        self.process.wait(timeout=REAP_LIMIT_S)
+
+
+def start_cold(module: str, config: bytes, fds: Sequence[int], environment: Mapping[str, str]) -> int:
+    """Start ``python -m module CONTROL MARK CONFIG`` (descriptors, the last to read ``config`` from); returns its pid.
+
+    It is to be reaped through its pidfd. Raises InfrastructureError.
+    """
+    reader, writer = os.pipe()
+    os.write(writer, config)
+    os.close(writer)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, fds), str(reader)],
+            pass_fds=[*fds, reader], start_new_session=True, env=environment, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot start a rank: {error.strerror}", hint="free memory or processes"
+        ) from error
+    finally:
+        os.close(reader)
+    child.returncode = 0  # Popen must not wait for it a second time
+    return child.pid
+
+
+# ---- the server's side
+
+
+def serve(control: socket.socket, entry: Entry, parent: int) -> None:
+    """Answer requests (a configuration with two descriptors) with the new process's pid, until the other side ends."""
+    while True:
+        request, fds, _, _ = socket.recv_fds(control, MAX_REQUEST, 2)
+        if not request:
+            return
+        pid = _fork_twice(control, entry, request, fds, parent)
+        for fd in fds:
+            os.close(fd)
+        control.send(str(pid).encode())
+
+
+def _fork_twice(control: socket.socket, entry: Entry, request: bytes, fds: list[int], parent: int) -> int:
+    reader, writer = os.pipe()
+    first = os.fork()
+    if first == 0:
+        second = os.fork()
+        if second == 0:
+            try:
+                os.setsid()
+                control.close()
+                os.close(writer)
+                os.close(reader)
+                _wait_for_parent(parent)
+                entry(request, fds[0], fds[1])
+            finally:
+                os._exit(71)
+        os.write(writer, str(second).encode())
+        os._exit(0)
+    os.close(writer)
+    # Once the parent in between is reaped, the new process belongs to the supervisor.
+    os.waitpid(first, 0)
+    pid = int(os.read(reader, 32))
+    os.close(reader)
+    return pid
+
+
+def _wait_for_parent(parent: int) -> None:
+    """Wait until the parent in between is gone, at most ADOPTION_TIMEOUT_S (``die_with`` notices then)."""
+    deadline = time.monotonic() + ADOPTION_TIMEOUT_S
+    while os.getppid() != parent and time.monotonic() < deadline:
+        time.sleep(0.0005)
+
+
+def main() -> None:
+    """Import, say so, serve. Arguments: the control socket's descriptor, the entry, the modules."""
+    parent = os.getppid()
+    die_with(parent)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    module, function = sys.argv[2].split(":")
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
+    entry: Entry = getattr(importlib.import_module(module), function)
+    # What is there now stays: a rank need not look through all of it for garbage, nor copy its pages for that.
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    serve(control, entry, parent)
+
+
+if __name__ == "__main__":
+    main()

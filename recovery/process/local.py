@@ -1,0 +1,372 @@
+"""Processes of this machine under one supervisor: held by pidfd, each with a channel and a page of progress marks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process import processes
+from recovery.process.remnants import Sessions
+from recovery.process.starvation import Pulse, Starvation, Usage
+from recovery.transport import progress_counters as marks
+from recovery.transport.event_ring import LineRing
+from recovery.transport.exit_hint import Bell
+from recovery.transport.progress_counters import Mark, MarkPage
+from recovery.transport.reverse_dns import nameless
+from recovery.transport.wire import Channel, Message, WireError
+
+REAP_LIMIT_S = 10.0
+SEND_LIMIT_S = 0.5
+KEPT_MARKS = 1024  # of processes that are gone, the newest
+BACKLOG = 1024
+NCCL_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a failed collective ends no process and aborts nothing
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # the host would wait in torch, where no order of the supervisor reaches it
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # its signal stays in the store: a later generation would take it for its own
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that stands still end it
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread meets them itself
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # else it sleeps four times that, holding what enqueuing needs
+}
+"""Of torch's ProcessGroupNCCL in a rank, see ``recovery.collectives.nccl``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A process sent a message."""
+
+    process: str
+    message: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exited:
+    """A process is gone: exit code or signal, the other None. ``time_ns``: when it was noticed."""
+
+    process: str
+    exit_code: int | None
+    signal: int | None
+    time_ns: int
+
+    @property
+    def how(self) -> str:
+        """For people: ``signal 9`` or ``exit code 1``."""
+        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dying:
+    """A process will exit in a moment, and trains no more; how it ended is not known yet. A hint: before the exit, or
+    not at all when that is noticed first."""
+
+    process: str
+
+
+Report = Said | Dying | Exited
+
+
+class _Child:
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        channel: Channel,
+        page: MarkPage,
+        *,
+        ring: LineRing,
+        bell: Bell,
+        log: Path | None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.channel: Channel | None = channel
+        self.page = page
+        self.ring = ring
+        self.bell = bell
+        self.log = log
+        self.gone = False
+        self.starvation = Starvation()
+        self.watch: threading.Thread | None = None
+
+    def let_go(self) -> None:
+        """Give back all that was held for it. Its watch, if there is one, closes the bell when it ends."""
+        self.page.close()
+        self.ring.close()
+        if self.watch is None:
+            self.bell.close()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        os.close(self.pidfd)
+
+
+class Children:
+    """Starts processes, talks to them, signals and reaps them; all by descriptors, so that no other process is hit.
+
+    The calling process must be a child subreaper (``recovery.process.processes.become_subreaper``).
+    ``named``: what a process shares with this one is a file beside its event log while it lives
+    (``recovery.nodes.coordinator.salvage``).
+
+    Of a process that is gone nothing is held but its last progress mark, and that of the newest KEPT_MARKS alone. A
+    name that is not known is that of a process gone long ago.
+    """
+
+    def __init__(self, *, named: bool = False) -> None:
+        self._named = named
+        self._children: dict[str, _Child] = {}  # those that live
+        self._marks: dict[str, Mark] = {}  # of those that are gone, the oldest first
+        self._sessions = Sessions()
+        self._usage = Usage()
+        self._watches: list[threading.Thread] = []
+        self._poll = select.epoll()
+        self._by_fd: dict[int, tuple[_Child, bool]] = {}
+        self._rang: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._rang_fd, select.EPOLLIN)
+
+    def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
+        """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
+        ``log``: its event log, to be completed when it dies."""
+        mark_fd = marks.create(memory_beside(log) if self._named and log is not None else None)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid = 0
+        try:
+            pid = start([theirs.fileno(), mark_fd])
+            channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
+            child = _Child(
+                name, pid, channel, MarkPage(mark_fd), ring=marks.ring_of(mark_fd), bell=marks.bell_of(mark_fd),
+                log=log,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            if pid:  # a child of ours that nobody has waited for, so that its number is still its own
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
+        finally:
+            theirs.close()
+            os.close(mark_fd)
+        self._children[name] = child
+        for fd, is_exit in ((child.pidfd, True), (ours.fileno(), False)):
+            self._by_fd[fd] = (child, is_exit)
+            self._poll.register(fd, select.EPOLLIN)
+        return pid
+
+    def fileno(self) -> int:
+        """Readable when ``wait`` would return something at once."""
+        return self._poll.fileno()
+
+    def alive(self, name: str) -> bool:
+        """Whether its exit has not been reported yet."""
+        return name in self._children
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when the process is gone or reads nothing."""
+        child = self._children.get(name)
+        return child is not None and child.channel is not None and child.channel.send(message)
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal through the pidfd; one already gone is no error."""
+        child = self._children.get(name)
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signum)
+
+    def mark(self, name: str) -> Mark:
+        """The progress mark; readable after the process's death too."""
+        child = self._children.get(name)
+        return child.page.read() if child is not None else self._marks.get(name, marks.NEVER)
+
+    def os_state(self, name: str) -> str:
+        """The kernel's word on the process, X when gone."""
+        child = self._children.get(name)
+        return processes.state(child.pid) if child is not None else "X"
+
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors; counted while somebody asks."""
+        child = self._children.get(name)
+        return (
+            child.starvation.taken(time.monotonic(), child.pid, self._usage) if child is not None else Pulse()
+        )
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Messages and exits, waiting up to ``timeout_s`` for one; a process's last messages come before its exit."""
+        reports: list[Report] = []
+        ready = [fd for fd, _ in self._poll.poll(max(0.0, timeout_s))]
+        if self._rang_fd in ready:
+            ready.remove(self._rang_fd)
+            reports.extend(self._read_rang())
+        for fd in sorted(ready, key=lambda fd: self._by_fd[fd][1] if fd in self._by_fd else False):
+            if fd not in self._by_fd:
+                continue  # its channel ended when the bell rang
+            child, is_exit = self._by_fd[fd]
+            reports.extend(self._read(child))
+            if is_exit:
+                reports.append(self._reap(child))
+        self._sessions.look()
+        return reports
+
+    def close(self) -> dict[int, str]:
+        """Kill and reap everything, and what these processes started; returns what could not be removed.
+
+        That is: pid -> name, ``?`` for one that a process of ours started.
+        """
+        for name in self._children:
+            self.signal(name, signal.SIGKILL)
+        deadline = time.monotonic() + REAP_LIMIT_S
+        while self._children and time.monotonic() < deadline:
+            self.wait(0.1)
+        left = dict.fromkeys(processes.end_sessions({*self._sessions.ended, *self._pids()}), "?")
+        left |= {child.pid: child.name for child in self._children.values()}
+        for child in self._children.values():
+            child.gone = True  # its watch ends
+            child.let_go()
+        for watch in self._watches:
+            watch.join(timeout=REAP_LIMIT_S)
+        os.close(self._rang_fd)
+        self._poll.close()
+        return left
+
+    def _pids(self) -> list[int]:
+        return [child.pid for child in self._children.values()]
+
+    def _read_rang(self) -> list[Report]:
+        os.eventfd_read(self._rang_fd)
+        reports: list[Report] = []
+        while not self._rang.empty():
+            child = self._rang.get_nowait()
+            if not child.gone and processes.is_exiting(child.pid):
+                self.signal(child.name, signal.SIGKILL)  # for threads that might outlive the main one
+                reports.extend([*self._read(child), Dying(process=child.name)])
+        return reports
+
+    def _listen(self, child: _Child) -> None:
+        try:
+            if child.bell.wait(lambda: child.gone):
+                self._rang.put(child)
+                os.eventfd_write(self._rang_fd, 1)
+        finally:
+            child.bell.close()
+
+    def _read(self, child: _Child) -> list[Report]:
+        """All messages there are; a channel that ended is closed."""
+        reports: list[Report] = []
+        channel = child.channel
+        while channel is not None:
+            try:
+                messages = channel.receive() if processes.readable(channel.fileno()) else []
+            except WireError:
+                # Not a message of ours: a rank that talks nonsense is not to be trusted with more.
+                self.signal(child.name, signal.SIGKILL)
+                messages = None
+            if messages is None:
+                self._forget(channel.fileno())
+                channel.close()
+                child.channel = None
+            if not messages:
+                break
+            reports.extend(Said(process=child.name, message=message) for message in messages)
+        if child.watch is None and child.bell.held:
+            child.watch = threading.Thread(target=self._listen, args=(child,), name="bell", daemon=True)
+            child.watch.start()
+            self._watches = [*(watch for watch in self._watches if watch.is_alive()), child.watch]
+        return reports
+
+    def _reap(self, child: _Child) -> Exited:
+        result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
+        child.gone = True
+        self._forget(child.pidfd)
+        if child.channel is not None:  # somebody that it started holds the other end
+            self._forget(child.channel.fileno())
+        if child.log is not None:
+            with contextlib.suppress(OSError):  # a full disk: its mark says how many lines there were
+                child.ring.salvage(child.log)
+        if child.log is not None and self._named:
+            with contextlib.suppress(OSError):
+                memory_beside(child.log).unlink()
+        self._marks[child.name] = child.page.read()
+        while len(self._marks) > KEPT_MARKS:
+            del self._marks[next(iter(self._marks))]
+        child.let_go()
+        del self._children[child.name]
+        self._sessions.add(child.pid)
+        killed = result is not None and result.si_code != os.CLD_EXITED
+        status = result.si_status if result is not None else None
+        return Exited(
+            process=child.name, exit_code=None if killed else status, signal=status if killed else None,
+            time_ns=time.monotonic_ns(),
+        )  # fmt: skip
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._by_fd:
+            del self._by_fd[fd]
+            self._poll.unregister(fd)
+
+
+def memory_beside(log: Path) -> Path:
+    """The file that a process with this event log shares with its supervisor, if that is to have a name."""
+    return log.with_suffix(".memory")
+
+
+def prepare_store() -> None:
+    """Import what a store needs, which takes seconds."""
+    import torch.distributed  # noqa: F401
+
+
+def start_store(host: str = LOOPBACK) -> tuple[Any, int]:
+    """A key-value store in this process, so that no rank is special, and its port. Raises InfrastructureError.
+
+    It listens at one address alone, by a socket of ours: torch's own is one for all addresses and IPv6, to which
+    clients are such as ``::ffff:127.0.0.1``, and it would ask the name server who that is, and wait, for each of them.
+    """
+    import torch.distributed as dist
+
+    try:
+        with socket.create_server((host, 0), backlog=BACKLOG) as listener:
+            port = listener.getsockname()[1]
+            fd = listener.detach()
+            store = nameless(
+                lambda: dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+            )
+    except (RuntimeError, OSError) as error:
+        raise InfrastructureError(
+            f"cannot open a port for the store: {error}", hint=f"free a port on {host}"
+        ) from error
+    return store, store.port
+
+
+def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | None:
+    """Seconds that one request to a store takes, without those of making the connection; None: nobody answers."""
+    import torch.distributed as dist
+
+    try:
+        limit = timedelta(seconds=timeout_s)
+        client = nameless(
+            lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        )
+        client.set("uninvolved-client", "?")
+        started_s = time.monotonic()
+        client.get("uninvolved-client")
+        return round(time.monotonic() - started_s, 6)
+    except RuntimeError:
+        return None
+
+
+def rank_environment() -> Mapping[str, str]:
+    """Of rank processes: one thread each, and gloo on the loopback interface, unless the user says otherwise. Torch's
+    watchdog of NCCL never ends them, whatever anybody says: that is for their supervisor to decide."""
+    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **NCCL_WATCHDOG}

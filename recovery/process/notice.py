@@ -1,0 +1,41 @@
+"""How a rank hears that it will be ended soon: SIGTERM, as a cloud gives before it takes a machine back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from recovery.transport.wire import Channel, Notice
+
+
+def tell_on_sigterm(channel: Channel) -> None:
+    """Have the supervisor told of every SIGTERM from now on, instead of ending. Call it on the main thread, once.
+
+    The kernel runs the C half of the handler at once, whatever the main thread does; a thread of its own sends the
+    message, so that a training thread deep in a computation or a collective delays nothing.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, _nothing)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_as_before)
+    threading.Thread(target=_listen, args=(reader, channel), name="recovery-notice", daemon=True).start()
+
+
+def _listen(reader: int, channel: Channel) -> None:
+    while numbers := os.read(reader, 64):
+        if signal.SIGTERM in numbers:
+            channel.send(Notice())
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """The Python half: there has to be one, or the process ends."""
+
+
+def _as_before() -> None:
+    """A child of the rank (a data loader's worker) ends on SIGTERM, and tells nobody."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,197 @@
+"""How long a process was kept from running by others: what tells one that works slowly from one that does not work.
+
+The kernel counts for each thread how long it ran and how long it stood in a run queue (/proc/PID/task/TID/schedstat).
+A thread that stands there now is not in that count yet: it is ready to run, and does not. What is known of a wait only
+when it is over is entered where it belongs, in the times between the looks in which it passed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery.process.processes import everybody
+
+LOOK_S = 0.03
+"""Between two looks at least: the kernel updates how long a running thread ran with its clock tick, 10 ms at most."""
+WORK_EVERY_S = 1.0
+WORKS = 0.5
+"""Of a core: less is looking around."""
+OTHERS_SHARE = 0.75
+"""Of the time in which the main thread sleeps and another thread stands in a queue: most of what counts as work goes on
+in that one, but some threads only wake up to look around, so that a deadlock must not be excused for ever."""
+NOBODY = 0
+"""Instead of a thread: what is known of the machine alone."""
+PRESSURE = Path("/proc/pressure/cpu")
+NS = 1e9
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a process got of the processors. ``starved_s``: for how long it was ready to run and had none, since it was
+    first asked; ``working``: it and what it has started, such as compilers, use half a core or more."""
+
+    starved_s: float = 0.0
+    working: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One reading. ``ready``: it runs or would run; times in seconds since it began."""
+
+    ready: bool
+    ran_s: float
+    queued_s: float
+
+
+@dataclass(kw_only=True)
+class _Interval:
+    """The time between two looks, and how long of it each thread stood in a queue. That only grows: what two threads
+    waited at the same time counts once, whenever it is learned."""
+
+    passed_s: float
+    held: dict[int, float] = field(default_factory=dict)
+    others_s: float = 0.0  # the longest of all but the main thread
+
+    def starved_s(self, main: int) -> float:
+        return min(self.passed_s, max(self.held.get(main, 0.0), OTHERS_SHARE * self.others_s))
+
+
+@dataclass(kw_only=True)
+class _Wait:
+    """Of a thread that may stand in a queue since some moment of an interval. ``ahead_s``: of whole intervals after
+    that one, counted before the kernel did."""
+
+    began: _Interval
+    ahead_s: float = 0.0
+
+
+class Starvation:
+    """Of one process, look by look."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._seen: dict[int, Thread] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._main = 0
+        self._last_s: float | None = None
+        self._used_s: float | None = None
+        self._worked_at_s = float("-inf")
+        self._working = False
+        self._pressure_s = 0.0
+
+    def pulse(self) -> Pulse:
+        """As of the last look."""
+        return Pulse(starved_s=round(self.total_s, 3), working=self._working)
+
+    def taken(self, now_s: float, pid: int, usage: Usage) -> Pulse:
+        """Look, if another look would tell anything. ``pid``: of the process, which leads a session of its own;
+        ``usage``: shared by all who are asked."""
+        if self._last_s is None or now_s - self._last_s >= LOOK_S:
+            self.look(now_s, pid, threads_of(pid), pressure_s())
+        if now_s - self._worked_at_s >= WORK_EVERY_S:
+            looked_s, used_s = usage.of(pid, now_s)
+            if looked_s > self._worked_at_s:
+                self.worked(looked_s, used_s)
+        return self.pulse()
+
+    def worked(self, now_s: float, used_s: float) -> None:
+        """It has used so much processor time in all its life, what it started included."""
+        known = self._used_s is not None and used_s >= self._used_s  # what ended takes its time with it
+        if known and self._used_s is not None:
+            self._working = used_s - self._used_s >= WORKS * (now_s - self._worked_at_s)
+        self._used_s, self._worked_at_s = used_s, now_s
+
+    def look(self, now_s: float, main: int, threads: Mapping[int, Thread], pressure_s: float = 0.0) -> None:
+        """Add what passed since the last look. ``main``: the thread that trains; ``pressure_s``: of the machine, for
+        want of better where nothing is known of threads."""
+        self._main = main
+        # Before the first look any time may have passed: a wait that is found then began within it.
+        interval = _Interval(passed_s=math.inf if self._last_s is None else now_s - self._last_s)
+        for tid, thread in threads.items():
+            self._note(tid, thread, interval)
+        if threads:
+            self._seen = dict(threads)
+            self._waits = {tid: wait for tid, wait in self._waits.items() if tid in threads}
+        elif self._last_s is not None:
+            self._hold(interval, NOBODY, pressure_s - self._pressure_s)
+        self._last_s, self._pressure_s = now_s, pressure_s
+
+    def _note(self, tid: int, thread: Thread, interval: _Interval) -> None:
+        before, wait = self._seen.get(tid), self._waits.get(tid)
+        ahead_s = 0.0
+        if before is not None and wait is not None:
+            queued_s = thread.queued_s - before.queued_s
+            if before.ready and thread.ready and thread.ran_s == before.ran_s:  # it stood there all the time
+                wait.ahead_s += self._hold(interval, tid, interval.passed_s)
+                if queued_s <= 0:
+                    return
+                ahead_s = max(0.0, wait.ahead_s - queued_s)
+            late_s = queued_s - wait.ahead_s
+            if before.ready:  # the earlier first: so there is always room for what is learned next
+                late_s -= self._hold(wait.began, tid, late_s)
+            self._hold(interval, tid, late_s)
+        self._waits[tid] = _Wait(began=interval, ahead_s=ahead_s)
+
+    def _hold(self, interval: _Interval, tid: int, seconds: float) -> float:
+        """Enter a wait in an interval; how much of it that had room for."""
+        held = interval.held.get(tid, 0.0)
+        added = max(0.0, min(seconds, interval.passed_s - held))
+        if added:
+            before_s = interval.starved_s(self._main)
+            interval.held[tid] = held + added
+            if tid != self._main:
+                interval.others_s = max(interval.others_s, held + added)
+            self.total_s += interval.starved_s(self._main) - before_s
+        return added
+
+
+def threads_of(pid: int) -> dict[int, Thread]:
+    """The threads of a process; none where the kernel does not count, or the process is gone."""
+    found: dict[int, Thread] = {}
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError, IndexError):  # it may end just now
+                base = Path(f"/proc/{pid}/task/{name}")
+                ran, queued, _ = (base / "schedstat").read_text().split()
+                text = (base / "stat").read_text()
+                letter = text[text.rfind(")") + 2]
+                found[int(name)] = Thread(ready=letter == "R", ran_s=int(ran) / NS, queued_s=int(queued) / NS)
+    return found
+
+
+class Usage:
+    """Processor time of sessions. One look at all processes there are serves all who ask for a while: on a busy machine
+    it takes long, and an agent with many processes would be busy with nothing else."""
+
+    def __init__(self) -> None:
+        self._looked_s = float("-inf")
+        self._used_s: dict[int, float] = {}
+
+    def of(self, session: int, now_s: float) -> tuple[float, float]:
+        """When the look was, and what the processes of a session had used by then, with those that they waited for."""
+        if now_s - self._looked_s >= WORK_EVERY_S:
+            self._looked_s, self._used_s = now_s, processor_s()
+        return self._looked_s, self._used_s.get(session, 0.0)
+
+
+def processor_s() -> dict[int, float]:
+    """Processor time of all processes of each session so far, and of those that they have waited for."""
+    used: dict[int, float] = {}
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    for _, fields in everybody():
+        session = int(fields[3])
+        used[session] = used.get(session, 0.0) + tick_s * sum(map(int, fields[11:15]))
+    return used
+
+
+def pressure_s() -> float:
+    """For how long some process of this machine has wanted a processor in vain, since it started; 0 where the kernel
+    does not say."""
+    with suppress(OSError, ValueError):
+        return int(PRESSURE.read_text().split("total=", 1)[1].split(None, 1)[0]) / 1e6
+    return 0.0

@@ -1,0 +1,60 @@
+"""How a rank comes to the state of a generation it has just joined: its own, a peer's, a checkpoint's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import Kind
+from recovery.collectives.group import Group
+from recovery.collectives.transfer import copy_state
+from recovery.rank.complete_step import told
+from recovery.transport.wire import Join
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+
+
+def take_state(job: Job, order: Join, group: Group, write: Callable[..., Any]) -> str | None:
+    """Get hold of the generation's state; returns the checkpoint's name if this rank restored one. ``write``: logs an
+    event. Raises GenerationLost, NothingToRestore when nothing can bring the state back."""
+    holding, layout, rank = job.member.holding, job.layout, job.rank
+    if order.finish:
+        _finish(job, order.finish, group)
+    started = time.perf_counter()
+    name: str | None = None
+    origin = "kept" if job.state.step else "initial"
+    if order.restore and (rank == 0 or layout.shards > 1):
+        holding.restores()
+        name = job.checkpoints.restore(group, layout)
+        found = name is not None
+        if order.receives:
+            name = None  # a copy of what another loads
+        elif name is None:
+            job.checkpoints.require(anew=order.anew, fresh=holding.fresh)
+        origin = "checkpoint" if name else "initial"
+        holding.restored(found=found)
+    if order.receives:
+        holding.receives()
+        origin = "peer"
+    if order.source >= 0:
+        copy_state(
+            job.state, group.holders, source=order.source, receive=order.receives, progress=job.marks.touch,
+            device=job.config.device,
+        )  # fmt: skip
+    holding.valid = True
+    write(
+        Kind.STATE_READY, step=job.state.step, rank=rank, origin=origin,
+        source=order.source if origin == "peer" else name,
+        seconds=round(time.perf_counter() - started, 6),
+    )  # fmt: skip
+    return name
+
+
+def _finish(job: Job, number: int, group: Group) -> None:
+    """Apply a step that others have applied, if this rank lacks only their word for it."""
+    reduced = told(number, job.state.last, group, job.config.device)
+    if job.member.holding.pending == number:
+        job.reducer.settle(reduced.samples)
+        job.apply(job.current, reduced, late=True)

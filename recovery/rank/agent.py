@@ -1,0 +1,100 @@
+"""The part of a rank that listens while the training thread works.
+
+One thread reading the supervisor's messages.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from recovery.rank.membership import Heard, Order
+from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
+
+EXIT_ORPHANED = 70
+ABORT_REPEAT_S = 0.005
+ABORT_LIMIT_S = 60.0
+
+
+def end_process() -> None:
+    """End this process at once, from any thread."""
+    os._exit(EXIT_ORPHANED)
+
+
+class Abortable(Protocol):
+    """What the agent breaks when told to abort."""
+
+    generation: int
+
+    def abort(self) -> int:
+        """Unblock whoever waits in it."""
+
+
+class Agent:
+    """Reads ``channel``; orders wait in ``orders``, all else is noted in ``heard``.
+
+    Those are plain attributes: looking costs the step nothing. ``orphaned``: called, on the agent's thread, when nobody
+    supervises this rank any more; it must not train on then. ``status``: the answer to the inquiry of a number.
+    """
+
+    def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
+        self.channel = channel
+        self._orphaned = orphaned
+        self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.heard = Heard()
+        self.status: Callable[[int], Status] | None = None
+        self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
+        self._group: Abortable | None = None
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="recovery-agent", daemon=True)
+
+    def start(self) -> None:
+        """Start listening, if it does not listen yet."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def entering(self, group: Abortable) -> None:
+        """The training thread is about to use this group."""
+        self._left.clear()
+        self._group = group
+
+    def left(self) -> None:
+        """The training thread is out of its group."""
+        self._group = None
+        self._left.set()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                messages = self.channel.receive()
+            except WireError:
+                messages = None
+            if messages is None:
+                self._orphaned()
+                return
+            for message in messages:
+                self._handle(message)
+
+    def _handle(self, message: object) -> None:
+        order = self.heard.take(message)
+        if order is not None:
+            self.orders.put(order)
+        if isinstance(message, Abort):
+            self._break_group(message.generation)
+        elif isinstance(message, Inquiry) and self.status is not None:
+            self.channel.send(self.status(message.number))
+        elif isinstance(message, Extra) and self.on_extra:
+            self.on_extra(message.topic, message.payload)
+
+    def _break_group(self, generation: int) -> None:
+        # Repeated: the training thread may open a connection just after one sweep, while it forms the group.
+        for _ in range(int(ABORT_LIMIT_S / ABORT_REPEAT_S)):
+            group = self._group
+            if group is None or group.generation > generation:
+                return
+            group.abort()
+            if self._left.wait(ABORT_REPEAT_S):
+                return

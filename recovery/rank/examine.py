@@ -1,0 +1,111 @@
+"""Which samples make a loss or gradient non-finite, whoever computes them: each is computed alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from recovery.collectives.group import GenerationLost
+from recovery.collectives.reduce import Reducer
+from recovery.transport.wire import MOST_BLAMED
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+    from recovery.rank.step import Step
+
+
+@runtime_checkable
+class Agreeing(Protocol):
+    """A reducer whose ranks compute together what one of them wants to know."""
+
+    def agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes. Raises GenerationLost."""
+
+
+LossOf = Callable[[list[int]], Tensor]
+"""The summed loss of these samples, computed as in training."""
+MAX_CONTROLS = 3
+
+
+def spoilt_samples(
+    loss_of: LossOf, reducer: Reducer, samples: Sequence[int], others: Sequence[int],
+    prepare: Callable[[], None], agree: Callable[[bool], bool] | None = None,
+) -> list[int]:  # fmt: skip
+    """Those of ``samples`` that are non-finite by themselves, loss or gradient. ``prepare`` comes before each.
+
+    None of them when up to three of ``others``, which are not suspected, are non-finite too: then the rank's state
+    is to blame, and its samples are not. Changes the gradients, and nothing else.
+
+    With ``agree`` (whether all ranks say yes) all of them compute each sample, at the same time.
+    """
+    controls = list(others)[:MAX_CONTROLS]
+    finite = partial(_is_finite, loss_of, reducer, prepare, agree)
+    if controls and not any(finite(sample) for sample in controls):
+        return []
+    found = [sample for sample in samples if not finite(sample)]
+    # Without anything to compare with, a rank all of whose samples fail is more likely to be broken itself.
+    return [] if not controls and len(found) == len(samples) else found
+
+
+def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]:
+    """Which of this rank's samples are non-finite by themselves, when redoing the step did not help; else none. All of
+    them, at once, where the job is to leave out the share of the rank to blame, and its share is not larger than one
+    message takes. Of single samples so many are named at most: the job ends of far fewer."""
+    if job.config.nonfinite == "skip" and step.number != job.examine:
+        names = job.rank in blamed and len(blamed) < job.world and step.count <= MOST_BLAMED
+        return step.samples[: step.count] if names else []
+    loss_of = job.loss_of
+    if step.number != job.examine or loss_of is None:
+        return []
+    sharded = job.reducer if job.layout.shards > 1 else None
+    if sharded is None and job.rank not in blamed:
+        return []
+
+    def prepare() -> None:
+        job.marks.touch()
+        job.state.seed_step(job.rank, step.number)
+
+    def alone(samples: list[int]) -> Tensor:
+        loss = loss_of(samples)
+        return loss if job.spoil is None else job.spoil(samples, loss)
+
+    mine = step.samples[: step.count]
+    suspects = (
+        mine if sharded is None else [sample for rank in blamed for sample in _share(job, step.number, rank)]
+    )
+    suspected = set(suspects)
+    others = [sample for sample in job.due(step.number) if sample not in suspected]
+    # A rank that holds a part of the model computes nothing alone: all do it, and each says what is its own.
+    agree = sharded.agree if isinstance(sharded, Agreeing) else None
+    try:
+        found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
+    except GenerationLost:
+        return []  # somebody is gone, and the rank parks anyway
+    own = set(mine) if job.rank in blamed else set[int]()
+    return [sample for sample in found if sample in own][:MOST_BLAMED]
+
+
+def _share(job: Job, number: int, rank: int) -> list[int]:
+    batches = job.micro_batches(number, rank)
+    return [sample for batch in batches for sample in batch.samples[: batch.count]]
+
+
+def _is_finite(
+    loss_of: LossOf,
+    reducer: Reducer,
+    prepare: Callable[[], None],
+    agree: Callable[[bool], bool] | None,
+    sample: int,
+) -> bool:
+    prepare()
+    reducer.rehearse()
+    loss = loss_of([sample])
+    finite = math.isfinite(float(loss.detach()))
+    if finite or agree is not None:  # the others wait for this rank in the midst of the pass
+        loss.backward()
+        finite = finite and reducer.all_finite()
+    return finite if agree is None else agree(finite)

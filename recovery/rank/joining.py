@@ -1,0 +1,252 @@
+"""``recovery.join``: how a training script becomes a rank of a supervised job.
+
+Whoever runs the script (``python -m recovery.run``, or a launcher of the harness) first hands its process a
+``Place`` with ``taking``. Without one the script is a job of its own, with one rank and no recovery.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from chaos.errors import ChaosError
+from chaos.events.log import EventWriter
+from recovery.policy.interval import parse
+from recovery.policy.jobconfig import InMemory, JobConfig, Net, Saves
+from recovery.rank.agent import Agent
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+
+Determinism = Literal["default", "elastic"]
+
+Value = TypeVar("Value")
+
+KEEP = 3
+EVERY = 100
+
+
+class JoinError(ChaosError):
+    """A script and its supervisor do not agree, or the script does not keep to the order of calls."""
+
+
+class Facts(BaseModel):
+    """What a script says about its job; None: it leaves that to the supervisor. ``samples``: size of the data set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: int
+    steps: int | None = None
+    global_batch: int | None = None
+    seed: int | None = None
+
+
+class Seat(BaseModel):
+    """What a supervisor says about a process's place in the job; None: it leaves that to the script.
+
+    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks that hold one copy
+    of the model; ``batch``: see Strategy; ``restores``: the strategy needs checkpoints; ``memory``: there are some in
+    memory; ``fresh``, ``job_id``: see JobConfig.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    supervisor: str
+    process: str
+    world: int
+    shards: int = 1
+    determinism: Determinism | None = None
+    batch: Literal["constant", "shrink"] = "constant"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    device: str = "cpu"
+    restores: bool = False
+    steps: int | None = None
+    global_batch: int | None = None
+    samples: int | None = None
+    seed: int | None = None
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int | str | None = None
+    checkpoint_keep: int | None = None
+    saves: Saves | None = None
+    memory: InMemory | None = None
+    net: Net = Net()
+    verify_every: int | None = None
+    nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    fresh: bool = False
+    job_id: str = ""
+
+
+@dataclass(kw_only=True)
+class Place:
+    """A process's place under a supervisor. ``on_attach``: called with the job once the script has registered its
+    model; ``describe``: nothing is to be trained, only these facts are wanted."""
+
+    seat: Seat
+    channel: Channel | None = None
+    page: MarkPage | None = None
+    writer: EventWriter | None = None
+    on_attach: Callable[[Job], None] | None = None
+    describe: Callable[[Facts], NoReturn] | None = None
+    job: Job | None = field(default=None, init=False)
+
+
+_PLACE: ContextVar[Place | None] = ContextVar("recovery_place", default=None)
+
+
+@contextmanager
+def taking(place: Place) -> Iterator[Place]:
+    """What runs inside, such as a user's script, finds this place when it calls ``join``."""
+    token = _PLACE.set(place)
+    try:
+        yield place
+    finally:
+        _PLACE.reset(token)
+
+
+def join(
+    *, samples: int, steps: int | None = None, global_batch: int | None = None, seed: int | None = None,
+    checkpoint_dir: str | Path | None = None, checkpoint_every: int | str | None = None,
+    checkpoint_keep: int | None = None, checkpoint: Mapping[str, Any] | None = None,
+    determinism: Determinism | None = None,
+) -> Job:  # fmt: skip
+    """Become a rank of the job this process was started for; every rank and spare of it calls this once.
+
+    ``samples``: size of the data set; ``steps``: optimizer steps of the whole job; ``global_batch``: samples
+    a step over all ranks; ``seed``: of sample order and random generators (default 0); ``checkpoint_dir``:
+    where checkpoints go, None for none; ``checkpoint_every``: steps between them (default 100), or a time
+    such as "30s", or "auto"; ``checkpoint_keep``: how many of the newest are kept (default 3);
+    ``checkpoint``: how they are written, see ``recovery.policy.jobconfig.Saves``; ``determinism``: "elastic"
+    for the same result, bit for bit, however many ranks take part in a step (the loop uses ``step.batches()``
+    then), "default" (the default) if that does not matter.
+
+    ``steps``, ``global_batch``, ``samples``, ``seed`` and ``determinism`` may be said by the script, by its
+    supervisor, or by both alike. Where and how often checkpoints are written is the supervisor's to say if it does.
+
+    Started without a supervisor (``python train.py``) this is a job of one rank that resumes from its newest
+    checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py`` supervises one.
+
+    Raises JoinError when the two do not agree, when something is said by nobody, or when called twice.
+    """
+    facts = Facts(samples=samples, steps=steps, global_batch=global_batch, seed=seed)
+    place = _PLACE.get()
+    if place is not None and place.describe is not None:
+        place.describe(facts)
+    if place is not None and place.job is not None:
+        raise JoinError(
+            "recovery.join() was called twice", hint="a process is one rank of one job: keep the first"
+        )
+    config = settle(
+        place.seat if place is not None else Seat(supervisor="nobody", process="alone", world=1), facts,
+        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, checkpoint_keep=checkpoint_keep,
+        checkpoint=checkpoint, determinism=determinism,
+    )  # fmt: skip
+    # One rank writes checkpoints, on purpose.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+    if place is None:
+        from recovery.rank.standalone import lone_job
+
+        return lone_job(config)
+    from recovery.rank.job import Job
+
+    assert place.channel is not None and place.page is not None and place.writer is not None
+    job = Job(config, Agent(place.channel), place.page, place.writer)
+    job.on_attach = place.on_attach
+    place.job = job
+    return job
+
+
+def settle(
+    seat: Seat, facts: Facts, *, checkpoint_dir: str | Path | None, checkpoint_every: int | str | None,
+    checkpoint_keep: int | None, checkpoint: Mapping[str, Any] | None = None,
+    determinism: Determinism | None = None,
+) -> JobConfig:  # fmt: skip
+    """What a process is to do, by what its supervisor (``seat``) and its script say. Raises JoinError."""
+    directory = (
+        Path(checkpoint_dir) if seat.checkpoint_dir is None and checkpoint_dir else seat.checkpoint_dir
+    )
+    seed = 0 if facts.seed is None and seat.seed is None else _agree("seed", facts.seed, seat.seed, seat)
+    said_every = checkpoint_every if seat.checkpoint_every is None else seat.checkpoint_every
+    every = EVERY if said_every is None else said_every
+    _check_every(every)
+    said = determinism is not None or seat.determinism is not None
+    config = JobConfig(
+        process=seat.process, world=seat.world, shards=seat.shards,
+        determinism=_agree("determinism", determinism, seat.determinism, seat) if said else "default",
+        batch=seat.batch, backend=seat.backend, device=seat.device,
+        samples=_agree("samples", facts.samples, seat.samples, seat),
+        steps=_agree("steps", facts.steps, seat.steps, seat),
+        global_batch=_agree("global_batch", facts.global_batch, seat.global_batch, seat),
+        seed=seed, checkpoint_dir=directory,
+        checkpoint_every=every,
+        checkpoint_keep=_first(seat.checkpoint_keep, checkpoint_keep, KEEP),
+        saves=seat.saves or _saves(checkpoint or {}), memory=seat.memory, net=seat.net,
+        verify_every=seat.verify_every, nonfinite=seat.nonfinite, fresh=seat.fresh, job_id=seat.job_id,
+    )  # fmt: skip
+    for name in ("samples", "steps", "global_batch", "checkpoint_keep"):
+        if getattr(config, name) < 1:
+            raise JoinError(f"{name} is {getattr(config, name)}", hint="it must be at least 1")
+    if config.seed < 0:
+        raise JoinError(f"seed is {config.seed}", hint="it must be at least 0")
+    if config.determinism == "elastic" and (seat.shards > 1 or seat.batch == "shrink"):
+        raise JoinError(
+            "determinism is elastic, and "
+            + ("the model is sharded" if seat.shards > 1 else "samples of missing ranks are left out"),
+            hint="use determinism=default, or " + ("one shard" if seat.shards > 1 else "batch=constant"),
+        )
+    if config.global_batch < seat.world:
+        raise JoinError(
+            f"global_batch {config.global_batch} cannot feed {seat.world} ranks",
+            hint=f"use global_batch={seat.world} or more, or fewer ranks",
+        )
+    if seat.restores and directory is None and seat.memory is None:
+        raise JoinError(
+            "the strategy restores checkpoints, and nobody says where they go",
+            hint="recovery.join(checkpoint_dir=...), or --checkpoint-dir or --memory-checkpoints of "
+            "python -m recovery.run",
+        )
+    return config
+
+
+def _check_every(value: int | str) -> None:
+    try:
+        parse(value)
+    except ValueError as error:
+        raise JoinError(f"checkpoint_every is {value}", hint=str(error)) from error
+
+
+def _saves(said: Mapping[str, Any]) -> Saves:
+    try:
+        return Saves.model_validate(dict(said))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise JoinError(
+            f"recovery.join(checkpoint=...): {name}: {first['msg']}",
+            hint='such as checkpoint={"mode": "async", "sharded": True, "delta": 10, "mtbf_s": 3600}',
+        ) from error
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
+
+
+def _agree(name: str, script: Value | None, supervisor: Value | None, seat: Seat) -> Value:
+    if script is not None and supervisor is not None and script != supervisor:
+        raise JoinError(
+            f"the script joins with {name}={script}, {seat.supervisor} says {supervisor}",
+            hint=f"make them the same, or leave {name} out of recovery.join()"
+            + (" and use job.seed" if name == "seed" else ""),
+        )
+    value = supervisor if script is None else script
+    if value is None:
+        raise JoinError(f"nobody says what {name} is", hint=f"recovery.join({name}=...)")
+    return value

@@ -1,0 +1,75 @@
+"""A job of one rank in a process that nobody supervises: a script under a debugger, or a first try."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from typing import Any
+
+from chaos.events.log import Event, EventWriter, Kind
+from recovery.policy.jobconfig import JobConfig
+from recovery.process.local import start_store
+from recovery.rank.agent import Agent
+from recovery.rank.job import Job
+from recovery.transport import progress_counters as marks
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
+
+TIMEOUT_S = 60.0
+
+
+def lone_job(config: JobConfig) -> Job:
+    """A job whose supervisor is this process itself: it starts or resumes, and ends; it recovers from nothing."""
+    channel = _Answers(restore=config.checkpoint_dir is not None)
+    agent = Agent(channel, orphaned=lambda: None)
+    channel.agent = agent
+    config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
+    return Job(config, agent, MarkPage(marks.create()), _Unwritten())
+
+
+class _Answers(Channel):
+    """Says to each message at once what a supervisor would say; nothing is sent anywhere."""
+
+    agent: Agent
+
+    def __init__(self, *, restore: bool) -> None:
+        ours, self._open = socket.socketpair()
+        super().__init__(ours)
+        self._restore = restore
+        self._store, self._port = start_store()
+
+    def send(self, message: Message) -> bool:
+        """Answer it. Raises RuntimeError when the rank had to park: there is nobody to recover it."""
+        if isinstance(message, Ready):
+            order = Join(
+                generation=1, rank=0, world=1, store_port=self._port,
+                restore=self._restore, timeout_s=TIMEOUT_S,
+            )  # fmt: skip
+            self.agent.orders.put(order)
+        elif isinstance(message, Finished):
+            self.agent.orders.put(Stop())
+        elif isinstance(message, Parked):
+            why = message.error or "the loss or a gradient is not finite"
+            raise RuntimeError(f"step {message.step + 1}: {why}; nobody supervises this job")
+        return True
+
+
+class _Unwritten(EventWriter):
+    """Numbers events and keeps none: without a supervisor nobody reads them."""
+
+    def __init__(self) -> None:
+        self.actor = "alone"
+        self.last_seq = -1
+        self.generation = 0
+        self._fd = -1
+
+    def write(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """The event, not kept."""
+        self.last_seq += 1
+        return Event(
+            kind=kind, actor=self.actor, seq=self.last_seq, time_ns=time.monotonic_ns(),
+            generation=self.generation if generation is None else generation, step=step, data=data,
+        )  # fmt: skip

@@ -1,0 +1,202 @@
+"""One attempt at one training step, and whoever is told where in it training is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from recovery.collectives.reduce import Reduced
+from recovery.data.order import MicroBatch
+from recovery.state.finite import Amount, amount_of
+from recovery.transport import progress_counters as marks
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+
+
+class Probe(Protocol):
+    """Told where training is; a fault injector lives here. Every call is on the training thread."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it wants to be told, but for ``committed``."""
+
+    def at(self, step: int, phase: str) -> None:
+        """The rank is in this phase of this step."""
+
+    def ended(self, phase: str, seconds: float) -> None:
+        """The phase took this long."""
+
+    def committed(self, step: int) -> None:
+        """The step is committed."""
+
+
+class NonFinite(Exception):
+    """A loss or gradient that must not be applied. ``blamed``: ranks whose own values were not finite."""
+
+    def __init__(self, blamed: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite values from ranks {list(blamed)}")
+        self.blamed = blamed
+
+
+class Step:
+    """One attempt at one step. ``samples``: ids of this rank's share of the global batch.
+
+    ``count``: how many of them count; 0 for one that has no share and computes a sample only to take part.
+    """
+
+    def __init__(self, job: Job, number: int, micros: Sequence[MicroBatch]) -> None:
+        self.number = number
+        self.count = sum(micro.count for micro in micros)
+        self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
+        if not self.count:
+            self.samples = micros[0].samples
+        self._micros = micros
+        self._place: int | None = None  # which of them is computed, if they are taken one by one
+        self._kept = 0
+        self._accumulated: Amount = 0.0
+        self.change_loss: Callable[[Tensor], Tensor] | None = None
+        self._job = job
+        self._phase = "data"
+        self._since = time.perf_counter()
+        self._reduced: Reduced | None = None
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def in_data(self) -> bool:
+        """Whether no other phase has begun yet."""
+        return self._phase == "data"
+
+    def end_phase(self) -> None:
+        """Close the account of the last phase."""
+        self.seconds[self._phase] = time.perf_counter() - self._since
+
+    def phase(self, name: str) -> None:
+        """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
+        job = self._job
+        job.check()
+        job.not_busy()
+        now = time.perf_counter()
+        probe = job.probe
+        if probe is not None and probe.active:
+            probe.ended(self._phase, now - self._since)
+            now_after = time.perf_counter()
+        else:
+            now_after = now
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now_after - self._since
+        self._phase = name
+        self._since = now_after
+        job.marks.enter(marks.PHASES.index(name))
+        if probe is not None and probe.active and name != "backward":
+            probe.at(self.number, name)
+
+    def wait(self, begins: bool) -> None:
+        """A collective in the midst of a phase begins or ends: what it takes is none of the phase's time."""
+        now = time.perf_counter()
+        if begins:
+            self._waiting_since = now
+            return
+        took = now - self._waiting_since
+        self._since += took
+        self.seconds["collective"] = self.seconds.get("collective", 0.0) + took
+        self._job.marks.enter(marks.PHASES.index(self._phase))
+
+    def batches(self) -> Iterator[list[int]]:
+        """Sample ids of each of this rank's micro-batches in turn; each is followed by its ``backward``.
+
+        There is one, ``samples``, unless the job is elastic and ranks are missing. Raises RuntimeError when a
+        micro-batch is left without ``backward``, or they are taken a second time.
+        """
+        if self._place is not None:
+            raise RuntimeError("step.batches() was called twice in one step")
+        job = self._job
+        for place, micro in enumerate(self._micros):
+            if place:
+                self.phase("data")
+            self._place = place
+            if job.config.determinism == "elastic":
+                job.state.seed_step(micro.number, self.number)
+            yield self._ids(place)
+            if self._kept == place and self._reduced is None:
+                raise RuntimeError("a micro-batch of step.batches() ended without step.backward()")
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Back-propagate a part of the summed loss, where all of it at once takes too much memory; the last part goes
+        to ``backward``. Gradients add up, and nothing is reduced yet."""
+        if self._reduced is not None:
+            raise RuntimeError("step.accumulate() comes before step.backward()")
+        self._accumulated = self._accumulated + amount_of(loss)
+        self.phase("backward")
+        self._job.reducer.expect(last=False)
+        loss.backward()
+        self.phase("forward")
+
+    def backward(self, loss: Tensor) -> None:
+        """Back-propagate the summed loss of this rank's samples, or of a micro-batch of ``batches``; with the last one,
+        reduce gradients over the ranks.
+
+        Raises RuntimeError the second time: a step has one reduction; and where ``batches`` has to be used.
+        """
+        job = self._job
+        if job.config.determinism == "elastic" and self._place is None:
+            raise RuntimeError(
+                "with determinism: elastic a rank may have several micro-batches in a step: "
+                "for samples in step.batches(): step.backward(...) of each"
+            )
+        place = self._place or 0
+        if self._reduced is not None or self._kept > place:
+            raise RuntimeError("step.backward() was called twice in one step: sum the losses first")
+        micro, last = self._micros[place], place + 1 == len(self._micros)
+        loss = self._as_faults_have_it(loss, place)
+        value, self._accumulated = amount_of(loss) + self._accumulated, 0.0
+        self.phase("backward")
+        job.reducer.expect()
+        loss.backward()
+        if not last:
+            job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
+            self._kept += 1
+            return
+        self.phase("collective")
+        self._reduced = job.reducer.finish(
+            rank=job.rank,
+            loss_sum=value,
+            count=micro.count,
+            pause=job.member.heard.pause_wanted,
+            save=job.member.heard.save_wanted or (job.rank == 0 and job.checkpoints.wants(self.number)),
+        )
+
+    def _ids(self, place: int) -> list[int]:
+        """Of one micro-batch. ``samples`` is asked, since a fault may have changed it."""
+        micro, done = self._micros[place], sum(micro.count for micro in self._micros[:place])
+        return self.samples[done : done + micro.count] or micro.samples
+
+    def _as_faults_have_it(self, loss: Tensor, place: int) -> Tensor:
+        job, change, self.change_loss = self._job, self.change_loss, None
+        if change is not None:
+            loss = change(loss)
+        if job.spoil is not None:
+            loss = job.spoil(self._ids(place), loss)
+        return loss if self._micros[place].count else loss * 0.0
+
+    def require_commit(self) -> None:
+        """Raise RuntimeError unless this step is committed: the other ranks have gone on."""
+        if self._job.state.step < self.number:
+            raise RuntimeError(f"step {self.number} ended without step.commit(): every step needs it")
+
+    def commit(self) -> None:
+        """Apply the gradients. On all ranks alike, a non-finite loss or gradient is refused before it
+        touches anything. Raises RuntimeError before ``backward``, and the second time.
+        """
+        if self._job.state.step >= self.number:
+            raise RuntimeError(f"step {self.number} was committed already: step.commit() once in each step")
+        self.phase("optimizer")
+        reduced = self._reduced
+        if reduced is None:
+            raise RuntimeError("commit() before backward()")
+        if not reduced.finite:
+            raise NonFinite(reduced.blamed)
+        self._job.reducer.require()
+        self._job.apply(self, reduced)

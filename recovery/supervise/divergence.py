@@ -1,0 +1,216 @@
+"""Silent corruption: ranks that should hold the same state compare digests of it, and whoever differs is named. Pure.
+
+After an all-reduce every holder of a shard applies the same gradients to the same state, bit for bit, so that any
+difference is a corruption. A rank sends its digest with each checkpoint (or as often as it is told) and goes on; the
+supervisor compares when all have come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from recovery.policy.doubts import Doubt, together
+from recovery.policy.layout import Layout
+
+MAX_OPEN_STEPS = 16  # ranks are at most a step apart; older ones were cut off and will never be complete
+MAX_SAVED_STEPS = 64  # checkpoints saved since the last agreement that are remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Digests of one step differ. ``odd``: processes that differ from most others that hold the same; empty when there
+    is no majority."""
+
+    step: int
+    odd: tuple[str, ...]
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What the members of a new generation are told of checkpoints. ``doubts``: which may hold a corrupted state, and
+    are not known to be out of the way; ``agreed``: the last step at which all replicas were the same (-1: not known);
+    ``anew``: none was ever saved, so that there is nothing to lose by beginning with initial values."""
+
+    doubts: tuple[Doubt, ...] = ()
+    agreed: int = -1
+    anew: bool = True
+
+
+class DigestBook:
+    """``agreed``: the last step of which all digests were the same, or that all took from one checkpoint; None: not
+    known to a supervisor that has just taken over from a log that does not say."""
+
+    def __init__(self) -> None:
+        self.agreed: int | None = 0
+        self._generation = 0
+        self._members: tuple[str, ...] = ()
+        self._awaited: frozenset[str] = frozenset()
+        self._layout = Layout(world=1)
+        self._open: dict[int, dict[str, str]] = {}
+        self._saved: set[int] = set()
+        self._ever_saved = False
+        self._doubtful = False
+        self._doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def trust(self) -> int:
+        """Checkpoints of later steps may hold a corrupted state; -1: no reason to think so, or none can be told."""
+        return self.agreed if self._doubtful and self.agreed is not None else -1
+
+    @property
+    def word(self) -> Word:
+        """For the members of the generation after the last one begun."""
+        agreed = -1 if self.agreed is None else self.agreed
+        return Word(doubts=self._open_doubts(self._generation + 1), agreed=agreed, anew=not self._ever_saved)
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What may hold a corrupted state, and nobody has said to have put out of the way."""
+        return self._doubts
+
+    def _open_doubts(self, generation: int) -> tuple[Doubt, ...]:
+        """As members of this generation are told."""
+        return together([*self._doubts, *([(generation, self.trust)] if self.trust >= 0 else [])])
+
+    def settled(self, doubts: Sequence[Doubt]) -> bool:
+        """Somebody has put all of that out of the way. Whether that was not known."""
+        left = tuple(doubt for doubt in self._doubts if doubt not in doubts)
+        changed, self._doubts = left != self._doubts, left
+        return changed
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint that can be trusted was acknowledged."""
+        return bool(self._trusted())
+
+    @property
+    def newest(self) -> int:
+        """Step of the newest checkpoint that can be trusted; -1: there is none."""
+        return max(self._trusted(), default=-1)
+
+    @property
+    def agreed_checkpoint(self) -> int | None:
+        """Step of the newest checkpoint acknowledged that the replicas have agreed on since."""
+        return max(
+            (step for step in self._saved if self.agreed is not None and step <= self.agreed), default=None
+        )
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of that step is committed, or was restored."""
+        self._saved.add(step)
+        self._ever_saved = True
+        newest = self.agreed_checkpoint
+        later = sorted(step for step in self._saved if self.agreed is None or step > self.agreed)
+        self._saved = {*later[-MAX_SAVED_STEPS:], *(() if newest is None else (newest,))}
+
+    def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
+        """A generation is told to form, with ``word``."""
+        self._doubts = self._open_doubts(generation)
+        self._generation, self._members, self._open = generation, tuple(members), {}
+        self._awaited = frozenset(members)
+        self._layout = Layout(world=len(members), shards=shards)
+
+    def formed(self, *, restored: int | None, checkpoint: bool = False) -> None:
+        """It trains. ``restored``: the step that all took from one ``checkpoint``, or began with."""
+        if self._doubtful:
+            self._saved = self._trusted()
+        self._doubtful = False
+        if restored is not None:
+            self.agreed = restored
+            self._saved = {
+                step for step in self._saved if step <= restored
+            }  # the job is not on the way to the others
+            if checkpoint:
+                self.saved(restored)
+
+    def note(self, process: str, generation: int, step: int, digest: str) -> Disagreement | None:
+        """A member's digest of a step; what is wrong with it, once all have come."""
+        if generation != self._generation or process not in self._awaited:
+            return None
+        digests = self._open.setdefault(step, {})
+        digests[process] = digest
+        if len(digests) < len(self._members):
+            while len(self._open) > MAX_OPEN_STEPS:
+                del self._open[min(self._open)]
+            return None
+        self._open = {other: found for other, found in self._open.items() if other > step}
+        found = self._compare(step, digests)
+        if found is None:
+            self.agreed = max(self.agreed or 0, step)
+        else:
+            self._doubtful = True
+        return found
+
+    def adopted(
+        self, generation: int, members: Sequence[str], *, shards: int, agreed: int | None = None,
+        saved: int | None = None, doubtful: bool = False, doubts: Sequence[Doubt] = (),
+    ) -> None:  # fmt: skip
+        """Another supervisor has formed this generation. By its log the replicas were the same at step ``agreed``, it
+        knew of a checkpoint of step ``saved`` from before that (None: of none), was to answer a disagreement
+        (``doubtful``), and had not heard that what is in ``doubts`` is out of the way."""
+        self.agreed = agreed
+        if saved is not None:
+            self.saved(saved)
+        self.began(generation, members, shards=shards)
+        self._doubtful, self._doubts = doubtful, together(doubts)
+
+    def _trusted(self) -> set[int]:
+        if not self._doubtful:
+            return self._saved
+        return {step for step in self._saved if self.agreed is not None and step <= self.agreed}
+
+    def _compare(self, step: int, digests: dict[str, str]) -> Disagreement | None:
+        found = odd_ones(self._members, digests, shards=self._layout.shards)
+        if found is None:
+            return None
+        odd, what = found
+        if odd:
+            what = f"parameters or optimizer state of step {step} differ from those of most other replicas"
+        else:
+            what = what.replace("replicas,", f"replicas at step {step},")
+        return Disagreement(step=step, odd=odd, detail=what)
+
+    def joined(self, held: Mapping[str, tuple[int, str]]) -> Disagreement | None:
+        """What is wrong with what the members of a new generation hold, each a step and a digest ("": none was made).
+
+        They were brought to one state, so that whoever differs has got or kept another one: by a defect, by a value
+        that went wrong unnoticed, or by a model that is not built alike on every rank.
+        """
+        steps = {name: str(step) for name, (step, _) in held.items()}
+        step = min(step for step, _ in held.values())
+        found = odd_ones(self._members, steps, shards=1)
+        if found is None:
+            digests = {name: digest for name, (_, digest) in held.items()}
+            found = odd_ones(self._members, digests, shards=self._layout.shards)
+        if found is None:
+            return None
+        odd, what = found
+        self._doubtful = True
+        if odd:
+            told = ", ".join(f"{name} step {held[name][0]}" for name in odd)
+            what = f"joined with another state than most others ({told})"
+        return Disagreement(
+            step=step, odd=odd, detail=what if odd else f"at the start of a generation, {what}"
+        )
+
+
+def odd_ones(
+    members: Sequence[str], digests: Mapping[str, str], *, shards: int
+) -> tuple[tuple[str, ...], str] | None:
+    """Members whose digest differs from that of most that hold the same shard, in rank order; none of them, and why,
+    where there is no majority; None when all are the same."""
+    layout, odd = Layout(world=len(members), shards=shards), set[str]()
+    for shard in range(shards):
+        holders = [members[rank] for rank in layout.holders(shard)]
+        counts = Counter(digests[name] for name in holders)
+        if len(counts) == 1:
+            continue
+        common, times = counts.most_common(1)[0]
+        if 2 * times <= len(holders):
+            what = "" if shards == 1 else f" of shard {shard}"
+            return (), f"{len(counts)} different states{what} in {len(holders)} replicas, no majority"
+        odd.update(name for name in holders if digests[name] != common)
+    return (tuple(name for name in members if name in odd), "") if odd else None

@@ -1,0 +1,72 @@
+"""Samples that the job leaves out, by themselves or with a whole share that was not finite, and from which step on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from chaos.events.log import Kind
+from recovery.policy.fallback import SKIP_WINDOW_STEPS
+from recovery.policy.strategy import Cause, Failure, Form
+from recovery.supervise.failures import FailureBook
+from recovery.supervise.process_table import Process
+from recovery.supervise.supervision import Hands
+from recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
+
+
+class Skips:
+    """Part of the job's state, kept by the supervisor and told to every process once."""
+
+    def __init__(self, hands: Hands, failures: FailureBook) -> None:
+        self._since: dict[int, int] = {}  # sample -> first step without it
+        self._order: list[int] = []  # the samples, as they were found
+        self._hands = hands
+        self._failures = failures
+        self._named: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def examine(self) -> int:
+        """The step at which a further non-finite value is to be traced to its samples; 0: none."""
+        book = self._failures
+        failed = [f.step for f in (*book.history, *book.current) if f.cause is Cause.NONFINITE]
+        return failed[-1] if failed else 0
+
+    @property
+    def lately(self) -> int:
+        """How many were left out in the steps before the failure at hand."""
+        step = self._failures.current[-1].step if self._failures.current else 0
+        return sum(1 for since in self._since.values() if since > step - SKIP_WINDOW_STEPS)
+
+    def restore(self, samples: Mapping[int, int]) -> None:
+        """Go on where another supervisor ended; nobody knows what it had told to whom."""
+        self._since, self._order = dict(samples), list(samples)
+
+    def tell(self, process: Process) -> int:
+        """Have a process know what is left out, as far as it does not yet; how many there are."""
+        while process.told < len(self._order):
+            new = self._order[process.told : process.told + MOST_LEFT_OUT]
+            since = [self._since[sample] for sample in new]
+            self._hands.send(process.name, LeaveOut(after=process.told, samples=new, since=since))
+            process.told += len(new)
+        return len(self._order)
+
+    def note(self, process: str, samples: list[int]) -> None:
+        """A rank names the samples that are to blame."""
+        self._named[process] = tuple(samples)
+
+    def with_samples(self, failures: list[Failure]) -> tuple[Failure, ...]:
+        """The failures, each with the samples that its process has named."""
+        return tuple(replace(f, samples=self._named.get(f.process, ())) for f in failures)
+
+    def take(self, form: Form) -> None:
+        """Leave out what a decision says, and write that down."""
+        self._named = {}
+        new = [sample for sample in dict.fromkeys(form.skip) if sample not in self._since]
+        if new:
+            self._since |= dict.fromkeys(new, form.skip_from)
+            self._order += new
+            for start in range(0, len(new), MOST_LEFT_OUT):  # shares of many ranks make no line of any length
+                some = new[start : start + MOST_LEFT_OUT]
+                self._hands.record(
+                    Kind.SAMPLES_SKIPPED, step=form.skip_from, samples=some, since=form.skip_from
+                )

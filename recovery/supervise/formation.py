@@ -1,0 +1,162 @@
+"""Bringing the members of the next generation together: who is awaited, who is told what, who has joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chaos.events.log import Kind
+from recovery.policy.strategy import Form, Health, StateFrom
+from recovery.supervise.divergence import Word
+from recovery.supervise.failures import answer_of
+from recovery.supervise.process_table import Crew, Process
+from recovery.supervise.supervision import Hands
+from recovery.transport.wire import Join, Joined
+
+_ABLE = (Health.READY, Health.PARKED)
+
+
+class Formation:
+    """``pending``: what is decided but cannot begin yet; ``generation``: number of the last one begun."""
+
+    def __init__(
+        self, hands: Hands, crew: Crew, *, shards: int, store_port: int, join_timeout_s: float
+    ) -> None:
+        self._shards = shards
+        self._set(None)
+        self.generation = 0
+        self.rollbacks = 0
+        self.answer = ""  # see recovery.policy.strategy.Failure
+        self.afresh = True  # the last one did not take its state from its members
+        self.restored = False  # it took it from a checkpoint
+        self._hands = hands
+        self._crew = crew
+        self.store_port = store_port
+        self._join_timeout_s = join_timeout_s
+        self._joined: dict[str, Joined] = {}
+
+    def want(self, form: Form, new: Sequence[str]) -> None:
+        """Form this next; ``new``: names of the processes that stand behind ``new-0``, ``new-1``, ..."""
+        names = tuple(new[int(name[4:])] if name.startswith("new-") else name for name in form.members)
+        self._set(replace(form, members=names))
+
+    def drop(self) -> None:
+        """Forget the pending form."""
+        self._set(None)
+
+    def exchange(self, name: str, other: str) -> None:
+        """Have another process take the place of one that the pending form names."""
+        assert self.pending is not None
+        members = tuple(other if member == name else member for member in self.pending.members)
+        self._set(replace(self.pending, members=members))
+
+    def _set(self, form: Form | None) -> None:
+        self.pending, self._unable = form, 0
+        self._awaited = frozenset(form.members if form else ())
+        self._benched = frozenset(form.bench if form else ())
+
+    def restore(self, generation: int, rollbacks: int) -> None:
+        """Go on where another supervisor ended."""
+        self.generation, self.rollbacks = generation, rollbacks
+
+    def awaits(self, name: str) -> bool:
+        """Whether the pending form names that process."""
+        return name in self._awaited
+
+    def benches(self, name: str) -> bool:
+        """Whether a parked process is to wait, instead of being let go."""
+        return name in self._benched
+
+    def can_begin(self, *, with_spares: bool) -> bool:
+        """Whether all members can be told. ``with_spares``: a job starts with everything it was promised."""
+        if self.pending is None:
+            return False
+        if with_spares and not self._crew.only(
+            *_ABLE, Health.DEAD
+        ):  # who left before it began is not waited for
+            return False
+        members = self.pending.members
+        for rank in range(self._unable, len(members)):
+            if self._crew[members[rank]].health not in _ABLE:
+                self._unable = rank  # the next look begins here
+                return False
+        return all(self._crew[name].health in _ABLE for name in members)
+
+    def begin(self, *, tell: Callable[[Process], int], examine: int, word: Word | None = None) -> None:
+        """Tell every member of the pending form to join a new generation; see
+        ``recovery.transport.wire.Join``. ``tell``: has a process know what is left out, and says how much
+        that is."""
+        form, word = self.pending, word or Word()
+        assert form is not None
+        copies, finish = self._crew.plan_transfer(form, self._shards)
+        sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
+        self._set(None)
+        self.generation += 1
+        self.rollbacks += form.state is StateFrom.CHECKPOINT
+        self.afresh = form.state is not StateFrom.PEER
+        self.answer = answer_of(form.state, form.cause)
+        self._joined = {}
+        self._crew.members = form.members
+        said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
+        self._hands.record(
+            Kind.GENERATION_STARTED,
+            generation=self.generation,
+            members=list(form.members),
+            state=form.state.value,
+            source=next(iter(sources.values()), None),
+            cause=form.cause,
+            shards=self._shards,
+            sources=sources,
+            finish=finish,
+            **said,
+        )
+        giving = {source % self._shards: source for source in copies.values()}
+        left_out = max(tell(self._crew[name]) for name in form.members)
+        for rank, name in enumerate(form.members):
+            process = self._crew[name]
+            process.rank, process.health, process.finished = rank, Health.TRAINING, False
+            process.shard = rank % self._shards
+            join = Join(
+                generation=self.generation,
+                rank=rank,
+                world=len(form.members),
+                store_port=self.store_port,
+                source=giving.get(rank % self._shards, -1),
+                receives=rank in copies,
+                restore=form.state is StateFrom.CHECKPOINT,
+                timeout_s=self._join_timeout_s,
+                shards=self._shards,
+                finish=finish,
+                left_out=left_out,
+                examine=examine,
+                doubts=list(word.doubts),
+                agreed=word.agreed,
+                anew=word.anew,
+            )
+            self._hands.send(name, join)
+
+    def joined(self, process: Process, message: Joined) -> Mapping[str, tuple[int, str]] | None:
+        """A process holds the generation's state. When it was the last one: the step and the digest of each."""
+        if message.generation != self.generation:
+            return None
+        process.step, process.valid, process.pending = message.step, True, 0
+        self._joined[process.name] = message
+        if len(self._joined) < len(self._crew.members):
+            return None
+        return {name: (joined.step, joined.digest) for name, joined in self._joined.items()}
+
+    def ready(self, step: int) -> None:
+        """All hold the same, and train."""
+        for waiting in self._crew.where(Health.READY):
+            waiting.valid = False  # from now on the job goes where its state does not follow
+        names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
+        self.restored = bool(names)
+        self._hands.record(
+            Kind.GENERATION_READY,
+            step=step,
+            generation=self.generation,
+            members=list(self._crew.members),
+            resume_step=step,
+            checkpoint=names[0] if names else None,
+        )

@@ -1,0 +1,308 @@
+"""The processes of a job as their supervisor knows them: those that live, and who was a member of the last generation.
+
+What is asked for each message is answered without looking at all processes: a job may have many thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from chaos.events.log import Kind
+from recovery.detection.hangs import STOPPED, UNHEARD
+from recovery.policy.layout import Layout
+from recovery.policy.rank_assignment import brings, common_step
+from recovery.policy.strategy import Form, Health, ProcessView, StateFrom
+from recovery.supervise.supervision import Hands
+from recovery.transport.wire import Abort, Stop
+
+_HOLDING = (Health.PARKED, Health.READY)
+ByHealth = dict[Health, dict[str, "Process"]]
+
+
+@dataclass(kw_only=True, eq=False)
+class Process:
+    """One process. ``number``: in the order they were started; ``step``: last step it applied; ``valid``: state is
+    whole; ``finished``: no step is left.
+
+    ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it has to be ready;
+    ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it was told that it will be ended soon;
+    ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out.
+    ``lists``: it stands in that of its health.
+    """
+
+    name: str
+    role: str
+    number: int
+    lists: ByHealth = field(repr=False)
+    rank: int | None = None
+    step: int = 0
+    valid: bool = False
+    finished: bool = False
+    expected_exit: bool = False
+    gone: bool = False
+    deadline_s: float = 0.0
+    error: str = ""
+    noticed: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    shard: int | None = None
+    pending: int = 0
+    told: int = 0
+
+    def __post_init__(self) -> None:
+        self._health = Health.STARTING
+        self.lists[self._health][self.name] = self
+
+    @property
+    def health(self) -> Health:
+        """As the supervisor knows it."""
+        return self._health
+
+    @health.setter
+    def health(self, health: Health) -> None:
+        del self.lists[self._health][self.name]
+        self._health = health
+        self.lists[health][self.name] = self
+
+
+EARLY_TRIES = 4
+"""Processes started for each that is wanted, while machines go before training begins."""
+TERMINATED = "signal 15"
+
+
+class Crew:
+    """Every process that lives, members of the last generation that do not, and who holds which rank now."""
+
+    def __init__(self, hands: Hands, *, start_timeout_s: float) -> None:
+        self._members: tuple[str, ...] = ()
+        self._ranks: dict[str, int] = {}
+        self._unfinished = 0  # a rank that had a step left when it was last asked for
+        self._hands = hands
+        self._start_timeout_s = start_timeout_s
+        self._processes: dict[str, Process] = {}
+        self._started = 0
+        self._lists: ByHealth = {health: {} for health in Health}
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._processes.values()))
+
+    def __getitem__(self, name: str) -> Process:
+        return self._processes[name]
+
+    def get(self, name: str) -> Process | None:
+        """The process of that name, as long as anybody may ask for it."""
+        return self._processes.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._processes
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of the last generation, by rank."""
+        return self._members
+
+    @members.setter
+    def members(self, members: tuple[str, ...]) -> None:
+        self._members = members
+        self._ranks = {name: rank for rank, name in enumerate(members)}
+        self._unfinished = 0
+        for process in list(self._lists[Health.DEAD].values()):
+            self._forget(process)
+
+    def exited(self, process: Process, how: str = "") -> None:
+        """It is gone. Nobody asks for it any more, unless it was a member of the last generation. One that could not
+        hear of a notice yet ends by it."""
+        process.noticed = process.noticed or how == TERMINATED
+        process.health, process.gone = Health.DEAD, True
+        self._forget(process)
+
+    def _forget(self, process: Process) -> None:
+        if process.gone and self._members and process.name not in self._ranks:
+            del self._processes[process.name], self._lists[Health.DEAD][process.name]
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process; returns its name."""
+        return self.know(self._hands.spawn(role, mode), role).name
+
+    def know(self, name: str, role: str) -> Process:
+        """Remember a process that was started."""
+        deadline_s = self._hands.now_s() + self._start_timeout_s
+        process = Process(
+            name=name, role=role, number=self._started, lists=self._lists, deadline_s=deadline_s
+        )
+        self._started += 1
+        self._processes[name] = process
+        return process
+
+    @property
+    def started(self) -> int:
+        """How many processes there have been."""
+        return self._started
+
+    def overdue(self, now_s: float) -> list[Process]:
+        """Processes that should have been ready by now."""
+        return [process for process in self.where(Health.STARTING) if now_s > process.deadline_s]
+
+    def stopped(self, now_s: float, silence_s: float) -> list[Process]:
+        """Members silent for so long that the kernel shows as stopped."""
+        silent = [p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s]
+        return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
+
+    def unheard(self) -> list[Process]:
+        """Members at work whose node is not heard of."""
+        return [process for process in self.training() if self._hands.os_state(process.name) == UNHEARD]
+
+    def kill(self, process: Process) -> None:
+        """Kill it and count it dead from now on."""
+        process.expected_exit = True
+        if process.health is not Health.DEAD:
+            process.health = Health.DEAD
+            self._hands.kill(process.name)
+
+    def fence(self, process: Process) -> None:
+        """Let go of a process that must not write to the job again: killed, unless it is about to be ended anyway."""
+        if not process.noticed:
+            self.kill(process)
+            return
+        process.expected_exit, process.health = True, Health.DEAD
+        self._hands.send(process.name, Stop())
+
+    def abort(self, generation: int) -> None:
+        """Have every survivor leave the generation."""
+        told = [process.name for process in self.training()]
+        for name in told:
+            self._hands.send(name, Abort(generation=generation))
+        self._hands.record(Kind.ABORT_SENT, processes=told)
+
+    def dismiss(self, *, kill: bool) -> None:
+        """Have every process end, by itself or at once; each stays alive here until its exit is reported."""
+        for process in self.alive:
+            process.expected_exit = True
+            # Whoever is still starting has nothing to close.
+            if kill or process.health is Health.STARTING:
+                self._hands.kill(process.name)
+            else:
+                self._hands.send(process.name, Stop())
+
+    def step_of(self, process: Process) -> int:
+        """The step a process was at, by its mark."""
+        mark = self._hands.mark(process.name)
+        return max(mark.step, mark.committed)
+
+    @property
+    def alive(self) -> list[Process]:
+        """Processes not known to be dead, oldest first."""
+        living = (
+            process
+            for health in Health
+            if health is not Health.DEAD
+            for process in self._lists[health].values()
+        )
+        return sorted(living, key=_number)
+
+    @property
+    def all_dead(self) -> bool:
+        """Whether nobody is alive."""
+        return not any(self._lists[health] for health in Health if health is not Health.DEAD)
+
+    def where(self, health: Health) -> list[Process]:
+        """Processes of that health, oldest first."""
+        return sorted(self._lists[health].values(), key=_number)
+
+    def only(self, *healths: Health) -> bool:
+        """Whether every process has one of these."""
+        return not any(self._lists[health] for health in Health if health not in healths)
+
+    def other_versions(self, process: Process) -> Mapping[str, str]:
+        """The software of some other process that is built and lives; empty when there is none."""
+        for health in (Health.TRAINING, Health.PARKED, Health.READY):
+            for other in self._lists[health].values():
+                if other is not process and other.versions:
+                    return other.versions
+        return {}
+
+    def member_processes(self) -> list[Process]:
+        """Members of the current generation by rank, the dead ones too."""
+        return [self._processes[name] for name in self._members]
+
+    def training(self) -> list[Process]:
+        """Members that neither parked nor died, by rank."""
+        return [process for process in self.member_processes() if process.health is Health.TRAINING]
+
+    @property
+    def some_train(self) -> bool:
+        """Whether some member neither parked nor died."""
+        return any(name in self._ranks for name in self._lists[Health.TRAINING])
+
+    @property
+    def all_parked(self) -> bool:
+        """Whether every member has parked, and none died."""
+        parked = self._lists[Health.PARKED]
+        return len(parked) >= len(self._members) and all(name in parked for name in self._members)
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether no member has a step left."""
+        size = len(self._members)
+        for rank in range(self._unfinished, self._unfinished + size):
+            if not self._processes[self._members[rank % size]].finished:
+                self._unfinished = rank % size  # the next look begins here: as long as it trains, that is all
+                return False
+        return True
+
+    def rank_of(self, name: str) -> int | None:
+        """Rank held in the current generation."""
+        return self._ranks.get(name)
+
+    def views(self) -> tuple[ProcessView, ...]:
+        """All that live, and all members, as a strategy sees them: oldest first, but last whoever waits on a node not
+        heard of."""
+        ready = self._lists[Health.READY]
+        unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
+        seen = [p for p in self._processes.values() if p.health is not Health.DEAD or p.name in self._ranks]
+        return tuple(
+            ProcessView(
+                name=p.name,
+                role=p.role,
+                health=p.health,
+                step=p.step,
+                valid=p.valid,
+                rank=self.rank_of(p.name),
+                noticed=p.noticed,
+                shard=p.shard,
+                pending=p.pending,
+            )
+            for p in sorted(seen, key=lambda process: process.name in unheard)
+        )
+
+    def bench(self, process: Process) -> None:
+        """Have a parked process wait outside the generation until its replica is whole again."""
+        process.health, process.rank = Health.READY, None
+
+    def plan_transfer(self, form: Form, shards: int) -> tuple[dict[int, int], int]:
+        """How the members of a new generation come to one state: receiving ranks, each with the rank that sends it
+        its part, and the step that some have to finish first (0: none).
+
+        Survivors that had already applied the interrupted step are the sources, as are those who only have to be
+        told the end of it; all others copy from them.
+        """
+        if form.state is StateFrom.INITIAL:
+            return {}, 0
+        layout = Layout(world=len(form.members), shards=shards)
+        if form.state is StateFrom.CHECKPOINT:
+            return {rank: layout.shard_of(rank) for rank in range(shards, layout.world)}, 0
+        untrusted = set(form.refill)
+        able = [self._processes[name] for name in form.members]
+        whole = {r: p for r, p in enumerate(able) if p.name not in untrusted and p.health in _HOLDING}
+        step = common_step(whole.values(), shards)
+        assert step is not None, "nobody decides on a generation that has no state"
+        holding = {rank for rank, process in whole.items() if brings(process, step)}
+        givers: dict[int, int] = {}
+        for rank in sorted(holding):
+            givers.setdefault(layout.shard_of(rank), rank)
+        copies = {rank: givers[layout.shard_of(rank)] for rank in range(layout.world) if rank not in holding}
+        return copies, step if any(whole[rank].step < step for rank in holding) else 0
+
+
+def _number(process: Process) -> int:
+    return process.number

@@ -1,0 +1,91 @@
+"""How far a generation got, by its members' progress marks, and whether one of them hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from recovery.detection.hangs import Hang, HangDetector, Leaving
+from recovery.detection.pace import HangLimits
+from recovery.supervise.supervision import Hands
+from recovery.transport.progress_counters import Mark
+
+
+class ProgressWatch:
+    """Reads marks."""
+
+    def __init__(self, hands: Hands, limits: HangLimits, *, shards: int = 1) -> None:
+        self._shards = shards
+        self._committed = self._high_water = 0
+        self._generation = 0
+        self._members: tuple[str, ...] = ()
+        self.detector = HangDetector(limits=limits)
+        self._leaving: Leaving | None = None
+        self._signs: dict[str, Mark] = {}
+        self._hands = hands
+
+    def resumed(self, generation: int, members: tuple[str, ...]) -> None:
+        """A generation starts training."""
+        self._generation, self._members = generation, members
+        self._committed = 0  # it may have gone back; the marks tell how far
+        self.detector.resumed(members)
+
+    def reached(self, step: int) -> None:
+        """All members say that they have committed a step."""
+        self._committed = step
+        self._high_water = max(self._high_water, step)
+
+    @property
+    def committed(self) -> int:
+        """Step committed by all members of the generation that trained last, by the marks of this moment.
+
+        Those of the dead count too: they tell how far a generation had come when it broke.
+        """
+        marks = [self._hands.mark(name) for name in self._members]
+        if marks and all(mark.generation == self._generation for mark in marks):
+            self.reached(max(self._committed, min(mark.committed for mark in marks)))
+        return self._committed
+
+    @property
+    def high_water(self) -> int:
+        """The highest that ``committed`` ever was; a rollback does not lower it."""
+        return max(self.committed, self._high_water)
+
+    def look(self, generation: int, names: Iterable[str], *, others_done: bool = False) -> Hang | None:
+        """Note progress of the members still at work, and return the worst hang among them.
+
+        A hang of the process ``""`` is nobody's. ``others_done``: there are members that have done their last step.
+        """
+        now = self._hands.now_s()
+        marks = {name: self._hands.mark(name) for name in names}
+        current = [mark for mark in marks.values() if mark.generation == generation]
+        if not current:
+            return None
+        if len(current) == len(marks):
+            moved_s = [mark.time_ns / 1e9 for mark in current]
+            self.detector.observe(now, min(mark.committed for mark in current), moved_s)
+        # One that has joined, and whose mark is still of an earlier generation, shows no sign of life.
+        marks = {n: m if m.generation == generation else replace(m, phase="idle") for n, m in marks.items()}
+        replicas = {name: rank // self._shards for rank, name in enumerate(self._members) if self._shards > 1}
+        return self.detector.look(
+            now, marks, self._hands.os_state, replicas, pulse=self._hands.pulse, others_done=others_done
+        )  # fmt: skip
+
+    def aborted(self, least_s: float) -> None:
+        """The members of a generation are told to leave it; each has ``least_s`` for that at least."""
+        self._leaving = Leaving(pace=self.detector.pace, least_s=least_s)
+
+    def staying(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Which of these members should have left by now, and what is measured of each (``Hang.measured``)."""
+        hands, leaving = self._hands, self._leaving
+        if leaving is None:
+            return {}
+        marks = {name: hands.mark(name) for name in names}
+        return leaving.late(hands.now_s(), marks, hands.os_state, hands.pulse)
+
+    def moved(self, names: Iterable[str]) -> bool:
+        """Whether any of these members showed a sign of life since the last call."""
+        signs = {name: self._hands.mark(name) for name in names}
+        moved, self._signs = signs != self._signs, signs
+        return moved

@@ -1,0 +1,104 @@
+"""What supervising a job needs from outside, how long it waits for what, and the stages it goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+from chaos.events.log import Kind
+from recovery.detection.pace import HangLimits
+from recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
+
+
+class Hands(Protocol):
+    """What the controller can do to the world. All calls return at once."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send to a process; False when it is gone."""
+
+    def kill(self, process: str) -> None:
+        """SIGKILL; the exit is reported later."""
+
+    def mark(self, process: str) -> Mark:
+        """The process's progress mark."""
+
+    def os_state(self, process: str) -> str:
+        """The kernel's word on the process: R, S, D, T, Z, X; ? while its node is not heard of."""
+
+    def pulse(self, process: str) -> Pulse:
+        """What the process got of the processors."""
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> object:
+        """Write an event."""
+
+
+class Stage(StrEnum):
+    """Where the job is."""
+
+    STARTING = "starting"
+    ADOPTING = "adopting"  # taking over from a supervisor that was lost
+    FORMING = "forming"
+    TRAINING = "training"
+    STOPPING = "stopping"  # aborting a generation, waiting for its survivors to park
+    PAUSING = "pausing"
+    WAITING = "waiting"  # a generation is decided, its members are not all ready
+    ENDING = "ending"
+    DONE = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Bounds of every wait, seconds.
+
+    ``max_attempts``: decisions in a row without one new committed step; ``max_deaths``: of one rank in a row at one
+    step, whoever holds it; ``settle_timeout_s``: how long a new generation is left alone at most before replacements
+    are started, if it makes no step before; ``join_timeout_s``: without any sign of life of those who form a group,
+    restore and copy; ``park_timeout_s``: least time a rank has to leave an aborted generation, more where its phase
+    takes longer; ``examine_timeout_s``: without a sign of life of those who look for a sample that cannot be computed;
+    ``form_timeout_s``, ``collective_timeout_s``: torch's own; ``tick_s``: how often the supervisor looks.
+    ``recovery.supervise.limits`` checks their order.
+    """
+
+    tick_s: float = 0.02
+    adopt_timeout_s: float = 2.0
+    start_timeout_s: float = 120.0
+    join_timeout_s: float = 60.0
+    settle_timeout_s: float = 2.0
+    park_timeout_s: float = 1.0
+    unforced_park_s: float = 0.25
+    examine_timeout_s: float = 60.0
+    blame_grace_s: float = 0.3
+    end_timeout_s: float = 5.0
+    kill_timeout_s: float = 10.0
+    form_timeout_s: float = FORM_TIMEOUT_S
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
+    max_attempts: int = 10
+    max_deaths: int = 4
+    hang: HangLimits = field(default_factory=HangLimits)
+
+    def with_limits(self, *, hang_s: float | None, park_s: float | None, join_s: float | None) -> Timing:
+        """With what the user says instead of what is usual; None: nothing. A rank that is about to be aborted is given
+        no longer than one that has been, and a process that is stopped no longer than one that is only silent."""
+        hang = self.hang
+        if hang_s is not None:
+            stopped_s = min(hang.stopped_s, max(0.8 * hang_s, 1.25 * self.tick_s))
+            hang = replace(hang, given_s=hang_s, stopped_s=stopped_s)
+        park = self.park_timeout_s if park_s is None else park_s
+        join = self.join_timeout_s if join_s is None else join_s
+        return replace(
+            self, hang=hang, park_timeout_s=park, join_timeout_s=join,
+            form_timeout_s=max(self.form_timeout_s, 2 * join),  # as a rank takes it from ``Join.timeout_s``
+            unforced_park_s=min(self.unforced_park_s, park / 2), blame_grace_s=min(self.blame_grace_s, park / 2),
+        )  # fmt: skip

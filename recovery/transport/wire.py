@@ -1,0 +1,287 @@
+"""Messages between supervisor and ranks.
+
+Typed, JSON, one a line over a stream socket. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from recovery.policy.doubts import Doubt
+
+MAX_LINE = 1 << 20
+MOST_LEFT_OUT = 4096  # samples in a message
+MOST_BLAMED = 32_768  # samples that a rank may name: whatever their numbers, they fit into one message
+
+
+class Message(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Join(Message):
+    """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks: each is
+    told what it needs itself, and finds the others through the store. ``shards``: see
+    ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its holders
+    that need it (-1: none of them does), ``receives``: this one is among them; ``restore``: the first replica
+    loads the newest good checkpoint before; ``finish``: a step whose gradients some ranks have reduced and
+    not applied: whoever has applied it tells them the rest (0: none); ``left_out``: so many samples are, by
+    ``LeaveOut``; ``examine``: the step at which a non-finite value is to be traced to samples (0: none);
+    ``doubts``: which checkpoints may hold a corrupted state and are to be set aside, answered by
+    ``SetAside``; ``agreed``, ``anew``: see ``recovery.supervise.divergence.Word``."""
+
+    type: Literal["join"] = "join"
+    generation: int
+    rank: int
+    world: int
+    store_port: int
+    restore: bool
+    timeout_s: float
+    source: int = -1
+    receives: bool = False
+    shards: int = 1
+    finish: int = 0
+    left_out: int = 0
+    examine: int = 0
+    doubts: list[Doubt] = []
+    agreed: int = -1
+    anew: bool = True
+
+
+class LeaveOut(Message):
+    """To a rank: leave these samples out, each from a step on, besides the ``after`` that it was told of before (0:
+    forget what it was told, as this supervisor does not know). Each is told once, MOST_LEFT_OUT at a time."""
+
+    type: Literal["leave-out"] = "leave-out"
+    after: int
+    samples: list[int]
+    since: list[int]
+
+
+class Abort(Message):
+    """To a rank: leave ``generation`` now, whatever it is doing, and park."""
+
+    type: Literal["abort"] = "abort"
+    generation: int
+
+
+class PauseRequest(Message):
+    """To one rank: have the whole generation park after its next commit; ``save``: and save a checkpoint before."""
+
+    type: Literal["pause"] = "pause"
+    save: bool = False
+
+
+class Agreed(Message):
+    """To the rank that saves: at ``step`` the replicas were the same, so that its checkpoint, or the newest before it,
+    is to be kept until they agree on a newer one."""
+
+    type: Literal["agreed"] = "agreed"
+    step: int
+
+
+class Stop(Message):
+    """To a rank: end well."""
+
+    type: Literal["stop"] = "stop"
+
+
+class Inquiry(Message):
+    """To a rank: say where you are; asked by a supervisor that takes over. ``number``: for the answer, since one to
+    another supervisor, which was lost in its turn, may come first."""
+
+    type: Literal["inquiry"] = "inquiry"
+    number: int = 0
+
+
+class Status(Message):
+    """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0: never in one), nor
+    told to join one; ``pending``: as in Parked."""
+
+    type: Literal["status"] = "status"
+    place: Literal["waiting", "joining", "training", "finished"]
+    generation: int
+    step: int
+    valid: bool
+    pending: int = 0
+    number: int = 0
+
+
+class Extra(Message):
+    """Either way: something the recovery stack passes on unread (fault commands and their answers)."""
+
+    type: Literal["extra"] = "extra"
+    topic: str
+    payload: dict[str, Any]
+
+
+class Ready(Message):
+    """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on every rank, and with
+    what software (see ``recovery.transport.versions``)."""
+
+    type: Literal["ready"] = "ready"
+    steps: int = 0
+    samples: int = 0
+    global_batch: int = 0
+    seed: int = 0
+    versions: dict[str, str] = {}
+
+
+class Parked(Message):
+    """From a rank: left ``generation`` holding the state of ``step``. ``blamed``: ranks with bad values; ``samples``:
+    its own that are to blame, MOST_BLAMED at most; ``pending``: the step whose reduced gradients it holds and has not
+    applied (0: none)."""
+
+    type: Literal["parked"] = "parked"
+    generation: int
+    step: int
+    valid: bool
+    why: Literal["aborted", "pause", "nonfinite", "failed"]
+    blamed: list[int] = []
+    error: str = ""
+    samples: list[int] = []
+    pending: int = 0
+
+
+class Joined(Message):
+    """From a rank: in ``generation``, group formed, state of ``step`` in place. ``digest``: of what it holds, the same
+    on all that hold the same; empty where nobody else does."""
+
+    type: Literal["joined"] = "joined"
+    generation: int
+    step: int
+    checkpoint: str | None
+    digest: str = ""
+
+
+class CheckpointNote(Message):
+    """From a rank: a checkpoint is being saved, is committed, or could not be saved (``error``)."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    state: Literal["saving", "committed", "failed"]
+    checkpoint: str
+    step: int
+    error: str = ""
+
+
+class SetAside(Message):
+    """From the rank that saves: what ``doubts`` says is out of the way, on disk and in memory, so that nobody has to be
+    told of it any more."""
+
+    type: Literal["set-aside"] = "set-aside"
+    doubts: list[Doubt]
+
+
+class Digest(Message):
+    """From a rank: a digest of its parameters and optimizer state after ``step`` (see
+    ``recovery.supervise.divergence``)."""
+
+    type: Literal["digest"] = "digest"
+    generation: int
+    step: int
+    digest: str
+
+
+class Failed(Message):
+    """From a rank: it is about to end because of this error."""
+
+    type: Literal["failed"] = "failed"
+    error: str
+
+
+class Unrecoverable(Message):
+    """From a rank that is about to end because of ``error``: no other process in its place could do better."""
+
+    type: Literal["unrecoverable"] = "unrecoverable"
+    error: str
+
+
+class Notice(Message):
+    """From a rank: it was told that it will be ended soon (SIGTERM); it trains on until told otherwise."""
+
+    type: Literal["notice"] = "notice"
+
+
+class Finished(Message):
+    """From a rank: its last step is committed; it stays to help others until told to stop."""
+
+    type: Literal["finished"] = "finished"
+    step: int
+
+
+ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
+FromRank = (
+    Status
+    | Ready
+    | Parked
+    | Joined
+    | CheckpointNote
+    | Digest
+    | SetAside
+    | Failed
+    | Unrecoverable
+    | Finished
+    | Notice
+    | Extra
+)
+AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
+ANY_MESSAGE: TypeAdapter[Any] = TypeAdapter(AnyMessage)
+
+
+class WireError(Exception):
+    """The other side sent something that is no message."""
+
+
+class Channel:
+    """One side of a supervisor-rank connection over a stream socket.
+
+    ``send_limit_s``: give up a send after so long; about a hundred messages fit into the buffer of a receiver
+    that reads nothing, such as a stopped process.
+    """
+
+    def __init__(self, sock: socket.socket, *, send_limit_s: float | None = None) -> None:
+        self.sock = sock
+        self._sending = threading.Lock()  # a notice is sent by a thread of its own
+        if send_limit_s is not None:
+            sock.settimeout(send_limit_s)
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """Descriptor to wait on."""
+        return self.sock.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send one message; False when the other side is gone or reads nothing: it may have got a part."""
+        try:
+            with self._sending:
+                self.sock.sendall(message.model_dump_json().encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[Any] | None:
+        """Read once, return the messages completed by it; None: the other side closed. Raises WireError."""
+        try:
+            data = self.sock.recv(1 << 16)
+        except (BlockingIOError, InterruptedError, TimeoutError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if max(len(line) for line in (*lines, self._buffer)) > MAX_LINE:
+            raise WireError(f"a message is longer than {MAX_LINE} bytes")
+        try:
+            return [ANY_MESSAGE.validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise WireError(f"not a message: {error.errors()[0]['msg']}") from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.workload import BuildContext
+from harness.launch.workload import BuildContext
 from harness.workloads.gpt import Gpt
 from recovery.data import order
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from harness.workload import BuildContext
+from harness.launch.workload import BuildContext
 from harness.workloads.gpt import Gpt
 from recovery.collectives.sharding import default_units
 from recovery.data import order

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from harness.workload import BuildContext, Trainable
+from harness.launch.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
 from recovery.collectives.elastic import ElasticReducer
 from recovery.collectives.group import Group

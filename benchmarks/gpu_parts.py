@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.gpu_model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
 from chaos.faults.replica_desync import ReplicaDesync
 from chaos.faults.tensor_corrupt import TensorCorrupt
-from harness.shims.tensors import TensorShim
+from harness.rank.shims.tensors import TensorShim
 from recovery.collectives.circle import GenerationLost
 from recovery.collectives.group import Group
 from recovery.collectives.reduce import GradientReducer

@@ -20,8 +20,8 @@ from statistics import median
 
 from benchmarks.recovery import play
 from chaos.events.log import Event, Kind, Log, read_log
-from harness.judging.measure import measure, median_ci95
-from harness.judging.pressure import pressures_of
+from harness.judge.measure.measure import measure, median_ci95
+from harness.judge.measure.pressure import pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
 NS = 1e9

@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks import table
 from benchmarks.recovery import BATCH, EVERY, INVARIANTS, PER_ARM, RANKS, STEPS, Measured, faults, play
-from harness.judging.measure import median_ci95
+from harness.judge.measure.measure import median_ci95
 
 STOP = 'stop_conditions: [{when: "no_committed_step_for > 60s"}]'
 SAVES = f"{{every: {EVERY}}}"

@@ -23,8 +23,8 @@ from statistics import median
 from chaos.cli import build_catalogue
 from chaos.events.log import Kind, read_log
 from chaos.loading.load import load
-from harness.rundir import RunDirectory
-from harness.runner import run_scenario
+from harness.host.rundir import RunDirectory
+from harness.run.runner import run_scenario
 
 RANKS, BATCH, SKIP, EVERY = 4, 16, 20, 25
 

@@ -23,17 +23,18 @@ from benchmarks import stated
 from benchmarks.register import Figure, Measurement, Register, load
 from chaos.errors import ChaosError
 from chaos.events import figures
-from harness.compare.archive import unpack
-from harness.compare.directory import Directory
-from harness.compare.gather import gather
-from harness.compare.model import Comparison
+from harness.compare.plan.directory import Directory
+from harness.compare.result.archive import unpack
+from harness.compare.result.gather import gather
+from harness.compare.result.model import Comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
 TABLE_IN = "docs/performance.md"
 WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
-"""Pages that one command writes as a whole (benchmarks.gpu, harness.judging.definitions): no figure is copied there."""
+"""Pages that one command writes as a whole (benchmarks.gpu, harness.compare.result.definitions): no figure is
+copied there."""
 MOST_ARCHIVED = 20 * 2**20
 """Bytes of one archive: it is kept in git for ever."""
 PLANTED = re.compile(r"<!-- planted: made by .*?<!-- planted: end -->", re.DOTALL)
@@ -170,7 +171,7 @@ def _provenance(measurement: Measurement) -> list[str]:
 
 def archived(path: Path) -> Comparison:
     """What ``chaos compare`` derives from an archive. Raises LogError for one that is damaged, or that holds anything
-    but plain files of bounded size (``harness.compare.archive.unpack``)."""
+    but plain files of bounded size (``harness.compare.result.archive.unpack``)."""
     with tempfile.TemporaryDirectory(prefix="published-") as away:
         unpack(path, Path(away))
         return gather(Directory(Path(away)))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.devices import describe
-from harness.judging.measure import median_ci95
+from harness.judge.measure.measure import median_ci95
+from harness.launch.devices import describe
 
 Values = Mapping[str, Sequence[float]]
 

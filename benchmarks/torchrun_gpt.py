@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.workload import BuildContext, Trainable
+from harness.launch.workload import BuildContext, Trainable
 from harness.workloads.gpt import Gpt
 from recovery.data import order
 

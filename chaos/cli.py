@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from chaos.loading.load import LoadedScenario
     from chaos.planning.listing import Entry
     from chaos.scenario.catalogue import Catalogue
-    from harness.results import Results
-    from harness.rundir import RunDirectory
+    from harness.host.rundir import RunDirectory
+    from harness.judge.results import Results
 
 KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
 ALSO = {"recovery": "strategies"}  # the key a strategy stands under
@@ -84,8 +84,8 @@ def run(
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
     from chaos.loading.cells import chosen
-    from harness.rundir import RunDirectory
-    from harness.runner import run_scenario
+    from harness.host.rundir import RunDirectory
+    from harness.run.runner import run_scenario
     from reports import render_all
 
     if no_color:
@@ -145,7 +145,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     cells = chosen(loaded, choices["only"])
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells)
     if sbatch:
-        from harness.slurm.script import script_of
+        from harness.launch.slurm.script import script_of
 
         say(script_of(planned, scenario, choices), nl=False)
     elif form == "json":
@@ -211,7 +211,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
     That is processes, containers, mounts, limits, shared memory and files. A run whose harness is alive is not touched.
     Exit code 5: something could not be undone.
     """
-    from harness import heal as healing
+    from harness.run import heal as healing
 
     if run is not None and every:
         raise click.UsageError("name a RUN or say --all, not both")
@@ -231,7 +231,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @_FORMAT
 def ps(runs: Path, form: str) -> int:
     """List live runs, and what dead ones have left."""
-    from harness import ps as live
+    from harness.run import ps as live
 
     found = live.listing(runs)
     rows = [one.model_dump(mode="json") for one in found]
@@ -253,10 +253,10 @@ def build_catalogue() -> Catalogue:
     from chaos import plugins
     from chaos.fault.base import Fault
     from chaos.scenario.catalogue import Catalogue
-    from harness.checkers import NAMES
-    from harness.judging.measure import METRICS
-    from harness.launcher import Launcher
-    from harness.workload import Workload
+    from harness.judge.checkers import NAMES
+    from harness.judge.measure.measure import METRICS
+    from harness.launch.launcher import Launcher
+    from harness.launch.workload import Workload
     from recovery.policy.strategy import Strategy
 
     return Catalogue(
@@ -322,7 +322,7 @@ def _load(path: Path, choices: dict[str, Any], catalogue: Catalogue | None = Non
 
 def _heal_before(runs: Path) -> None:
     """Undo what dead runs have left, before another one starts; says only what it did or could not do."""
-    from harness.heal import heal_all
+    from harness.run.heal import heal_all
 
     for one in heal_all(runs):
         if one.state in ("healed", "left"):
@@ -337,8 +337,8 @@ def _warn(loaded: LoadedScenario, quiet: bool) -> None:
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
     from harness.gating.looks import note
-    from harness.judging.judge import judge, write_results
-    from harness.rundir import open_run
+    from harness.host.rundir import open_run
+    from harness.judge.verdict.judge import judge, write_results
 
     directory = open_run(path)
     results = judge(directory)
@@ -371,14 +371,14 @@ def _entries(kind: str) -> list[Entry]:
     if kind == "scenarios":
         return listing.scenario_entries(Path("scenarios"))
     if kind == "metrics":
-        from harness.judging.measure import METRICS
+        from harness.judge.measure.measure import METRICS
 
         return [
             listing.Entry(name=name, summary=f"{metric.doc} [{metric.unit}]")
             for name, metric in METRICS.items()
         ]
     if kind == "checkers":
-        from harness.checkers import BY_NAME, CHECKERS, OF_COMMANDS
+        from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
 
         return [
             listing.Entry(name=name, summary=listing.first_sentence(checker))

@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 
 
 def names() -> list[str]:

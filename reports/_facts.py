@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results import PHASE_NAMES, ArmResult, CellResult, Incident, Metric, Results, SlaResult
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import PHASE_NAMES, ArmResult, CellResult, Incident, Metric, Results, SlaResult
 from reports._format import plural
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
@@ -51,7 +51,7 @@ def strategies(results: Results) -> list[Strategy]:
 
 
 def labels(results: Results) -> dict[str, str]:
-    """Cell id to what the cell is called, no two alike (``harness.judging.labels``)."""
+    """Cell id to what the cell is called, no two alike (``harness.judge.measure.labels``)."""
     return {cell.id: cell.label or cell.id for cell in results.cells}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from unicodedata import category
 
 from chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
-from harness.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
+from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Metric, Survival
 
 __all__ = [
     "MISSING", "NEVER", "Clause", "alarms", "align", "count_of", "counted", "few", "flatten", "median_of", "number",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from chaos.errors import InfrastructureError
-from harness.results import Results, SlaResult
+from harness.judge.results import Results, SlaResult
 from reports._facts import incidents_of, phase_medians
 from reports._format import number
 

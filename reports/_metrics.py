@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.scenario.sla import samples_needed
-from harness.judging.measure import per_arm
-from harness.results import CellResult, Metric, Results, Spares, Survival
+from harness.judge.measure.measure import per_arm
+from harness.judge.results import CellResult, Metric, Results, Spares, Survival
 from reports._facts import labels
 from reports._format import MISSING, alarms, counted, median_of, number, percent, quantity, survived
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from chaos.errors import InfrastructureError, LogError, MissingCapability
 from chaos.events.log import ORCHESTRATOR, Kind, read_log
-from harness.results import ArmResult, Incident, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import ArmResult, Incident, Results
 from reports._format import scalar
 
 if TYPE_CHECKING:

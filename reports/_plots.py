@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness.results import PHASE_NAMES, Incident, Results
+from harness.judge.results import PHASE_NAMES, Incident, Results
 from reports._facts import incidents_of, median_incident
 from reports._format import number, percent, plural
 from reports._series import Pair

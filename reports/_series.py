@@ -8,9 +8,9 @@ import pandas as pd
 
 from chaos.errors import LogError
 from chaos.events.log import Event, Kind, Log, read_log
-from harness.judging.lineage import history_of
-from harness.results import ArmResult, Incident, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.record.lineage import history_of
+from harness.judge.results import ArmResult, Incident, Results
 from reports._facts import arms_of, incidents_of, median_incident
 
 MAX_POINTS = 1500

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from harness.results import SlaResult
+from harness.judge.results import SlaResult
 from reports._format import parse_clause, plural, quantity, with_unit
 
 WIDTH, HEIGHT, PAD = 170.0, 26.0, 7.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from markupsafe import Markup, escape
 
-from harness.results import PHASE_NAMES, Finding, Incident, Results
+from harness.judge.results import PHASE_NAMES, Finding, Incident, Results
 from reports import _metrics
 from reports._facts import (
     VERDICT_MARKS,

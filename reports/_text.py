@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 from reports import _metrics
 from reports._facts import (
     Strategy,

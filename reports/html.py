@@ -9,8 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from chaos.files import write_whole
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 from reports import _plots, _tables
 from reports._facts import analyze_command, failing_slas, place, tallies
 from reports._facts import labels as cell_labels

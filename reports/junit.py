@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from chaos.files import replacing
-from harness.judging.measure import METRICS
-from harness.results import Finding, Incident, Results, SlaResult, Verdict
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import METRICS
+from harness.judge.results import Finding, Incident, Results, SlaResult, Verdict
 from reports._facts import analyze_command, incidents_of, phase_medians
 from reports._format import flatten, number, pairs, quantity, with_unit
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chaos.files import write_whole
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 from reports import _metrics
 from reports._facts import (
     VERDICT_MARKS,

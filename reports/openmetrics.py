@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import Path
 
 from chaos.files import write_whole
-from harness.judging.measure import METRICS
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import METRICS
+from harness.judge.results import Results
 
 PREFIX = "trainchaos"
 VERDICTS = ("pass", "fail", "inconclusive")

@@ -18,9 +18,9 @@ from typing import Any
 from chaos.errors import LogError
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
 from chaos.files import replacing
-from harness.judging.lineage import history_of
-from harness.results import ArmResult, Incident, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.record.lineage import history_of
+from harness.judge.results import ArmResult, Incident, Results
 from reports._series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")

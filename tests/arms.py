@@ -9,8 +9,8 @@ from logs import BATCH, EVERY, MS, RANKS, STEP_MS, STEPS, Script
 
 from chaos.events.log import Kind
 from chaos.scenario.model import Cell, Scenario
-from harness.checkers import CHECKERS, Evidence
-from harness.results import Finding
+from harness.judge.checkers import CHECKERS, Evidence
+from harness.judge.results import Finding
 
 FAIL, OPEN = "fail", "inconclusive"
 EXACT = {"checkpoint-restart": True, "hot-spare": True, "drop-replica": False, "none": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness import naming
+from harness.host import dns_check
 
 # On a busy machine a moment may be long; and whoever changes nothing sees the same examples as the run before.
 settings.register_profile(
@@ -22,7 +22,7 @@ settings.load_profile("anywhere")
 @pytest.fixture
 def names_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name server answers at once: a plan of a comparison asks it for seconds where it does not."""
-    monkeypatch.setattr(naming, "slowest_lookup_s", lambda: 0.0)
+    monkeypatch.setattr(dns_check, "slowest_lookup_s", lambda: 0.0)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from chaos.events.log import Event, EventWriter, Kind
-from harness.sim.behaviour import Behaviour
-from harness.sim.rank import SimRank
-from harness.sim.state import Part, Reduced, State, combine
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.rank import SimRank
+from harness.sim.rank.state import Part, Reduced, State, combine
 from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.data import order

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from harness.containers.engine import RUN_LABEL, connect, lacks_engine
+from harness.host.container_engine import RUN_LABEL, connect, lacks_engine
 from recovery.process.processes import die_with
 
 REQUIRED = "docker" in os.environ.get("CHAOS_REQUIRE", "").split(",")

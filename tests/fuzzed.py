@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.fuzz import draw
-from harness.fuzz.play import Played
-from harness.results import Finding
+from harness.fuzz.draw import draw
+from harness.fuzz.play.play import Played
+from harness.judge.results import Finding
 
 LIMIT_S = 120
 KILL = {"id": "f0", "kind": "process-kill", "at": {"step": 10, "phase": "backward"}, "target": {"rank": 1}}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from chaos.events.log import Event, EventWriter, Kind, read_actor
 from recovery.rank.agent import Agent
 from recovery.rank.job import Job, JobConfig
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Abort, Channel, CheckpointNote, Digest, Join, Message, Ready, Stop
 
@@ -82,7 +82,7 @@ class GpuRank:
             theirs.shutdown(socket.SHUT_RDWR)
 
     def _train(self, config: JobConfig, writer: EventWriter) -> None:
-        page = MarkPage(marks.create())
+        page = MarkPage(progress_counters.create())
         self.job = job = Job(config, Agent(self._theirs, orphaned=lambda: None), page, writer)
         self.model = model = network().to(self.device)
         job.attach(model, adam(list(model.parameters())), clip_norm=0.5)

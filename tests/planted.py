@@ -15,22 +15,22 @@ from unittest.mock import patch
 
 import defects
 
-import harness.coordinator
+import harness.run.coordinator
 import recovery.checkpoint.files.checkpoints
 import recovery.checkpoint.files.retention
 import recovery.checkpoint.files.saving
 import recovery.policy.fallback
 import recovery.supervise.divergence
 from chaos.cli import build_catalogue
-from harness.fuzz.draw import World
-from harness.fuzz.oracle import find_in
-from harness.fuzz.play import Player, kinds, strategies
+from harness.fuzz.draw.draw import World
+from harness.fuzz.play.oracle import find_in
+from harness.fuzz.play.play import Player, kinds, strategies
 from harness.fuzz.search import Search
-from harness.sim.behaviour import Behaviour
-from harness.sim.keepers import SimRemembering
-from harness.sim.rank import SimRank
-from harness.sim.state import State
-from harness.sim.step import Attempt
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.keepers import SimRemembering
+from harness.sim.rank.rank import SimRank
+from harness.sim.rank.state import State
+from harness.sim.rank.step import Attempt
 from recovery.checkpoint.files.checkpoints import Checkpoint
 from recovery.checkpoint.files.choosing import Choosing
 from recovery.checkpoint.files.custody import Custody
@@ -461,14 +461,14 @@ PLANTED: dict[str, Planted] = {
     # ---- taking over
     "whoever takes over forgets who failed": Planted(
         strategy="hot-spare",
-        patches=[(harness.coordinator, "past", _forgets_the_past(failures=[], unnoticed={}))],
+        patches=[(harness.run.coordinator, "past", _forgets_the_past(failures=[], unnoticed={}))],
     ),
     "whoever takes over leaves the condemned alive": Planted(
         strategy="hot-spare",
-        patches=[(harness.coordinator, "past", _forgets_the_past(condemned=set()))],
+        patches=[(harness.run.coordinator, "past", _forgets_the_past(condemned=set()))],
     ),
     "whoever takes over forgets the samples left out": Planted(
         strategy="drop-replica",
-        patches=[(harness.coordinator, "past", _forgets_the_past(skipped={}))],
+        patches=[(harness.run.coordinator, "past", _forgets_the_past(skipped={}))],
     ),
 }

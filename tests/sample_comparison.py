@@ -6,10 +6,24 @@ import math
 import random
 import statistics
 
-from harness.compare.model import AtRest, CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
-from harness.compare.statistics import EVERY, median_interval, outliers, paired_ratio, repetitions_needed
-from harness.compare.summary import SAYS_NOTHING, survival_of
-from harness.results import FalseAlarms, Metric, PhaseSpan
+from harness.compare.result.model import (
+    AtRest,
+    CellSummary,
+    Comparison,
+    OutcomeClass,
+    Ratio,
+    StackInfo,
+    Trial,
+)
+from harness.compare.result.statistics import (
+    EVERY,
+    median_interval,
+    outliers,
+    paired_ratio,
+    repetitions_needed,
+)
+from harness.compare.result.summary import SAYS_NOTHING, survival_of
+from harness.judge.results import FalseAlarms, Metric, PhaseSpan
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
 REFERENCE = "hot-spare"

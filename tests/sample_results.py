@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chaos.events.log import EventWriter, Kind
-from harness.results import (
+from harness.host.rundir import RunDirectory, arm_id
+from harness.judge.results import (
     PHASE_NAMES,
     ArmResult,
     CellResult,
@@ -21,7 +22,6 @@ from harness.results import (
     Skip,
     SlaResult,
 )
-from harness.rundir import RunDirectory, arm_id
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick` \x1b[31m"
 STEPS = 120

@@ -13,14 +13,14 @@ from chaos import plugins
 from chaos.events.log import Event, Log, read_log
 from chaos.fault.base import Fault
 from chaos.scenario.model import Cell, Scenario
-from harness.checkers import Evidence
-from harness.launcher import ArmSetup
+from harness.arm.watching import StopFlag
+from harness.host.rundir import RunDirectory
+from harness.judge.checkers import Evidence
+from harness.launch.launcher import ArmSetup
+from harness.launch.workload import DataInfo
 from harness.launchers.sim import Sim, SimSession
-from harness.orchestrator import Orchestrator
-from harness.rundir import RunDirectory
-from harness.sim.behaviour import Behaviour
-from harness.watching import StopFlag
-from harness.workload import DataInfo
+from harness.run.orchestrator import Orchestrator
+from harness.sim.rank.behaviour import Behaviour
 from recovery.policy.strategy import Strategy
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import processes
+from harness.host import processes
 from recovery.process.processes import die_with, everybody
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue")

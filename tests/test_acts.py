@@ -10,10 +10,10 @@ import pytest
 from simulate import Played, cell_of, evidence, play
 
 from chaos.events.log import Kind, Log, read_log
-from harness.checkers.faults import expectations
-from harness.judging.acts import _outcome, merged
-from harness.judging.measure import ArmMeasures, measure
-from harness.results import Incident
+from harness.judge.checkers.faults.noticed import expectations
+from harness.judge.measure.acts import _outcome, merged
+from harness.judge.measure.measure import ArmMeasures, measure
+from harness.judge.results import Incident
 
 THREE = {"select": {"count": 3}}
 ALL = {"select": "all"}

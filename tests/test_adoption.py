@@ -15,7 +15,7 @@ from test_controller import FakeHands
 
 from chaos.events.log import Event, Kind
 from chaos.scenario.model import Cell
-from harness.orchestrator import Orchestrator
+from harness.run.orchestrator import Orchestrator
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.policy.strategy import StateFrom
 from recovery.supervise.adoption import Past, past

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from chaos.events.log import Kind
-from harness.rank_faults import FaultAgent
-from harness.shims import agenda
-from harness.shims.agenda import Acted, Agenda, Hold, Stall, Wait
-from harness.sim.clock import Clock
-from harness.sim.faults import SimFaultAgent, TrainingError
-from harness.sim.process import Process
-from harness.sim.state import Part, State
+from harness.rank.fault_agent import FaultAgent
+from harness.rank.shims import agenda
+from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall, Wait
+from harness.sim.rank.faults import SimFaultAgent, TrainingError
+from harness.sim.rank.state import Part, State
+from harness.sim.world.clock import Clock
+from harness.sim.world.process import Process
 from recovery.transport.wire import Extra
 
 Seen = list[tuple[Any, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.gating.baseline import Baseline, BaselineCell, BaselineError, differences, load, save
-from harness.judging.measure import summarise
+from harness.judge.measure.measure import summarise
 
 TEST = {"workload": {"kind": "gpt", "steps": 100}, "faults": [{"id": "kill", "at": {"step": 57}}]}
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import beacon
-from harness.script.progress import LINE_LIMIT, BeaconReader, Lines, RegexReader, parse_beacon
+from harness.script.listen.progress import LINE_LIMIT, BeaconReader, Lines, RegexReader, parse_beacon
 
 COST_LIMIT_S = 20e-6
 

@@ -16,7 +16,7 @@ import pytest
 
 from recovery.process import processes
 from recovery.process.local import Children, Dying, Exited, Report, Said
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.exit_hint import Bell
 from recovery.transport.wire import Ready, Stop
 
@@ -43,12 +43,12 @@ class Holder:
     """A process that holds a bell."""
 
     def __init__(self) -> None:
-        fd = marks.create()
+        fd = progress_counters.create()
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self.bell: Bell = marks.bell_of(fd)
+        self.bell: Bell = progress_counters.bell_of(fd)
         os.close(fd)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "holding\n"
@@ -122,8 +122,8 @@ def test_a_process_that_executes_another_program_rings_but_is_not_dying(holder: 
 
 
 def test_nobody_waits_where_nobody_holds() -> None:
-    fd = marks.create()
-    bell = marks.bell_of(fd)
+    fd = progress_counters.create()
+    bell = progress_counters.bell_of(fd)
     os.close(fd)
     assert not bell.held
     bell.close()

@@ -11,10 +11,10 @@ from arms import FAIL, KILL, evidence_of
 from logs import Script
 
 from chaos.events.log import Kind
-from harness.checkers.faults import detection
-from harness.checkers.recovery_shown import recovery_shown
-from harness.judging.episodes import episodes_of
-from harness.judging.lineage import history_of
+from harness.judge.checkers.faults.noticed import detection
+from harness.judge.checkers.job.recovery_shown import recovery_shown
+from harness.judge.record.episodes import episodes_of
+from harness.judge.record.lineage import history_of
 
 SIX = tuple(f"w{rank}" for rank in range(6))
 

@@ -21,7 +21,7 @@ from harness.gating.bounds import (
     shift_rank,
     values_to_settle,
 )
-from harness.judging.measure import median_ci95
+from harness.judge.measure.measure import median_ci95
 
 
 def at_most(k: int, n: int, p: Fraction) -> Fraction:

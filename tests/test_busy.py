@@ -14,7 +14,7 @@ from test_job import WAIT_S, Rank
 from chaos.events.log import Kind, read_actor
 from recovery import run as command
 from recovery.cli.options import parser, timing_of
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import Mark, MarkPage
 from recovery.transport.wire import Abort, Finished, Joined, Parked
 
@@ -192,7 +192,7 @@ def test_busy_for_ever_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_mark_is_one_word() -> None:
-    page = MarkPage(marks.create())
+    page = MarkPage(progress_counters.create())
     page.busy(3600)
     assert page.read().busy_s == 3600 and page.read().time_ns > 0
     page.busy(0)

@@ -8,7 +8,7 @@ import pytest
 from simulate import KILL, cell_of
 
 from chaos.scenario.model import Requires
-from harness.capabilities import PROBES, too_small, unmet
+from harness.launch.capabilities import PROBES, too_small, unmet
 
 
 def no() -> str | None:

@@ -12,8 +12,8 @@ from logs import MS, Script
 from nodelogs import NEAR, Clock, on_nodes
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from harness.checkers.happens_before import happens_before
-from harness.judging.causality import DRIFT_STEPS
+from harness.judge.checkers.record.happens_before import happens_before
+from harness.judge.record.causality import DRIFT_STEPS
 
 
 def _moved(script: Script, by_ns: Callable[[int], int], actor: str = "w1") -> Script:
@@ -183,7 +183,7 @@ def test_a_lost_node_may_go_on_unseen() -> None:
 
 def test_a_recovery_that_took_less_than_no_time() -> None:
     """Whatever order the lines are in: a negative duration is none; within the error of the clocks nobody knows."""
-    from harness.judging.causality import durations
+    from harness.judge.record.causality import durations
 
     assert durations({"kill": [("recovery", -0.07), ("detection", 0.1)]}, 0.0)[0].sure
     assert not durations({"kill": [("recovery", -0.07)]}, 0.1)[0].sure

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.cgroups import CgroupControl, lacks_cgroup
-from harness.health import HealthSource, Reading
+from harness.launch.cgroups import CgroupControl, lacks_cgroup
+from harness.launch.health import HealthSource, Reading
+from harness.launch.nodes.cluster import NodesCluster
 from harness.launchers.local import LocalCluster
-from harness.nodes.cluster import NodesCluster
-from harness.shims.slowness import Slowness, _gpu_work
+from harness.rank.shims.slowness import Slowness, _gpu_work
 
 needs_groups = pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
 pytestmark = pytest.mark.real

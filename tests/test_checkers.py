@@ -14,10 +14,10 @@ from arms import CLEAN, FAIL, KILL, OPEN, control, evidence_of, judged, red
 from logs import MS, Script
 
 from chaos.events.log import ORCHESTRATOR, Kind, read_log
-from harness.checkers import CHECKERS, EXPECTATION, Evidence, check, check_all, names_of
-from harness.checkers.evidence import passed
-from harness.checkers.loss import compare
-from harness.results import Finding
+from harness.judge.checkers import CHECKERS, EXPECTATION, Evidence, check, check_all, names_of
+from harness.judge.checkers.job.loss import compare
+from harness.judge.evidence.evidence import passed
+from harness.judge.results import Finding
 
 
 @pytest.mark.parametrize("name", CLEAN)

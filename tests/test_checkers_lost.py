@@ -8,7 +8,7 @@ from arms import FAIL, KILL, evidence_of, red
 from logs import STEPS, Script
 
 from chaos.events.log import Kind
-from harness.judging.lineage import history_of
+from harness.judge.record.lineage import history_of
 
 FRESH = ("w4", "w5", "w6", "w7")
 

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 from sample_results import HOSTILE, build
 
 from harness.gating.gate import gate, gated
-from harness.results import Finding, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Finding, Results
 from reports import _github, _otel, junit, openmetrics
 
 ROOT = Path(__file__).resolve().parent.parent

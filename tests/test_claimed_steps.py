@@ -8,7 +8,7 @@ from arms import FAIL, KILL, evidence_of
 from logs import Script
 
 from chaos.events.log import Kind
-from harness.checkers.data import step_arithmetic
+from harness.judge.checkers.job.data import step_arithmetic
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 from chaos.events.clocks import Clocks, Machine, Measurement
 from chaos.events.log import ORCHESTRATOR, Event, Kind
 from chaos.scenario.model import SlaCheck
-from harness.judging.gates import judge_sla, judge_slas
-from harness.judging.measure import METRICS, measure
+from harness.judge.measure.measure import METRICS, measure
+from harness.judge.verdict.gates import judge_sla, judge_slas
 
 
 def facts(script: Script, faults: list[dict[str, Any]]) -> tuple[object, ...]:
@@ -54,7 +54,7 @@ def test_a_machine_of_the_same_boot_needs_no_measurement() -> None:
 
 
 def test_a_clock_that_nobody_measured_is_inconclusive_and_never_a_pass() -> None:
-    from harness.checkers import check_all
+    from harness.judge.checkers import check_all
 
     script = on_nodes(arms.hot_spare(), Clock(ahead_ns=0), every_ms=None)
     findings = check_all(evidence_of(script, [KILL]))

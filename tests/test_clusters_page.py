@@ -13,7 +13,7 @@ from chaos import cli, plugins
 from chaos.fault.base import Need
 from chaos.scenario.model import LauncherSpec
 from chaos.schedule.blast import privilege
-from harness.launcher import Launcher
+from harness.launch.launcher import Launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "clusters.md").read_text()

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from chaos import beacon
 from chaos.errors import ScenarioError
-from harness import environments
+from harness.compare.environments import environments
+from harness.compare.environments.stack import FAMILIES, CommonJob, Settings
 from harness.peers import common
 from harness.peers.common import Training
-from harness.script.progress import parse_beacon
-from harness.stack import FAMILIES, CommonJob, Settings
+from harness.script.listen.progress import parse_beacon
 from recovery.data import order
 
 BLOCK, SAMPLES, STEPS, BATCH, SEED = 64, 300, 6, 8, 3

@@ -14,9 +14,9 @@ from test_compare_rules import comparison, run
 from test_mutations import CORPUS
 
 from chaos.events.log import Kind
-from harness.compare.believed import CONTRADICTS
-from harness.compare.directory import Directory
-from harness.compare.gather import gather
+from harness.compare.plan.directory import Directory
+from harness.compare.result.believed import CONTRADICTS
+from harness.compare.result.gather import gather
 from reports._compare import markdown
 
 pytestmark = pytest.mark.usefixtures("names_at_once")

@@ -10,9 +10,9 @@ import pytest
 from test_script_observer import Job, S
 
 from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
-from harness.compare.gather import Source, trial_of
-from harness.compare.model import Trial
-from harness.script.progress import Progress
+from harness.compare.result.gather import Source, trial_of
+from harness.compare.result.model import Trial
+from harness.script.listen.progress import Progress
 
 BATCH, STEPS = 8, 60
 TARGET = {"process": "w1", "rank": 1}

@@ -15,7 +15,7 @@ import pytest
 from sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 
 from chaos.events.figures import number
-from harness.compare.model import Comparison
+from harness.compare.result.model import Comparison
 from reports._compare import load, write_all
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import Scale

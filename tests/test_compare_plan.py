@@ -12,9 +12,11 @@ import pytest
 from chaos.cli import build_catalogue
 from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from chaos.loading.load import load
-from harness.compare import prepare, scenario
-from harness.compare.directory import Directory, Plan, Played, differences, refuse_other
-from harness.compare.plan import (
+from harness.compare import prepare
+from harness.compare.environments.stack import CommonJob, Drive, Stack
+from harness.compare.plan import scenario
+from harness.compare.plan.directory import Directory, Plan, Played, differences, refuse_other
+from harness.compare.plan.plan import (
     Arm,
     Family,
     arms_of,
@@ -25,7 +27,6 @@ from harness.compare.plan import (
     seconds_left,
 )
 from harness.compare.prepare import Asked, as_planned, resumed
-from harness.stack import CommonJob, Drive, Stack
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1

@@ -15,11 +15,11 @@ from typing import ClassVar
 import pytest
 
 from chaos.cli import invoke
-from harness import environments
-from harness.compare.directory import Directory
-from harness.compare.gather import gather
-from harness.compare.model import Comparison
-from harness.stack import CommonJob, Drive, Stack
+from harness.compare.environments import environments
+from harness.compare.environments.stack import CommonJob, Drive, Stack
+from harness.compare.plan.directory import Directory
+from harness.compare.result.gather import gather
+from harness.compare.result.model import Comparison
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 FAMILY = """version: 1
@@ -147,7 +147,7 @@ def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: P
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have had it ignored
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import test_compare_real as tests\n"
-        "from harness import environments\n"
+        "from harness.compare.environments import environments\n"
         "environments.stacks = lambda: tests.STACKS\n"
         f"words = [{str(place / 'kill.yaml')!r}, '--name', 'x', '--stacks', 'restarts']\n"
         f"sys.exit(tests.compare(tests.Path({str(place)!r}), *words))\n"

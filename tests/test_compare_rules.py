@@ -15,19 +15,20 @@ import pytest
 
 from chaos.cli import build_catalogue, invoke
 from chaos.errors import LogError, ScenarioError
-from harness import environments, tuned
-from harness.compare import archive, prepare, rules
-from harness.compare.directory import Directory, Plan, Played
-from harness.compare.gather import gather
-from harness.compare.model import Ratio, Trial
-from harness.compare.plan import Arm, entrants
+from harness.compare import prepare
+from harness.compare.environments import environments, tuned
+from harness.compare.environments.stack import ROOT, CommonJob, Drive, Stack, Value, Way
+from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.plan import Arm, entrants
+from harness.compare.plan.quiet import BUSY, busy_share
 from harness.compare.prepare import Asked, as_planned
-from harness.compare.quiet import BUSY, busy_share
-from harness.compare.summary import ratios_of
+from harness.compare.result import archive, rules
+from harness.compare.result.gather import gather
+from harness.compare.result.model import Ratio, Trial
+from harness.compare.result.summary import ratios_of
+from harness.compare.stacks.hot_spare import HotSpare
+from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from harness.compare.tuning import candidates, score, sweep_of
-from harness.stack import ROOT, CommonJob, Drive, Stack, Value, Way
-from harness.stacks.hot_spare import HotSpare
-from harness.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from reports._compare.facts import Facts
 from reports._compare.words import findings
 from tests.sample_comparison import build

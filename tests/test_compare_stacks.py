@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from harness import environments
-from harness.compare.model import Comparison, Trial
+from harness.compare.environments import environments
+from harness.compare.result.model import Comparison, Trial
 
 pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]  # nine arms of some 20 s
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.compare.statistics import (
+from harness.compare.result.statistics import (
     OUTLIER_LEAST,
     _log_ratio,
     bootstrap_interval,
@@ -19,7 +19,7 @@ from harness.compare.statistics import (
     paired_ratio,
     repetitions_needed,
 )
-from harness.judging.samples import quantile
+from harness.judge.measure.samples import quantile
 
 COMPARISONS = 200
 TIMES = st.one_of(st.floats(min_value=1e-3, max_value=1e4), st.just(math.inf))
@@ -66,7 +66,7 @@ def test_equal_stacks_are_called_different_in_at_most_five_of_a_hundred(pairs: i
 
 
 def test_the_bootstrap_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.compare.statistics.RESAMPLES", 400)
+    monkeypatch.setattr("harness.compare.result.statistics.RESAMPLES", 400)
     wrong, comparisons = 0, 1000
     for number in range(comparisons):
         ours, theirs = times(random.Random(f"alone {number}"), 10, 1.0)

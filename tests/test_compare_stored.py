@@ -10,7 +10,7 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.errors import NoRun, ScenarioError
-from harness.compare.model import Comparison
+from harness.compare.result.model import Comparison
 from harness.compare.stored import compare_stored
 
 SCENARIO = """version: 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from harness.compare.model import OutcomeClass, Trial
-from harness.compare.statistics import EVERY
-from harness.compare.summary import cells_of, ratios_of, worst_of
+from harness.compare.result.model import OutcomeClass, Trial
+from harness.compare.result.statistics import EVERY
+from harness.compare.result.summary import cells_of, ratios_of, worst_of
 
 
 def trial(

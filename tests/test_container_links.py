@@ -13,11 +13,11 @@ import pytest
 
 from chaos.fault.base import Need
 from chaos.fault.targets import LinkShape
-from harness.containers import links, rules
-from harness.containers.flapping import Flaps
-from harness.containers.inside import ByEngine
-from harness.containers.links import NodeLinks, Place
-from harness.containers.probes import AT_A_RATE, rate_of
+from harness.launch.containers import links, rules
+from harness.launch.containers.flapping import Flaps
+from harness.launch.containers.inside import ByEngine
+from harness.launch.containers.links import NodeLinks, Place
+from harness.launch.containers.probes import AT_A_RATE, rate_of
 from harness.launchers.docker import Docker
 
 OPEN = LinkShape()
@@ -120,7 +120,7 @@ def test_a_delay_is_netems_where_the_kernel_has_it() -> None:
 
 def test_without_netem_a_delay_needs_a_helper_that_the_engine_cannot_keep() -> None:
     rig = Rig(netem=False)
-    with pytest.raises(AssertionError, match=r"harness\.containers\.delaying"):
+    with pytest.raises(AssertionError, match=r"harness\.launch\.containers\.delaying"):
         rig.links.shape([("1", "2")], LinkShape(delay_s=0.05))
 
 

@@ -11,9 +11,9 @@ from simulate import cell_of, evidence, play
 from test_sim import SPARE
 
 from chaos.events.log import Kind, read_actor
-from harness.checkers import CHECKERS, Evidence, check
-from harness.results import Finding
-from harness.sim.step import Attempt
+from harness.judge.checkers import CHECKERS, Evidence, check
+from harness.judge.results import Finding
+from harness.sim.rank.step import Attempt
 
 PLACEHOLDER: dict[str, Any] = {
     "id": "early",

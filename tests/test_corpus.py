@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import InfrastructureError, ScenarioError
-from harness import corpus
+from harness.host import corpus
 
 
 def prepare(data: str | None, folder: Path, *, block: int = 16) -> tuple[bytes, str]:

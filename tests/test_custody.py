@@ -13,7 +13,7 @@ from test_membership import Either, Simulated, join
 
 from chaos.events.log import Kind
 from chaos.fault.targets import DiskTrouble
-from harness.sim.saves import JOB
+from harness.sim.rank.saves import JOB
 from recovery.checkpoint.checkpointer import NothingToRestore
 from recovery.checkpoint.files.checkpoints import Checkpoint, name_of, newest_first, origin_of
 from recovery.checkpoint.files.custody import Custody, agreement, writers

@@ -12,8 +12,8 @@ from arms import FAIL, OPEN, judged
 from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.scenario.model import Cell
-from harness.checkers import CHECKERS, check_all
-from harness.sim.behaviour import Behaviour
+from harness.judge.checkers import CHECKERS, check_all
+from harness.sim.rank.behaviour import Behaviour
 from recovery.policy.strategy import Strategy
 
 SEED = 5

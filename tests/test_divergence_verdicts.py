@@ -10,7 +10,7 @@ from mutations.tape import Tape
 from simulate import cell_of, evidence, play
 
 from chaos.events.log import Event, Kind, read_actor
-from harness.checkers import CHECKERS, Evidence, check
+from harness.judge.checkers import CHECKERS, Evidence, check
 from recovery.checkpoint.files.custody import Custody
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}

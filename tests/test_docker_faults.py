@@ -16,8 +16,8 @@ from test_docker_real import Nodes, nodes_of, until
 
 from chaos.fault.base import Need
 from chaos.fault.targets import LinkShape
-from harness.containers.inside import ByEngine, ByNamespace, lacks_tools, may_enter
-from harness.containers.links import NodeLinks
+from harness.launch.containers.inside import ByEngine, ByNamespace, lacks_tools, may_enter
+from harness.launch.containers.links import NodeLinks
 
 __all__ = ["engine"]
 pytestmark = [
@@ -252,7 +252,7 @@ def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_pat
         pytest.MonkeyPatch.context() as patch,
         nodes_of(tmp_path / "run", needs=frozenset({Need.LINKS}), outside=False) as nodes,
     ):
-        patch.setattr("harness.containers.platform.may_enter", lambda: False)
+        patch.setattr("harness.launch.containers.platform.may_enter", lambda: False)
         for node in range(2):
             nodes.start(node)
         assert nodes.platform.container(0).attrs["HostConfig"]["CapAdd"] == ["NET_ADMIN"]

@@ -24,12 +24,12 @@ from pydantic import TypeAdapter, ValidationError
 from simulate import KILL, cell_of
 
 from chaos.errors import InfrastructureError, ScenarioError
-from harness.containers import image, network, platform
-from harness.containers.engine import connect, lacks_engine
-from harness.containers.network import Network, free_subnets, make_network, routed, translated
-from harness.containers.undo import RemoveContainers, RemoveNetworks
+from harness.host.container_engine import connect, lacks_engine
+from harness.launch.containers import image, network, platform
+from harness.launch.containers.network import Network, free_subnets, make_network, routed, translated
 from harness.launchers.docker import Docker
-from harness.undo import AnyUndo
+from harness.undo.containers import RemoveContainers, RemoveNetworks
+from harness.undo.records import AnyUndo
 
 # ---- finding the engine
 
@@ -241,7 +241,7 @@ def test_software_is_bound_once_and_never_the_whole_machine(tmp_path: Path) -> N
 
 
 def test_nodes_are_told_where_code_is_that_the_interpreter_does_not_find(tmp_path: Path) -> None:
-    ours = str(Path(image.__file__).resolve().parents[2])
+    ours = str(Path(image.__file__).resolve().parents[3])
     assert image.import_path([]) == [ours]
     found = image.import_path(["", str(tmp_path), sys.prefix, f"{tmp_path}/none", ours, str(tmp_path)])
     assert found == [str(tmp_path), ours]
@@ -310,7 +310,7 @@ def test_a_cell_that_cannot_work_is_an_error_before_anything_starts(
 
 
 def test_more_gpus_than_there_are_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness import devices
+    from harness.launch import devices
 
     monkeypatch.setattr(devices, "cuda_devices", lambda: ["H100"] * 3)
     cell = cell_of("hot-spare", [KILL], ranks=4, launcher={"kind": "docker", "nodes": 2})

@@ -24,15 +24,16 @@ from docker_engine import engine, image_of, labelled, private_engine, python
 from chaos.cli import invoke
 from chaos.errors import InfrastructureError
 from chaos.fault.base import Need
-from harness import heal, processes
-from harness.containers.engine import connect, engine_url
-from harness.containers.image import software
-from harness.containers.platform import DockerPlatform, Settings
-from harness.containers.undo import RemoveContainers
-from harness.ledger import Ledger, read_open
-from harness.nodes.platform import Wanted
-from harness.rundir import RunDirectory
-from harness.undo import MARKER
+from harness.host import processes
+from harness.host.container_engine import connect, engine_url
+from harness.host.rundir import RunDirectory
+from harness.launch.containers.image import software
+from harness.launch.containers.platform import DockerPlatform, Settings
+from harness.launch.nodes.platform import Wanted
+from harness.run import heal
+from harness.undo.containers import RemoveContainers
+from harness.undo.ledger import Ledger, read_open
+from harness.undo.records import MARKER
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]
@@ -50,10 +51,10 @@ HARNESS = """
 import sys, time
 from pathlib import Path
 from harness import heal, processes
-from harness.containers.engine import connect
-from harness.containers.platform import DockerPlatform, Settings
-from harness.nodes.platform import Wanted
-from harness.rundir import RunDirectory
+from harness.host.container_engine import connect
+from harness.launch.containers.platform import DockerPlatform, Settings
+from harness.launch.nodes.platform import Wanted
+from harness.host.rundir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
 with heal.guarded(run) as ledger:
     platform = DockerPlatform(
@@ -70,11 +71,11 @@ OTHER_USER = """
 import os, sys
 from pathlib import Path
 from chaos.fault.base import Need
-from harness import heal
-from harness.containers.inside import ByEngine
-from harness.containers.platform import DockerPlatform, Settings
-from harness.nodes.platform import Wanted
-from harness.rundir import RunDirectory
+from harness.run import heal
+from harness.launch.containers.inside import ByEngine
+from harness.launch.containers.platform import DockerPlatform, Settings
+from harness.launch.nodes.platform import Wanted
+from harness.host.rundir import RunDirectory
 assert os.geteuid() != 0
 run = RunDirectory(Path(sys.argv[1], "run"))
 run.root.mkdir()

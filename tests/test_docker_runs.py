@@ -17,12 +17,13 @@ import pytest
 from docker_engine import engine, labelled
 
 from chaos.cli import invoke
-from harness import heal, processes
-from harness.containers.undo import RemoveContainers
-from harness.ledger import read_open
-from harness.live import FILE
-from harness.rundir import RunDirectory
-from harness.undo import MARKER
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.run import heal
+from harness.undo.containers import RemoveContainers
+from harness.undo.ledger import read_open
+from harness.undo.live import FILE
+from harness.undo.records import MARKER
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]

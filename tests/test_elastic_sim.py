@@ -9,11 +9,11 @@ import pytest
 from portions import first_in_test
 from simulate import KILL, cell_of, evidence, play
 
-from harness.checkers import CHECKERS
-from harness.checkers.loss import compare
-from harness.sim.behaviour import Behaviour
-from harness.sim.rank import SimRank
-from harness.sim.state import Part, Reduced, combine
+from harness.judge.checkers import CHECKERS
+from harness.judge.checkers.job.loss import compare
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.rank import SimRank
+from harness.sim.rank.state import Part, Reduced, combine
 
 TWO = [
     KILL,

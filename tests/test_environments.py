@@ -14,9 +14,9 @@ import pytest
 
 from chaos import cli
 from chaos.errors import InfrastructureError, ScenarioError
-from harness import environments, installing
-from harness.environments import MARK, OWNED
-from harness.stack import CommonJob, Drive, Requirements, Stack
+from harness.compare.environments import environments, installing
+from harness.compare.environments.environments import MARK, OWNED
+from harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
 
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in

@@ -11,9 +11,9 @@ from chaos.cli import build_catalogue
 from chaos.loading.cells import chosen
 from chaos.loading.load import LoadedScenario, load
 from chaos.planning.planview import headline, plan_run
-from harness.compare.plan import family_of
+from harness.compare.plan.plan import family_of
 from harness.compare.stored import compare_stored
-from harness.runner import run_scenario
+from harness.run.runner import run_scenario
 
 TEXT = """\
 version: 1

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from harness import heal, interrupts, live, processes
-from harness.injector import Injector
-from harness.ledger import read_open
-from harness.rundir import RunDirectory
-from harness.undo import MARKER, KillProcess, RemoveTree
-from harness.watching import StopFlag
+from harness.arm.watching import StopFlag
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.inject.injector import Injector
+from harness.run import heal, interrupts
+from harness.undo import live
+from harness.undo.ledger import read_open
+from harness.undo.records import MARKER, KillProcess, RemoveTree
 
 DEADLINE_S = 120.0
 SCENARIO = """

@@ -20,11 +20,10 @@ from chaos.errors import InfrastructureError, LogError
 from chaos.events import log as events
 from chaos.events.following import Tail
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
-from harness.checkers import check
-from harness.checkers.evidence import failed, passed
+from harness.judge.checkers import check
+from harness.judge.evidence.evidence import failed, passed
 from recovery.cli.takeover_log import read_estate
-from recovery.transport import event_ring as ring
-from recovery.transport import progress_counters as marks
+from recovery.transport import event_ring, progress_counters
 from recovery.transport.event_ring import CAPACITY, RingWriter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,9 +116,9 @@ def test_room_is_kept_ahead_for_who_must_not_lose_a_line(tmp_path: Path) -> None
 def test_a_full_ring_drops_events_at_once_and_tells_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = Disk(monkeypatch, ring, "writev")
-    fd = marks.create()
-    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, marks.ring_of(fd))
+    below = Disk(monkeypatch, event_ring, "writev")
+    fd = progress_counters.create()
+    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, progress_counters.ring_of(fd))
     os.close(fd)
     error(writer, "0")
     until(lambda: (tmp_path / "w0.jsonl").stat().st_size > 0)
@@ -139,14 +138,14 @@ def test_a_full_ring_drops_events_at_once_and_tells_of_them(
 
 
 def test_a_slow_disk_holds_a_rank_up_once_and_not_at_each_line(tmp_path: Path) -> None:
-    fd = marks.create()
-    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, marks.ring_of(fd))
+    fd = progress_counters.create()
+    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, progress_counters.ring_of(fd))
     os.close(fd)
     with writer._draining:  # as if a write to the file took for ever
         started_s = time.monotonic()
         for _ in range(2 * CAPACITY // 5000):
             error(writer, "x" * 5000)
-        assert time.monotonic() - started_s < 10 * ring.PATIENCE_S
+        assert time.monotonic() - started_s < 10 * event_ring.PATIENCE_S
     error(writer, "again")
     writer.close()
     assert len(read_actor(tmp_path / "w0.jsonl").problems) == 1

@@ -13,8 +13,8 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.commands.gate import conclude
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = """\

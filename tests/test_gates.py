@@ -9,8 +9,16 @@ from arms import KILL, cell_of
 
 from chaos.scenario.model import SlaCheck
 from chaos.scenario.sla import ClauseError
-from harness.judging.gates import EXIT_CODES, judge_cell, judge_run, judge_sla, judge_slas, quantity, sla_line
-from harness.results import CellResult, Finding, SlaResult, Verdict, merge
+from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
+from harness.judge.verdict.gates import (
+    EXIT_CODES,
+    judge_cell,
+    judge_run,
+    judge_sla,
+    judge_slas,
+    quantity,
+    sla_line,
+)
 
 OK = Finding(verdict="pass", witness="fine")
 

@@ -18,10 +18,10 @@ from harness.gating.clauses import Decision, decide
 from harness.gating.gate import Against, GateResult, as_text, gate, gated, write
 from harness.gating.looks import Look, Looks
 from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
-from harness.judging.measure import METRICS, median_ci95, summarise
-from harness.judging.samples import Chances, per_arm
-from harness.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import METRICS, median_ci95, summarise
+from harness.judge.measure.samples import Chances, per_arm
+from harness.judge.results import ArmResult, CellResult, Finding, Metric, Results, SlaResult
 
 FINE = Finding(verdict="pass", witness="fine")
 Values = Mapping[str, Sequence[float]]

@@ -11,7 +11,7 @@ from simulate import cell_of, evidence, play
 from test_real import run
 
 from chaos.events.log import Event, Kind
-from harness.devices import Board, on_node, slots, torch_name
+from harness.launch.devices import Board, on_node, slots, torch_name
 from recovery import run as run_module
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
@@ -113,7 +113,7 @@ def test_a_real_cuda_device_runs_out_of_memory_and_hangs() -> None:
         pytest.skip("there is no CUDA device here")
     from types import SimpleNamespace
 
-    from harness.shims.body import BodyShim
+    from harness.rank.shims.body import BodyShim
 
     body = BodyShim(SimpleNamespace(device="cuda:0"))  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError, match="CUDA"):

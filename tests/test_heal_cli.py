@@ -16,10 +16,11 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.events.log import ORCHESTRATOR, EventWriter, Kind
-from harness import live, processes
-from harness.ledger import Ledger, read_open
-from harness.rundir import RunDirectory
-from harness.undo import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.undo import live
+from harness.undo.ledger import Ledger, read_open
+from harness.undo.records import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
 
 Chaos = Callable[..., tuple[int, str, str]]
 MARK = secrets.token_hex(8)

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from chaos.cli import invoke
-from harness import heal, live, processes
-from harness.ledger import read_open
-from harness.rundir import RunDirectory
-from harness.undo import MARKER
-from harness.undoing import mounts
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.run import heal
+from harness.undo import live
+from harness.undo.base import mounts
+from harness.undo.ledger import read_open
+from harness.undo.records import MARKER
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent

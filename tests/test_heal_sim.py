@@ -19,14 +19,15 @@ import pytest
 from portions import first_in_test
 
 from chaos.cli import invoke
-from harness import heal, live
-from harness.launcher import Exited
-from harness.ledger import Ledger, read_open
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.inject.sites import Aim
+from harness.inject.sites.process import ProcessHandle, ProcessSite
+from harness.launch.launcher import Exited
+from harness.run import heal
 from harness.sim.cluster import SimCluster
-from harness.sites import Aim
-from harness.sites.process import ProcessHandle, ProcessSite
-from harness.undo import RemoveTree
+from harness.undo import live
+from harness.undo.ledger import Ledger, read_open
+from harness.undo.records import RemoveTree
 
 KILLS = 100
 BATCHES = 10

@@ -25,13 +25,13 @@ from chaos.cli import invoke
 from chaos.commands import _say
 from chaos.errors import LogError
 from chaos.events.log import read_actor
-from harness import live
-from harness.compare import archive
-from harness.compare.directory import Directory, Plan, Played
-from harness.compare.plan import Arm
-from harness.ledger import Ledger
-from harness.rundir import RunDirectory
-from harness.undo import RemoveTree
+from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.plan import Arm
+from harness.compare.result import archive
+from harness.host.rundir import RunDirectory
+from harness.undo import live
+from harness.undo.ledger import Ledger
+from harness.undo.records import RemoveTree
 
 SCENARIO = """
 version: 1

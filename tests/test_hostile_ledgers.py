@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from harness import heal, live, processes
-from harness.ledger import Ledger, read_open
-from harness.rundir import RunDirectory
-from harness.slurm.undo import CancelSteps
-from harness.undo import KillProcess, KillSession, RemoveCgroup, RemoveTree, Unmount
-from harness.undoing import Undo
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.run import heal
+from harness.undo import live
+from harness.undo.base import Undo
+from harness.undo.ledger import Ledger, read_open
+from harness.undo.records import KillProcess, KillSession, RemoveCgroup, RemoveTree, Unmount
+from harness.undo.slurm import CancelSteps
 
 
 @pytest.fixture
@@ -135,5 +137,5 @@ def test_a_configuration_that_came_with_the_run_is_given_to_no_program(run: RunD
 
 
 def test_more_than_can_be_open_is_no_ledger(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.ledger.MOST_OPEN", 0)
+    monkeypatch.setattr("harness.undo.ledger.MOST_OPEN", 0)
     assert "nothing was undone" in heal.heal(run).lines[-1] and (run.root / "made").exists()

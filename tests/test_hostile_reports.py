@@ -13,8 +13,8 @@ import pytest
 import sample_results
 from pydantic import ValidationError
 
-from harness.results import Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
 from reports import render_all
 
 HOSTILE = (

@@ -14,10 +14,10 @@ import pytest
 
 from chaos.cli import build_catalogue
 from chaos.loading.load import load
-from harness.judging.judge import judge
-from harness.results import Results
-from harness.rundir import RunDirectory
-from harness.runner import run_scenario
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
+from harness.judge.verdict.judge import judge
+from harness.run.runner import run_scenario
 
 TEXT = """\
 version: 1

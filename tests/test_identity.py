@@ -12,10 +12,10 @@ from test_scenarios import FOLDER, loaded, simulate
 from chaos.events.log import Kind
 from chaos.loading.overrides import of_option
 from chaos.scenario.model import Cell, ResolvedRun
-from harness.judging.expected import expected_of
-from harness.judging.judge import judge
-from harness.results import Finding, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.record.expected import expected_of
+from harness.judge.results import Finding, Results
+from harness.judge.verdict.judge import judge
 
 SCENARIO = """\
 version: 1

@@ -18,9 +18,9 @@ from chaos.scenario.model import BlastRadius, FaultSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
-from harness.injector import Injector
-from harness.ledger import Ledger
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.inject.injector import Injector
+from harness.undo.ledger import Ledger
 from recovery.transport.wire import Extra, Message
 
 KINDS = plugins.load("chaos.faults", Fault)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_injector import SECOND, Rig
 
-from harness.struck import NOT_THERE
+from harness.inject.occurrence import NOT_THERE
 
 
 @pytest.mark.parametrize(("at", "step"), [({"step": 15}, 15), ({"time": 3.0}, None)])

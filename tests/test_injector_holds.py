@@ -19,14 +19,14 @@ from chaos.scenario.model import FaultSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import plan
 from chaos.schedule.targeting import traits_of
-from harness.injector import Injector
-from harness.launcher import ArmSetup
-from harness.rank_faults import FaultAgent
-from harness.rank_setup import Desk, rank_config
-from harness.recipe import recipe
-from harness.rundir import RunDirectory
-from harness.struck import NOT_HELD, NOT_THERE, held_by_all
-from harness.workload import DataInfo
+from harness.host.rundir import RunDirectory
+from harness.inject.injector import Injector
+from harness.inject.occurrence import NOT_HELD, NOT_THERE, held_by_all
+from harness.launch.launcher import ArmSetup
+from harness.launch.rank_setup import Desk, rank_config
+from harness.launch.recipe import recipe
+from harness.launch.workload import DataInfo
+from harness.rank.fault_agent import FaultAgent
 from recovery.transport.wire import Extra
 
 ALL = ("w0", "w1", "w2", "w3")
@@ -164,7 +164,7 @@ def test_an_answer_for_another_fault_is_none_and_who_holds_shows_that_it_lives()
 
 
 def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.shims.agenda.HOLD_LIMIT_S", 0.01)
+    monkeypatch.setattr("harness.rank.shims.agenda.HOLD_LIMIT_S", 0.01)
     job = Job()
     job.faults.on_command(
         "arm", {"points": [{"fault": "f", "step": 4, "phase": "data", "seed": 1}], "standing": []}
@@ -175,8 +175,8 @@ def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch
 
 def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The injector has the act on record: it is done, and not called unanswered."""
-    monkeypatch.setattr("harness.shims.agenda.HOLD_LIMIT_S", 0.0)
-    monkeypatch.setattr("harness.shims.agenda.LOOK_S", 0.001)
+    monkeypatch.setattr("harness.rank.shims.agenda.HOLD_LIMIT_S", 0.0)
+    monkeypatch.setattr("harness.rank.shims.agenda.LOOK_S", 0.001)
     go = {"act": True, "fault": "f", "occurrence": 0, "kind": "data-stall", "params": {"delay_s": 0.25}}
     job = Job(go | {"duration_s": None, "duration_steps": 1})  # comes after the last look at the clock
     stalls: list[float] = []

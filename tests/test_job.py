@@ -21,7 +21,7 @@ from recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_firs
 from recovery.process.local import start_store
 from recovery.rank.agent import Agent
 from recovery.rank.job import Job, JobConfig
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import (
     Abort,
@@ -79,7 +79,7 @@ class Rank:
             checkpoint_dir=directory / "checkpoints", checkpoint_every=every, checkpoint_keep=2,
         )  # fmt: skip
         (directory / "checkpoints").mkdir(exist_ok=True)
-        self.page = MarkPage(marks.create())
+        self.page = MarkPage(progress_counters.create())
         self.job = Job(config, Agent(Channel(theirs), orphaned=lambda: None), self.page, self.writer)
         torch.manual_seed(1)
         self.model = nn.Linear(3, 1)

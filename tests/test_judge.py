@@ -16,11 +16,11 @@ from nodelogs import HOURS_NS, Clock, on_nodes
 
 from chaos.events.log import Kind
 from chaos.scenario.model import Cell, ResolvedRun, SkippedCell
-from harness.checkers import CHECKERS
-from harness.judging.judge import judge, write_results
-from harness.judging.samples import chances
-from harness.results import Incident, Results
-from harness.rundir import RunDirectory, arm_id, create_run, write_resolved
+from harness.host.rundir import RunDirectory, arm_id, create_run, write_resolved
+from harness.judge.checkers import CHECKERS
+from harness.judge.measure.samples import chances
+from harness.judge.results import Incident, Results
+from harness.judge.verdict.judge import judge, write_results
 
 SLA = {"recovery_time": ["median < 2s", "max < 5s"], "steps_lost": ["max <= 25"], "goodput": ["min >= 0.1"]}
 

@@ -11,7 +11,7 @@ import pytest
 from simulate import Played, cell_of, evidence, play
 
 from chaos.events.log import Event
-from harness.checkers import check_all
+from harness.judge.checkers import check_all
 
 
 class Counted(tuple[Event, ...]):

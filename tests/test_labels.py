@@ -12,7 +12,7 @@ from sample_results import build
 import reports
 from chaos.cli import invoke
 from harness.compare.stored import compare_stored
-from harness.judging.labels import Named, labels
+from harness.judge.measure.labels import Named, labels
 from reports._text import summary
 
 SPARES = {"strategy": "hot-spare", "spares": 2, "rebalance": True}

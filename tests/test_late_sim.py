@@ -10,12 +10,12 @@ import pytest
 
 from chaos.events.log import Event, Kind, read_actor
 from harness.launchers.sim import Sim
-from harness.sim.behaviour import Behaviour
-from harness.sim.clock import NS_PER_S, Clock
-from harness.sim.group import Group
-from harness.sim.process import Process
-from harness.sim.rank import SimRank
-from harness.sim.settings import MS, RankConfig
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.rank import SimRank
+from harness.sim.world.clock import NS_PER_S, Clock
+from harness.sim.world.group import Group
+from harness.sim.world.process import Process
+from harness.sim.world.settings import MS, RankConfig
 from recovery.transport.wire import Abort, Join, Joined, Message, Parked, PauseRequest, Ready
 
 STEPS = 8

@@ -20,27 +20,36 @@ PLUGINS = (
     "recovery.policy.strategies",
     "harness.launchers",
     "harness.workloads",
-    "harness.stacks",
+    "harness.compare.stacks",
     "reports",
 )
 
 COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
-REPORTS_MAY = (
-    "harness.results", "harness.rundir", "harness.checkers", "harness.compare.model", "harness.compare.statistics",
-    "harness.judging.episodes", "harness.judging.gates", "harness.judging.incidents", "harness.judging.lineage",
-    "harness.judging.measure", "harness.judging.partition",
-)  # fmt: skip
+REPORTS_MAY = ("harness.judge", "harness.host.rundir", "harness.compare.result")
 
 TORCH_AT_TOP = (
-    "recovery.collectives", "recovery.rank.job", "harness.workloads._transformer", "harness.training",
-    "harness.rank_faults", "harness.shims.tensors", "harness.peers",
-)  # fmt: skip
+    "recovery.collectives",
+    "recovery.state",
+    "recovery.data.loader",
+    "recovery.checkpoint.checkpointer",
+    "recovery.checkpoint.memory_checkpointer",
+    "recovery.checkpoint.memory_state",
+    "recovery.checkpoint.saves",
+    "recovery.checkpoint.state_io",
+    "recovery.checkpoint.together",
+    "recovery.rank",
+    "harness.workloads._transformer",
+    "harness.rank.training",
+    "harness.rank.fault_agent",
+    "harness.rank.shims.tensors",
+    "harness.peers",
+)
 """Loaded in rank processes only (or, for the zygote, before forking one)."""
 
 TORCH_IN_FUNCTIONS = (
-    "harness.workloads", "harness.rank", "recovery.process.local", "chaos.faults", "harness.shims",
+    "harness.workloads", "harness.rank.rank", "recovery.process.local", "chaos.faults", "harness.rank.shims",
 )  # fmt: skip
 
 AS_THEIR_USERS_DO = ("harness.peers",)
@@ -119,16 +128,14 @@ def may_not(name: str, wanted: str) -> str:
     if package == "harness" and other == "reports":
         return "reports read stored runs: let the caller render"
     if package == "reports" and other == "recovery":
-        return "reports read what the harness derived: add it to harness.results"
+        return "reports read what the harness derived: add it to harness.judge.results"
     if (
         package == "reports"
         and other == "harness"
         and wanted != "harness"
         and not within(wanted, REPORTS_MAY)
     ):
-        return (
-            "reports read stored runs only: add what is needed to harness.results or harness.judging.measure"
-        )
+        return "reports read stored runs only: add what is needed to harness.judge"
     return ""
 
 
@@ -140,9 +147,8 @@ def heavy(name: str, found: Import) -> str:
     if top == "torch":
         if within(name, TORCH_AT_TOP) or (found.lazy and within(name, TORCH_IN_FUNCTIONS)):
             return ""
-        return (
-            "torch belongs in recovery/mechanisms, or inside a function of a workload, fault or rank module"
-        )
+        where = "recovery/collectives or recovery/state"
+        return f"torch belongs in {where}, or inside a function of a workload, fault or rank module"
     if found.lazy or name in PLOTS_AT_TOP:
         return ""
     return f"import {top} inside the function that needs it: chaos --help must not pay for it"
@@ -209,18 +215,22 @@ def test_import_rule() -> None:
             "from chaos.scenario.model import Cell",
             "recovery may use chaos.events.log and chaos.errors only",
         ),
-        ("recovery/data/order.py", "from harness.corpus import prepare", "recovery serves anybody's"),
+        ("recovery/data/order.py", "from harness.host.corpus import prepare", "recovery serves anybody's"),
         (
             "recovery/policy/strategies/a.py",
             "from recovery.policy.strategies.b import B",
             "plugins do not know",
         ),
         ("recovery/supervise/controller.py", "def f():\n    import torch", "torch belongs in"),
-        ("harness/judging/measure.py", "from reports import html", "reports read stored runs"),
-        ("harness/judging/measure.py", "import pandas", "import pandas inside the function"),
-        ("harness/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
+        ("harness/judge/measure/measure.py", "from reports import html", "reports read stored runs"),
+        ("harness/judge/measure/measure.py", "import pandas", "import pandas inside the function"),
+        ("harness/run/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
         ("harness/workloads/a.py", "import torch", "torch belongs in"),
-        ("reports/html.py", "from harness.orchestrator import Orchestrator", "reports read stored runs only"),
+        (
+            "reports/html.py",
+            "from harness.run.orchestrator import Orchestrator",
+            "reports read stored runs only",
+        ),
         (
             "reports/html.py",
             "from recovery.transport.wire import Join",
@@ -229,7 +239,7 @@ def test_import_rule() -> None:
         ("reports/html.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
         ("recovery/collectives/a.py", "import pickle", "nothing is unpickled here"),
         ("recovery/collectives/a.py", "import torch\ntorch.load('x')", "parse it instead"),
-        ("harness/rank.py", "eval('1')", "parse it instead"),
+        ("harness/rank/rank.py", "eval('1')", "parse it instead"),
     ],
 )
 def test_a_breach_is_found_and_says_what_to_do(
@@ -247,16 +257,16 @@ def test_a_breach_is_found_and_says_what_to_do(
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("chaos/cli.py", "def run():\n    from harness import runner"),
+        ("chaos/cli.py", "def run():\n    from harness.run import runner"),
         ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
         ("recovery/data/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
         ("recovery/collectives/a.py", "import torch"),
         ("harness/workloads/a.py", "def f():\n    from harness.workloads._shared import x\n    import torch"),
         (
-            "harness/workload.py",
+            "harness/launch/workload.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
         ),
-        ("reports/html.py", "from harness.results import Results\nfrom chaos.events.log import Event"),
+        ("reports/html.py", "from harness.judge.results import Results\nfrom chaos.events.log import Event"),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(tmp_path: Path, module: str, source: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from chaos.errors import InfrastructureError
-from harness.ledger import Ledger, read_open
-from harness.undo import (
+from harness.undo.base import Undo
+from harness.undo.ledger import Ledger, read_open
+from harness.undo.records import (
     FreeShm,
     KillMarked,
     KillProcess,
@@ -21,7 +22,6 @@ from harness.undo import (
     RemoveTree,
     Unmount,
 )
-from harness.undoing import Undo
 
 HERE = Path("/somewhere")
 RECORDS: list[Undo] = [

@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from chaos.fault.targets import LinkShape
-from harness.links.client import LinkProxy
-from harness.links.route import Router
-from harness.links.shaping import RTO_S, Pacer
-from harness.sim.clock import Clock
-from harness.sim.links import SimLinks
+from harness.launch.links.client import LinkProxy
+from harness.launch.links.route import Router
+from harness.launch.links.shaping import RTO_S, Pacer
+from harness.sim.world.clock import Clock
+from harness.sim.world.links import SimLinks
 from recovery.collectives.dialing import RedirectingStore, Roll, address_of, published, redirected
 from recovery.collectives.group import gloo_device
 
@@ -252,7 +252,7 @@ def test_nonsense_at_its_door_does_not_end_it(proxy: LinkProxy) -> None:
 
 def test_it_ends_with_whoever_started_it() -> None:
     code = (
-        "import sys, threading; from harness.links.client import LinkProxy; p = LinkProxy();"
+        "import sys, threading; from harness.launch.links.client import LinkProxy; p = LinkProxy();"
         "print(p.process.pid, flush=True); threading.Event().wait(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

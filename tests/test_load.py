@@ -549,7 +549,7 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
 
 
 def test_healthy_steps_are_those_of_the_checker() -> None:
-    from harness.checkers import world
+    from harness.judge.checkers.job import world
 
     assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cli import invoke
-from harness.results import Results
+from harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "loader_recoverable.py"

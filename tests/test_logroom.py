@@ -14,9 +14,9 @@ from arms import cell_of
 from running import Running
 
 from chaos.events.log import EventWriter, Kind, read_actor, read_log
-from harness.checkers import CHECKERS, Evidence, check
+from harness.judge.checkers import CHECKERS, Evidence, check
 from recovery.process.logroom import BLOCK, LogRoom, Names
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.event_ring import RingWriter
 
 MB = 1 << 20
@@ -53,8 +53,8 @@ def test_files_of_those_who_are_gone_go_first_and_the_oldest_of_them(memory: Pat
 
 
 def test_the_beginning_of_what_somebody_still_writes_is_taken_away(memory: Path) -> None:
-    fd = marks.create()
-    ring = marks.ring_of(fd)
+    fd = progress_counters.create()
+    ring = progress_counters.ring_of(fd)
     os.close(fd)
     writer, path = RingWriter(memory, "w0", time.monotonic_ns, ring), memory / "w0.jsonl"
     for number in range(2000):

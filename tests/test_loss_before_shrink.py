@@ -9,8 +9,8 @@ from mutations.tape import Tape
 from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.events.log import Kind, read_actor
-from harness.checkers import CHECKERS, Evidence, check
-from harness.results import Finding
+from harness.judge.checkers import CHECKERS, Evidence, check
+from harness.judge.results import Finding
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from chaos.fault.targets import LinkShape
 from chaos.planning.listing import fault_entry
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import PlannedFault
-from harness.judging.episodes import Episode, _first_of
+from harness.inject.sites import Aim, Miss
+from harness.inject.sites.link import LinkSite
+from harness.inject.sites.node import NodeSite
+from harness.judge.record.episodes import Episode, _first_of
+from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from harness.launchers.docker import Docker
 from harness.launchers.local import Local
-from harness.nodes.by_process import GroupsByNode, LinksByNode
-from harness.sites import Aim, Miss
-from harness.sites.link import LinkSite
-from harness.sites.node import NodeSite
 
 KINDS = plugins.load("chaos.faults", Fault)
 NODE_OF = {"w0": 0, "w1": 0, "w2": 1, "w3": 1}

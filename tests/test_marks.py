@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import Mark, MarkPage
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    number = marks.create()
+    number = progress_counters.create()
     yield number
     os.close(number)
 
@@ -31,7 +31,7 @@ def test_what_one_side_writes_the_other_reads(fd: int) -> None:
     rank, supervisor = MarkPage(fd), MarkPage(fd)
     before = time.monotonic_ns()
     rank.begin(3, 57)
-    rank.enter(marks.COLLECTIVE)
+    rank.enter(progress_counters.COLLECTIVE)
     rank.collective(4)
     rank.commit(56)
     rank.wrote(812)
@@ -41,12 +41,12 @@ def test_what_one_side_writes_the_other_reads(fd: int) -> None:
     assert before <= mark.time_ns <= time.monotonic_ns()
 
 
-@pytest.mark.parametrize("number", range(len(marks.PHASES)))
+@pytest.mark.parametrize("number", range(len(progress_counters.PHASES)))
 def test_every_phase_has_its_name_and_number(fd: int, number: int) -> None:
     page = MarkPage(fd)
     page.enter(number)
-    assert page.read().phase == marks.PHASES[number]
-    assert getattr(marks, marks.PHASES[number].upper()) == number
+    assert page.read().phase == progress_counters.PHASES[number]
+    assert getattr(progress_counters, progress_counters.PHASES[number].upper()) == number
 
 
 @pytest.mark.parametrize("move", ["enter", "collective", "touch"])

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from logs import MS, Script
 
 from chaos.events.log import Kind
-from harness.judging.lineage import history_of
-from harness.judging.measure import METRICS, account, measure, median_ci95, summarise
-from harness.judging.partition import CLASSES
-from harness.results import PHASE_NAMES
+from harness.judge.measure.measure import METRICS, account, measure, median_ci95, summarise
+from harness.judge.measure.partition import CLASSES
+from harness.judge.record.lineage import history_of
+from harness.judge.results import PHASE_NAMES
 
 
 @pytest.mark.parametrize("name", CLEAN)

@@ -11,12 +11,12 @@ from test_job import Rank
 
 from chaos.events.log import Event, Kind, read_actor
 from harness.launchers.sim import Sim
-from harness.sim.behaviour import Behaviour
-from harness.sim.clock import NS_PER_S, Clock
-from harness.sim.group import Group
-from harness.sim.process import Process
-from harness.sim.rank import SimRank
-from harness.sim.settings import RankConfig
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.rank import SimRank
+from harness.sim.world.clock import NS_PER_S, Clock
+from harness.sim.world.group import Group
+from harness.sim.world.process import Process
+from harness.sim.world.settings import RankConfig
 from recovery.rank.membership import Heard, Holding, Membership, stays_connected
 from recovery.transport.wire import (
     Abort,

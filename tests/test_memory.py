@@ -22,7 +22,7 @@ from recovery.checkpoint.memory.files import MemoryFile, create
 from recovery.checkpoint.memory.header import VERSION, Header, Key, Part, complete, mismatch, sums_of
 from recovery.checkpoint.memory.holdings import Holdings, Refusal
 from recovery.checkpoint.memory.keeper import MAX_CONNECTIONS, Keeper, KeeperConfig
-from recovery.transport import auth as proof
+from recovery.transport import auth
 
 JOB = "job"
 TOKEN = "ab" * 32
@@ -342,9 +342,9 @@ def test_a_keeper_that_does_not_know_the_token_is_not_believed() -> None:
             sock, _ = listener.accept()
             with sock:
                 until_s = time.monotonic() + 5.0
-                proof._send(sock, proof._Challenge(version=VERSION, nonce="0" * 64), until_s)
-                proof._receive(sock, proof._Response, until_s)
-                proof._send(sock, proof._Answer(mac="0" * 64), until_s)
+                auth._send(sock, auth._Challenge(version=VERSION, nonce="0" * 64), until_s)
+                auth._receive(sock, auth._Response, until_s)
+                auth._send(sock, auth._Answer(mac="0" * 64), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()

@@ -12,7 +12,7 @@ from test_real import run
 from test_run import EPOCHS, RECOVERABLE, STEPS, Running, kill, start, unharmed
 
 from chaos.events.log import Event, Kind, read_log
-from harness.results import Results
+from harness.judge.results import Results
 from recovery.checkpoint.memory.header import is_memory
 from recovery.checkpoint.memory.keepers import Keepers
 

@@ -17,15 +17,21 @@ from simulate import cell_of, play
 from chaos.events.log import Kind
 from chaos.plugins import load
 from harness import workloads
-from harness.compare.model import CellSummary, Trial
-from harness.judging import definitions
-from harness.judging.cost import failure_cost
-from harness.judging.flops import PEAK_TFLOPS, mfu, peak_of, work_of
-from harness.judging.lineage import history_of
-from harness.judging.measure import METRICS, measure, summarise
-from harness.judging.reliability import clopper_pearson, false_alarms, poisson_upper, spares_of, survival
-from harness.judging.samples import per_arm, quantile
-from harness.workload import Workload
+from harness.compare.result import definitions
+from harness.compare.result.model import CellSummary, Trial
+from harness.judge.measure.cost import failure_cost
+from harness.judge.measure.flops import PEAK_TFLOPS, mfu, peak_of, work_of
+from harness.judge.measure.measure import METRICS, measure, summarise
+from harness.judge.measure.reliability import (
+    clopper_pearson,
+    false_alarms,
+    poisson_upper,
+    spares_of,
+    survival,
+)
+from harness.judge.measure.samples import per_arm, quantile
+from harness.judge.record.lineage import history_of
+from harness.launch.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,7 +80,7 @@ def test_a_failure_costs_what_was_provisioned_for_as_long(seconds: float | None,
 
 
 def test_a_run_and_a_comparison_count_the_cost_alike() -> None:
-    import harness.compare.summary as summary
+    import harness.compare.result.summary as summary
 
     assert summary.failure_cost is failure_cost and {"ranks", "recovery"} <= Trial.model_fields.keys()
     found = measure(arms.hot_spare().log(), control("hot-spare", spares=1).log())
@@ -278,7 +284,7 @@ def test_every_metric_has_a_formula_and_the_page_is_up_to_date() -> None:
     assert definitions.FORMULAS.keys() == METRICS.keys()
     kept = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert kept == definitions.page(), (
-        "make it again: python -m harness.judging.definitions > docs/metrics.md"
+        "make it again: python -m harness.compare.result.definitions > docs/metrics.md"
     )
 
 

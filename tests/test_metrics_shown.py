@@ -10,10 +10,10 @@ import pytest
 from sample_results import build
 
 import reports
-from harness.judging.measure import summarise
-from harness.judging.samples import Chances
-from harness.results import FalseAlarms, Reliability, Results, Spares, Survival
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import summarise
+from harness.judge.measure.samples import Chances
+from harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
 from reports._format import MISSING, alarms, median_of
 from reports._tables import lost_steps
 from reports._text import summary

@@ -12,7 +12,7 @@ from arms import CLEAN, FAIL, OPEN, evidence_of, red
 from logs import MS, Script
 
 from chaos.events.log import Kind
-from harness.checkers import CHECKERS
+from harness.judge.checkers import CHECKERS
 
 Mutant = Callable[[Script], None]
 

@@ -11,7 +11,7 @@ import pytest
 from mutations.bases import MAKERS, base, judged
 from mutations.tape import Mutation
 
-from harness.checkers import (
+from harness.judge.checkers import (
     BY_NAME,
     CHECKERS,
     EXPECTATION,
@@ -20,8 +20,8 @@ from harness.checkers import (
     OTHERWISE_OF_COMMANDS,
     STEADY_STATE,
 )
-from harness.checkers.observed import PROGRESS
-from harness.results import merge
+from harness.judge.checkers.job.observed import PROGRESS
+from harness.judge.results import merge
 
 LEAST = 300
 OF_BASE = {"script": 38, "agents": 31, "compare": 30}

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import naming
-from harness.compare.gather import _cautions
-from harness.doctor import _names
+from harness.compare.result.gather import _cautions
+from harness.host import dns_check
+from harness.run.doctor import _names
 
 LIMIT_S = 20.0
 
@@ -26,24 +26,24 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         if asked[0] == 2:
             over.wait(LIMIT_S)
             raise socket.gaierror("no answer")
-        return naming.ADDRESS, "0"
+        return dns_check.ADDRESS, "0"
 
-    monkeypatch.setattr(naming.socket, "getnameinfo", look)
+    monkeypatch.setattr(dns_check.socket, "getnameinfo", look)
     yield asked
     over.set()
 
 
 def test_one_look_up_that_is_not_answered_is_enough(silent: list[int]) -> None:
-    assert naming.slowest_lookup_s(limit_s=0.2) >= 0.15
+    assert dns_check.slowest_lookup_s(limit_s=0.2) >= 0.15
     assert silent == [2], "the one under way counts"
 
 
 def test_answers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming.socket, "getnameinfo", lambda *_: (naming.ADDRESS, "0"))
-    assert naming.slowest_lookup_s(limit_s=LIMIT_S) < naming.SLOW_S
+    monkeypatch.setattr(dns_check.socket, "getnameinfo", lambda *_: (dns_check.ADDRESS, "0"))
+    assert dns_check.slowest_lookup_s(limit_s=LIMIT_S) < dns_check.SLOW_S
 
 
-@pytest.mark.parametrize(("slowest_s", "said"), [(0.001, False), (naming.SLOW_S, False), (5.01, True)])
+@pytest.mark.parametrize(("slowest_s", "said"), [(0.001, False), (dns_check.SLOW_S, False), (5.01, True)])
 def test_a_comparison_says_when_names_were_slow(slowest_s: float, said: bool) -> None:
     plan = SimpleNamespace(changes=["another commit"], provenance={"slowest_lookup_s": slowest_s})
     cautions = _cautions(plan)  # type: ignore[arg-type]
@@ -57,6 +57,6 @@ def test_a_comparison_made_before_names_were_timed_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize(("slowest_s", "state"), [(0.001, "ready"), (5.0, "missing")])
 def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, slowest_s: float, state: str) -> None:
-    monkeypatch.setattr(naming, "slowest_lookup_s", lambda: slowest_s)
+    monkeypatch.setattr(dns_check, "slowest_lookup_s", lambda: slowest_s)
     found = _names()
     assert found.state == state and bool(found.todo) == (state != "ready")

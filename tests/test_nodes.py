@@ -12,8 +12,8 @@ from test_real import MLP, run
 
 from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
-from harness.placement import Placement
-from harness.results import Incident
+from harness.arm.placement import Placement
+from harness.judge.results import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TWO = {"kind": "sim", "nodes": 2}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_nodes_session import SLEEPS, platform, until, wanted
 
-from harness.nodes.loopback import LoopbackPlatform
-from harness.nodes.session import NodesSession
+from harness.launch.nodes.loopback import LoopbackPlatform
+from harness.launch.nodes.session import NodesSession
 
 __all__ = ["platform", "wanted"]  # fixtures
 pytestmark = pytest.mark.real

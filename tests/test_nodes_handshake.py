@@ -22,7 +22,7 @@ from recovery.nodes.link import handshake
 from recovery.nodes.link.handshake import Keys, Refused, Seal, Unproven
 from recovery.nodes.link.link import Link
 from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, VERSION, Beat, Hello, Ping
-from recovery.transport import auth as proof
+from recovery.transport import auth
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0
@@ -81,9 +81,9 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         def lie() -> None:
             until_s = time.monotonic() + LIMIT_S
-            proof._send(left, proof._Challenge(version=VERSION, nonce="0" * 64), until_s)
-            proof._receive(left, proof._Response, until_s)
-            proof._send(left, proof._Answer(mac="0" * 64), until_s)
+            auth._send(left, auth._Challenge(version=VERSION, nonce="0" * 64), until_s)
+            auth._receive(left, auth._Response, until_s)
+            auth._send(left, auth._Answer(mac="0" * 64), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
@@ -96,7 +96,7 @@ def test_the_proof_of_another_purpose_proves_nothing() -> None:
     left, right = socket.socketpair()
     with left, right:
         thread = threading.Thread(
-            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="keepers", version=VERSION),
+            target=lambda: suppressed(auth.enter, right, TOKEN, purpose="keepers", version=VERSION),
             daemon=True,
         )
         thread.start()
@@ -115,7 +115,7 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
     left, right = socket.socketpair()
     with left, right:
         thread = threading.Thread(
-            target=lambda: suppressed(proof.enter, right, TOKEN, purpose="agents", version=99), daemon=True
+            target=lambda: suppressed(auth.enter, right, TOKEN, purpose="agents", version=99), daemon=True
         )
         thread.start()
         with pytest.raises(Unproven, match=f"speaks version 99, not {VERSION}: run the same software"):

@@ -10,7 +10,7 @@ import pytest
 from test_real import MLP, run
 
 from chaos.events.log import Event, Kind, Log, read_log
-from harness.results import Results
+from harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 

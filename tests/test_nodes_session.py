@@ -18,21 +18,21 @@ import pytest
 from chaos.errors import InfrastructureError
 from chaos.events.log import EventWriter, Kind, read_actor
 from chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
-from harness.launcher import Stopped
-from harness.ledger import Ledger, read_open
-from harness.nodes import renewal
-from harness.nodes.cluster import places, refuse_ways_around
-from harness.nodes.loopback import LoopbackPlatform
-from harness.nodes.platform import Wanted
-from harness.nodes.renewal import Renewal
-from harness.nodes.session import REFUSALS, NodesSession, nodes_session
-from harness.rundir import RunDirectory
-from harness.undoing import Undo
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import Stopped
+from harness.launch.nodes import renewal
+from harness.launch.nodes.cluster import places, refuse_ways_around
+from harness.launch.nodes.loopback import LoopbackPlatform
+from harness.launch.nodes.platform import Wanted
+from harness.launch.nodes.renewal import Renewal
+from harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
+from harness.undo.base import Undo
+from harness.undo.ledger import Ledger, read_open
 from recovery.nodes.coordinator.berth import NodeInfo
 from recovery.nodes.coordinator.salvage import gather
 from recovery.nodes.coordinator.software import refuse_other, versions
 from recovery.process.local import memory_beside
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.event_ring import RingWriter
 
 LIMIT_S = 20.0
@@ -182,8 +182,8 @@ def test_what_keeps_a_node_from_beginning_is_told_to_whoever_waits_for_it() -> N
 
 def write_some(folder: Path, *, named: bool) -> tuple[Path, int]:
     """A rank's event log of five events, the last of which are only in the memory it shared; and that memory."""
-    fd = marks.create(memory_beside(folder / "w0.jsonl") if named else None)
-    ring = marks.ring_of(fd)
+    fd = progress_counters.create(memory_beside(folder / "w0.jsonl") if named else None)
+    ring = progress_counters.ring_of(fd)
     writer = RingWriter(folder, "w0", time.monotonic_ns, ring)
     for step in range(3):
         writer.write(Kind.ERROR_RAISED, type="X", message=str(step))

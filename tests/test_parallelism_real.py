@@ -12,7 +12,7 @@ import pytest
 from chaos.cli import invoke
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
-from harness.results import Results
+from harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 

@@ -15,8 +15,8 @@ from test_versions import told, trains
 
 from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
+from harness.arm.placement import Placement
 from harness.launchers.sim import Sim
-from harness.placement import Placement
 from recovery.cli.home import Spot, least_taken
 from recovery.policy import fallback
 from recovery.policy.backoff import Reputation, Row

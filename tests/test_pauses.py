@@ -8,9 +8,9 @@ from arms import FAIL, KILL, control, evidence_of, judged
 from logs import MS, Script
 
 from chaos.events.log import Kind
-from harness.judging.lineage import history_of
-from harness.judging.measure import measure
-from harness.judging.pauses import checkpoint_stalls, evaluations
+from harness.judge.measure.measure import measure
+from harness.judge.measure.pauses import checkpoint_stalls, evaluations
+from harness.judge.record.lineage import history_of
 
 TAKES_MS = 200
 

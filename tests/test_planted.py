@@ -10,8 +10,8 @@ from planted import PLANTED, sought
 
 from benchmarks.planted import PAGE, RESULTS, merged, read, table
 from chaos.cli import build_catalogue
-from harness.fuzz.oracle import find_in
-from harness.fuzz.play import Player
+from harness.fuzz.play.oracle import find_in
+from harness.fuzz.play.play import Player
 
 LEAST = 30
 QUICK = ("the batch of the next step", "a digest ignores the optimizer")

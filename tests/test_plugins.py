@@ -17,9 +17,9 @@ from test_faults import case_of
 
 from chaos import plugins
 from chaos.fault.base import Fault
-from harness.launcher import Launcher
-from harness.rundir import RunDirectory
-from harness.workload import BuildContext, Trainable, Workload
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import Launcher
+from harness.launch.workload import BuildContext, Trainable, Workload
 from recovery.policy.strategy import Strategy
 
 KINDS: dict[str, tuple[str, type[BaseModel]]] = {

@@ -9,11 +9,11 @@ from chaos import plugins
 from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault
 from chaos.schedule.plan import PlannedFault
-from harness.injector import Injector
+from harness.inject.injector import Injector
 from harness.script.agents import STRANGER_S, Agents, places
-from harness.script.observer import Observer
+from harness.script.listen.observer import Observer
 from harness.script.points import Asked, Did, Left, Points
-from harness.script.ranks import Ranks
+from harness.script.processes.ranks import Ranks
 from recovery.transport.wire import Extra
 
 KINDS = plugins.load("chaos.faults", Fault)

@@ -13,9 +13,9 @@ from simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
 from test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 
 from chaos.events.log import Kind
-from harness.judging.lineage import history_of
-from harness.judging.measure import account
-from harness.sim.faults import SimFaultAgent
+from harness.judge.measure.measure import account
+from harness.judge.record.lineage import history_of
+from harness.sim.rank.faults import SimFaultAgent
 from recovery.data.order import batch
 
 

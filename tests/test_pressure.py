@@ -16,11 +16,11 @@ from logs import ORCHESTRATOR, Line, Script
 from readings import NS, Load, readings, steady, until
 
 from chaos.events.log import Event, Kind, Log
-from harness.checkers import check_all
-from harness.judging.gates import judge_cell
-from harness.judging.pressure import TOO_BUSY, Pressure, pressures_of
-from harness.pressure import MOST_NODES, follow, follow_built_in
-from harness.results import Finding
+from harness.arm.pressure import MOST_NODES, follow, follow_built_in
+from harness.judge.checkers import check_all
+from harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
+from harness.judge.results import Finding
+from harness.judge.verdict.gates import judge_cell
 from recovery.process.pressure import EVERY_S, MOST_RANKS, Reader, Reading
 from recovery.supervise.supervision import Stage
 

@@ -13,7 +13,7 @@ from simulate import Played, cell_of, evidence, play
 from chaos import plugins
 from chaos.events.log import Kind
 from chaos.fault.base import Fault, Fidelity
-from harness.results import Incident
+from harness.judge.results import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 DEATHS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind
-from harness.progress import describe
+from harness.run.progress import describe
 
 
 @pytest.mark.parametrize(

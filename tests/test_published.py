@@ -18,7 +18,7 @@ from benchmarks import published, stated
 from benchmarks.published import REGISTER, RESULTS, ROOT, TABLE_IN
 from benchmarks.register import Figure, Register, load
 from chaos.errors import LogError, ScenarioError
-from harness.compare import archive
+from harness.compare.result import archive
 from tests.sample_comparison import build
 from tests.test_compare_rules import comparison, runs_in
 
@@ -269,7 +269,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("packed")
     runs_in(place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.naming.slowest_lookup_s", lambda: 0.0)
+        patch.setattr("harness.host.dns_check.slowest_lookup_s", lambda: 0.0)
         made = comparison(place, place)
     results = place / "results"
     archive.pack(made, results / "sims.tar.xz")

@@ -20,12 +20,12 @@ from chaos import beacon, plugins
 from chaos.cli import invoke
 from chaos.events.log import Event, Kind, read_log
 from chaos.fault.base import Fault, Fidelity, Occurrence
-from harness.judging.measure import measure
-from harness.judging.pressure import TOO_BUSY
+from harness.judge.measure.measure import measure
+from harness.judge.measure.pressure import TOO_BUSY
+from harness.judge.results import Results
 from harness.launchers.sim import Sim
-from harness.results import Results
 from harness.script.points import Asked, Did, Points
-from harness.script.standing import Standing
+from harness.script.processes.standing import Standing
 from recovery.process.starvation import Pulse, Thread
 
 KIND = plugins.load("chaos.faults", Fault)["rank-hang"]

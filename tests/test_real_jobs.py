@@ -9,7 +9,7 @@ from test_scenarios import FOLDER, loaded
 
 from chaos.cli import invoke
 from chaos.events.log import Event, Kind, read_log
-from harness.results import CellResult, Results
+from harness.judge.results import CellResult, Results
 
 pytestmark = pytest.mark.real
 FILES = sorted((FOLDER / "real-jobs").glob("*.yaml"))

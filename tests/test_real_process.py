@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from test_real import GPT, MLP, run
 
-from harness.cgroups import lacks_cgroup
-from harness.ledger import read_open
-from harness.results import Incident, Results
+from harness.judge.results import Incident, Results
+from harness.launch.cgroups import lacks_cgroup
+from harness.undo.ledger import read_open
 
 pytestmark = pytest.mark.real
 

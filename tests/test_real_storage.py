@@ -16,9 +16,9 @@ from test_real import DEADLINE_S, MLP, run, write
 from chaos.cli import invoke
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
-from harness.results import Results
-from harness.storage import lacks_mount
-from harness.undoing import mounts
+from harness.judge.results import Results
+from harness.launch.storage import lacks_mount
+from harness.undo.base import mounts
 
 pytestmark = pytest.mark.real
 NEEDS_MOUNT = pytest.mark.skipif(lacks_mount() is not None, reason="mounting needs root")

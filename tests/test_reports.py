@@ -20,8 +20,8 @@ from sample_results import HOSTILE, build, empty, metric
 
 import reports
 from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.results import Finding, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Finding, Results
 from reports import markdown, trace
 from reports._format import align, number, parse_clause, range_of
 from reports._series import ArmSeries

@@ -15,7 +15,7 @@ import pytest
 
 from chaos.events.log import Kind, read_actor
 from recovery.process.local import Children, Exited
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
 
 LIMIT_S = 30.0
@@ -36,7 +36,7 @@ while True:
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    number = marks.create()
+    number = progress_counters.create()
     yield number
     os.close(number)
 
@@ -46,7 +46,7 @@ def lines(count: int, *, start: int = 0, length: int = 100) -> list[bytes]:
 
 
 def test_what_is_put_in_comes_out_in_order_across_the_end_of_the_ring(fd: int, tmp_path: Path) -> None:
-    buffer, path = marks.ring_of(fd), tmp_path / "log"
+    buffer, path = progress_counters.ring_of(fd), tmp_path / "log"
     put = lines(3 * CAPACITY // 1000, length=1001)
     with open(path, "wb", buffering=0) as stream:
         for number, line in enumerate(put):
@@ -58,7 +58,7 @@ def test_what_is_put_in_comes_out_in_order_across_the_end_of_the_ring(fd: int, t
 
 
 def test_a_full_ring_takes_nothing_and_loses_nothing(fd: int, tmp_path: Path) -> None:
-    buffer, path = marks.ring_of(fd), tmp_path / "log"
+    buffer, path = progress_counters.ring_of(fd), tmp_path / "log"
     put = [line for line in lines(CAPACITY // 1000 + 5, length=1000) if buffer.put(line)]
     assert len(put) == CAPACITY // 1000
     with open(path, "wb", buffering=0) as stream:
@@ -72,23 +72,23 @@ def test_whoever_comes_after_the_dead_completes_the_file(
     fd: int, tmp_path: Path, written: int, noted: bool
 ) -> None:
     """Killed before, in the middle of and after a write, and before it was noted."""
-    buffer, path, put = marks.ring_of(fd), tmp_path / "log", lines(20)
+    buffer, path, put = progress_counters.ring_of(fd), tmp_path / "log", lines(20)
     for line in put:
         buffer.put(line)
     path.write_bytes(b"".join(put)[:written])
     if noted:
         buffer._words[1] = written // 2
-    LineRing(fd, marks.SIZE).salvage(path)
+    LineRing(fd, progress_counters.SIZE).salvage(path)
     assert path.read_bytes() == b"".join(put)
 
 
 def test_the_file_of_one_that_put_nothing_into_the_ring_is_left_as_it_is(fd: int, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
-    marks.ring_of(fd).salvage(path)
+    progress_counters.ring_of(fd).salvage(path)
     assert path.read_bytes() == b"one\ntwo\n"
     path.write_bytes(b"one\ntwo\nthr")
-    marks.ring_of(fd).salvage(path)
+    progress_counters.ring_of(fd).salvage(path)
     assert path.read_bytes() == b"one\ntwo\n"
 
 
@@ -103,7 +103,7 @@ def wait_for_seq(path: Path, seq: int) -> None:
 
 
 def test_lines_come_to_the_file_by_themselves(fd: int, tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, marks.ring_of(fd))
+    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, progress_counters.ring_of(fd))
     write(writer, "first")
     wait_for_seq(tmp_path / "w0.jsonl", 0)
     write(writer, "second")
@@ -114,7 +114,7 @@ def test_lines_come_to_the_file_by_themselves(fd: int, tmp_path: Path) -> None:
 
 
 def test_a_line_longer_than_the_ring_comes_in_its_place(fd: int, tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, marks.ring_of(fd))
+    writer = RingWriter(tmp_path, "w0", time.monotonic_ns, progress_counters.ring_of(fd))
     for text in ("before", "x" * (CAPACITY + 1), "after"):
         write(writer, text)
     writer.close()

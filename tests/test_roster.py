@@ -12,8 +12,8 @@ import pytest
 from chaos.errors import InfrastructureError
 from chaos.events.log import Kind
 from chaos.scenario.topology import Topology
-from harness.launcher import Exited, Leftovers
-from harness.roster import PATIENCE_S, Roster
+from harness.arm.roster import PATIENCE_S, Roster
+from harness.launch.launcher import Exited, Leftovers
 from recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
 from recovery.checkpoint.memory.keepers import Keepers, Started
 from recovery.process.local import Report, Said

@@ -14,7 +14,7 @@ from running import EPOCHS, LIMIT_S, RECOVERABLE, ROOT, STEPS, Running, kill
 
 from chaos.cli import invoke
 from chaos.events.log import Kind
-from harness.results import Results
+from harness.judge.results import Results
 from recovery import run as command
 from recovery.policy import strategies
 from recovery.policy.strategy import Strategy

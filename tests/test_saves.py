@@ -18,7 +18,7 @@ from recovery.checkpoint.files import checkpoints
 from recovery.checkpoint.files.checkpoints import Checkpoint, Disk
 from recovery.checkpoint.files.saving import Saving
 from recovery.state.state import TrainState
-from recovery.transport import atomic_rename as renaming
+from recovery.transport import atomic_rename
 
 POINTS = (
     "mkdir 0", "write 0", "write 1", "write 2", "fsync 0", "fsync 1", "fsync 2", "rename 0", "fsync 3",
@@ -147,7 +147,7 @@ def test_where_names_cannot_be_exchanged_the_old_one_comes_back(
         raise OSError(errno.EINVAL, "Invalid argument")
 
     checkpointing.save(state(), tmp_path, generation=1)
-    monkeypatch.setattr(renaming, "exchange", unsupported)
+    monkeypatch.setattr(atomic_rename, "exchange", unsupported)
     with pytest.raises(OSError):
         checkpointing.save(state(), tmp_path, generation=2, disk=Breaking("fsync 3", OSError(errno.EIO, "x")))
     (kept,) = checkpoints.newest_first(tmp_path)

@@ -20,8 +20,8 @@ from chaos.planning import planview
 from chaos.scenario.model import TriggerSpec
 from chaos.scenario.schema import scenario_schema
 from chaos.source.source import read_document
-from harness.results import Results
-from harness.runner import run_scenario
+from harness.judge.results import Results
+from harness.run.runner import run_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "scenarios"

@@ -15,10 +15,10 @@ import pytest
 
 from chaos.cli import invoke
 from chaos.events.log import Event, Kind, read_log
-from harness.results import Results
-from harness.rundir import RunDirectory
-from harness.script import leavings
-from harness.storage import lacks_mount
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
+from harness.launch.storage import lacks_mount
+from harness.script.processes import leavings
 from reports._text import summary
 
 pytestmark = pytest.mark.real

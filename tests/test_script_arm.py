@@ -12,11 +12,11 @@ import pytest
 from test_script_observer import Job
 
 from chaos.events.log import Kind
+from harness.arm.command_checkpoints import newest
 from harness.script.arm import ScriptArm
-from harness.script.checkpoints import newest
-from harness.script.listening import Listener
-from harness.script.progress import Progress
-from harness.script.ranks import Gone
+from harness.script.listen.listening import Listener
+from harness.script.listen.progress import Progress
+from harness.script.processes.ranks import Gone
 
 LOST = Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
 

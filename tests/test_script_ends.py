@@ -11,10 +11,10 @@ from test_script_observer import Job
 from test_script_sustained import incident_of, inject, since_injection
 
 from chaos.events.log import Kind
-from harness.judging.measure import measure
+from harness.judge.measure.measure import measure
 from harness.script.arm import ScriptArm
-from harness.script.command import Ended
-from harness.script.ranks import Gone
+from harness.script.processes.command import Ended
+from harness.script.processes.ranks import Gone
 
 
 @pytest.fixture

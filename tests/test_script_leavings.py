@@ -16,10 +16,10 @@ import pytest
 from test_script_observer import COMMAND, Job
 
 from chaos.events.log import Kind
-from harness.checkers import Evidence, check_all
-from harness.results import Finding
-from harness.script import leavings
-from harness.script.leavings import OF_COMMAND, Leavings
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.results import Finding
+from harness.script.processes import leavings
+from harness.script.processes.leavings import OF_COMMAND, Leavings
 
 DEADLINE_S = 30.0
 HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"

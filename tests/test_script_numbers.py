@@ -16,11 +16,11 @@ from test_script_observer import COMMAND, Job
 from chaos import beacon
 from chaos.events.log import Kind, Log
 from chaos.scenario.model import LeaveOut
-from harness.checkers import Evidence, check_all
-from harness.judging.measure import measure
-from harness.results import Finding
-from harness.script import numbers
-from harness.script.progress import Lines, RegexReader, parse_beacon
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.measure.measure import measure
+from harness.judge.results import Finding
+from harness.script.listen import numbers
+from harness.script.listen.progress import Lines, RegexReader, parse_beacon
 
 READ = {
     "4.47": 4.47, "4.47,": 4.47, "tensor(4.47)": 4.47, "tensor(4.47,": 4.47, "4.": 4.0, ".5": 0.5, "-3e-05;": -3e-05,

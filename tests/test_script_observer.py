@@ -10,16 +10,16 @@ import arms
 import pytest
 
 from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
-from harness.checkers import Evidence
-from harness.checkers.observed import progress
-from harness.judging.causality import slips
-from harness.judging.incidents import recovery_of
-from harness.judging.lineage import history_of
-from harness.judging.measure import measure
-from harness.judging.observed import stride_of
-from harness.results import Finding
-from harness.script.observer import STALL_FLOOR_S, Observer
-from harness.script.progress import Progress
+from harness.judge.checkers import Evidence
+from harness.judge.checkers.job.observed import progress
+from harness.judge.measure.incidents import recovery_of
+from harness.judge.measure.measure import measure
+from harness.judge.record.causality import slips
+from harness.judge.record.lineage import history_of
+from harness.judge.record.observed import stride_of
+from harness.judge.results import Finding
+from harness.script.listen.observer import STALL_FLOOR_S, Observer
+from harness.script.listen.progress import Progress
 
 S = 1_000_000_000
 DEADLINE_S = 60.0

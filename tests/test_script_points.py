@@ -17,9 +17,9 @@ from chaos.errors import ScenarioError
 from chaos.events.log import Kind
 from chaos.loading.load import load
 from chaos.scenario.schema import scenario_schema
-from harness.judging.measure import measure
-from harness.results import Incident
-from harness.script.progress import Progress
+from harness.judge.measure.measure import measure
+from harness.judge.results import Incident
+from harness.script.listen.progress import Progress
 
 POINTED = ("--steps", "30", "--restarts", "3", "--beacon", "--points")
 CATALOGUE = build_catalogue()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import processes
-from harness.script import tree
-from harness.script.command import Command
-from harness.script.environment import MARK
-from harness.script.ranks import Gone, Ranks
+from harness.host import processes
+from harness.script.processes import tree
+from harness.script.processes.command import Command
+from harness.script.processes.environment import MARK
+from harness.script.processes.ranks import Gone, Ranks
 from recovery.process.processes import become_subreaper
 
 pytestmark = pytest.mark.real

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from chaos.scenario.workload import WorkloadSpec
-from harness.script import tree
-from harness.script.command import Command
-from harness.script.environment import MARK
-from harness.script.progress import Lines, Progress, RegexReader
-from harness.script.ranks import Ranks
+from harness.script.listen.progress import Lines, Progress, RegexReader
+from harness.script.processes import tree
+from harness.script.processes.command import Command
+from harness.script.processes.environment import MARK
+from harness.script.processes.ranks import Ranks
+from harness.script.processes.trainer import Trainer
 from harness.script.rollcall import RollCall
-from harness.script.trainer import Trainer
 from recovery.process.processes import become_subreaper
 
 DEADLINE_S = 30.0

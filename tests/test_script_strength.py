@@ -13,10 +13,10 @@ from test_script_sustained import heal, inject
 
 from chaos.events.log import Kind
 from chaos.scenario.model import LeaveOut
-from harness.checkers import Evidence, check_all
-from harness.judging.measure import measure
-from harness.judging.strength import strength_of
-from harness.results import Finding, Incident
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.measure.measure import measure
+from harness.judge.record.strength import strength_of
+from harness.judge.results import Finding, Incident
 from reports import _facts
 
 ASKED = ["fault-landed", "detection", "full-strength"]

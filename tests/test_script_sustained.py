@@ -9,11 +9,11 @@ import pytest
 from test_script_observer import Job, S
 
 from chaos.events.log import Kind
-from harness.judging.lineage import history_of
-from harness.judging.measure import measure
-from harness.judging.observed import observed_history
-from harness.judging.sustained import RATED
-from harness.results import Incident
+from harness.judge.measure.measure import measure
+from harness.judge.record.lineage import history_of
+from harness.judge.record.observed import observed_history
+from harness.judge.record.sustained import RATED
+from harness.judge.results import Incident
 
 
 @pytest.fixture

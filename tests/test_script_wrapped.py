@@ -9,8 +9,8 @@ import pytest
 from test_script import events, run, write
 
 from chaos.events.log import Kind
-from harness.script import outputlog
-from harness.storage import lacks_mount
+from harness.launch.storage import lacks_mount
+from harness.script.listen import outputlog
 
 pytestmark = pytest.mark.real
 

@@ -16,18 +16,18 @@ from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
 from chaos.planning.listing import NO_SCENARIOS
-from harness.fuzz import draw
-from harness.fuzz.coverage import Coverage
-from harness.fuzz.draw import Dice, World
-from harness.fuzz.oracle import find_in, plain, unsteady
-from harness.fuzz.play import Played, Player, kinds, simulated, strategies
-from harness.fuzz.regressions import write
+from harness.fuzz.draw import draw
+from harness.fuzz.draw.draw import Dice, World
+from harness.fuzz.draw.regressions import write
+from harness.fuzz.draw.shrink import shrunk, smaller_than
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.draw.values import params_of
+from harness.fuzz.play.coverage import Coverage
+from harness.fuzz.play.oracle import find_in, plain, unsteady
+from harness.fuzz.play.play import Played, Player, kinds, simulated, strategies
 from harness.fuzz.search import Search
-from harness.fuzz.shrink import shrunk, smaller_than
-from harness.fuzz.text import as_yaml
-from harness.fuzz.values import params_of
-from harness.results import Finding
-from harness.sim.behaviour import Behaviour
+from harness.judge.results import Finding
+from harness.sim.rank.behaviour import Behaviour
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())

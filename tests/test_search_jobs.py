@@ -16,18 +16,19 @@ from fuzzed import KILL, LIMIT_S, tree_of
 from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
-from harness import cgroups, processes
-from harness.fuzz import child, leftovers, real
-from harness.fuzz.child import Child
-from harness.fuzz.leftovers import MARK, Before, clean, left_by, marked
-from harness.fuzz.oracle import find_in
-from harness.fuzz.play import Played
-from harness.fuzz.real import Ended, RealPlayer, findings_of, played_of
-from harness.ledger import Ledger
-from harness.processes import start_time
-from harness.results import ArmResult, Finding, Results
-from harness.rundir import RunDirectory
-from harness.undo import RemoveCgroup
+from harness.fuzz.play import child, leftovers, real
+from harness.fuzz.play.child import Child
+from harness.fuzz.play.leftovers import MARK, Before, clean, left_by, marked
+from harness.fuzz.play.oracle import find_in
+from harness.fuzz.play.play import Played
+from harness.fuzz.play.real import Ended, RealPlayer, findings_of, played_of
+from harness.host import processes
+from harness.host.processes import start_time
+from harness.host.rundir import RunDirectory
+from harness.judge.results import ArmResult, Finding, Results
+from harness.launch import cgroups
+from harness.undo.ledger import Ledger
+from harness.undo.records import RemoveCgroup
 
 CATALOGUE = build_catalogue()
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +61,8 @@ def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
         (Ended(code=0, said="pass"), "crash: exit code 0: pass"),
         (Ended(code=4, said="cannot write /tmp/x/7: no"), "crash: exit code 4: cannot write PATH no"),
         (Ended(code=-11, said=""), "crash: exit code -11: "),
-        (Ended(code=4, said=TRACE), "crash: KeyError in harness/runner.py _play"),
-        (Ended(code=1, said=TRACE), "crash: KeyError in harness/runner.py _play"),
+        (Ended(code=4, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
+        (Ended(code=1, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
         (Ended(code=143, said="", overdue=True), "crash: no end"),
     ],
 )
@@ -100,7 +101,7 @@ def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findi
         (Ended(code=0, said="", left=("mount of /x",)), "left behind"),
         (Ended(code=5, said=""), "left behind"),
         (Ended(code=9, said=""), "crash: exit code 9: goodput is #"),
-        (Ended(code=0, said=TRACE), "crash: KeyError in harness/runner.py _play"),
+        (Ended(code=0, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
         (Ended(code=0, said="", overdue=True), "crash: no end"),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n1.log").write_text(TRACE)
     found = find_in(tree_of("agents"), played_of(Ended(code=0, said=""), run, {}))
-    assert found is not None and found.key == "crash: KeyError in harness/runner.py _play"
+    assert found is not None and found.key == "crash: KeyError in harness/run/runner.py _play"
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-import harness.checkers
+import harness.judge.checkers
 from chaos.cli import build_catalogue
 from chaos.events.log import Kind, Log
-from harness.checkers.evidence import Evidence, failed, passed
-from harness.fuzz import changes as changing
-from harness.fuzz import neutral
-from harness.fuzz.bench import Base, Bench, Looked, base_of, stored
-from harness.fuzz.claims import Claims, alike, altered, backwards
-from harness.fuzz.draw import Dice, World
-from harness.fuzz.judge import ENDING, JudgeSearch, Unseen, replayed
-from harness.fuzz.lines import ARMS, Change, changed
-from harness.fuzz.oracle import Find
-from harness.fuzz.play import Player, kinds, strategies
-from harness.judging.judge import judge
-from harness.results import Finding
+from harness.fuzz.draw.draw import Dice, World
+from harness.fuzz.judge import changes as changing
+from harness.fuzz.judge import neutral
+from harness.fuzz.judge.bench import Base, Bench, Looked, base_of, stored
+from harness.fuzz.judge.claims import Claims, alike, altered, backwards
+from harness.fuzz.judge.judge import ENDING, JudgeSearch, Unseen, replayed
+from harness.fuzz.judge.lines import ARMS, Change, changed
+from harness.fuzz.play.oracle import Find
+from harness.fuzz.play.play import Player, kinds, strategies
+from harness.judge.evidence.evidence import Evidence, failed, passed
+from harness.judge.results import Finding
+from harness.judge.verdict.judge import judge
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
@@ -167,7 +167,7 @@ def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch
         )
 
     with monkeypatch.context() as patched:
-        patched.setitem(harness.checkers._ALL, "liveness", early)
+        patched.setitem(harness.judge.checkers._ALL, "liveness", early)
         found = Bench().neutral(base())
         assert found is not None and found.key.startswith("not alike: all times later: ")
     monkeypatch.setitem(neutral.WRITTEN, "wrong", lambda line: line.replace('"exit_code":0', '"exit_code":1'))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def pass_all(evidence: Evidence) -> Finding:
 
 def lenient(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     for name in names:
-        monkeypatch.setitem(harness.checkers._ALL, name, pass_all)
+        monkeypatch.setitem(harness.judge.checkers._ALL, name, pass_all)
 
 
 def searched(most: int, seed: str = "planted") -> JudgeSearch:

@@ -17,10 +17,10 @@ from chaos.cli import build_catalogue
 from chaos.commands.fuzz import fuzz
 from chaos.loading import checks
 from chaos.source.diagnostics import Problem
-from harness.fuzz import loader, reading
-from harness.fuzz.draw import Dice, World
-from harness.fuzz.garble import OF_TEXTS
-from harness.fuzz.loader import (
+from harness.fuzz.draw.draw import Dice, World
+from harness.fuzz.loader import loader, reading
+from harness.fuzz.loader.garble import OF_TEXTS
+from harness.fuzz.loader.loader import (
     ENDING,
     SAYS,
     LoaderSearch,
@@ -30,9 +30,9 @@ from harness.fuzz.loader import (
     smallest,
     whole,
 )
-from harness.fuzz.play import kinds, strategies
-from harness.fuzz.reading import GOOD, MOST_CPU_S, MOST_GROWN, Read, Reader, find_in
-from harness.fuzz.spoil import OF_TREES, fresh, spoilt, text_of
+from harness.fuzz.loader.reading import GOOD, MOST_CPU_S, MOST_GROWN, Read, Reader, find_in
+from harness.fuzz.loader.spoil import OF_TREES, fresh, spoilt, text_of
+from harness.fuzz.play.play import kinds, strategies
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())

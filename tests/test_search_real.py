@@ -15,14 +15,15 @@ from fuzzed import KILL, fails, tree_of
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
 from chaos.loading.load import load
-from harness.fuzz import again, draw
+from harness.fuzz import again
 from harness.fuzz.again import MOST_SMALLER, RealSearch
-from harness.fuzz.draw import Dice
-from harness.fuzz.oracle import Find
-from harness.fuzz.play import Played
-from harness.fuzz.regressions import write
+from harness.fuzz.draw import draw
+from harness.fuzz.draw.draw import Dice
+from harness.fuzz.draw.regressions import write
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.play.oracle import Find
+from harness.fuzz.play.play import Played
 from harness.fuzz.search import Found
-from harness.fuzz.text import as_yaml
 from harness.fuzz.worker import ToldToEnd, world_of
 from harness.fuzz.workers import UNSTEADY, Tally, _Ears
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.fuzz.play import memory
+from harness.fuzz.play.play import memory
 
 pytestmark = pytest.mark.real
 LIMIT_S = 60

@@ -29,7 +29,7 @@ from recovery.policy.jobconfig import InMemory
 from recovery.policy.layout import Layout
 from recovery.rank.fingerprint import fingerprint
 from recovery.state import strides
-from recovery.transport import atomic_rename as renaming
+from recovery.transport import atomic_rename
 
 __all__ = ["gate"]
 PAIR = Layout(world=2)
@@ -152,7 +152,7 @@ def test_digests_show_progress_and_stay_what_they_were(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("small")
 def test_a_save_shows_progress_in_all_that_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renaming, "RANGE_BYTES", 4096)
+    monkeypatch.setattr(atomic_rename, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
     order, chunks = checkpointing.order_of(state, tmp_path, generation=1, progress=signs)
@@ -168,8 +168,8 @@ def test_what_a_link_leads_to_is_not_deleted_with_it(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "away").symlink_to(kept.parent)
     (tmp_path / "alone").symlink_to(kept.parent)
-    renaming.remove(tmp_path / "full")
-    renaming.remove(tmp_path / "alone")
+    atomic_rename.remove(tmp_path / "full")
+    atomic_rename.remove(tmp_path / "alone")
     assert kept.read_text() == "x" and sorted(os.listdir(tmp_path)) == ["elsewhere"]
 
 
@@ -179,9 +179,9 @@ def test_each_entry_that_is_deleted_is_a_sign_of_life(tmp_path: Path) -> None:
         (full / name).parent.mkdir(parents=True, exist_ok=True)
         (full / name).write_text("x")
     (full / "away").symlink_to(tmp_path)
-    renaming.remove(full, signs)
+    atomic_rename.remove(full, signs)
     assert (signs.count, tmp_path.exists(), full.exists()) == (7, True, False)
-    renaming.remove(tmp_path / "nothing", signs)
+    atomic_rename.remove(tmp_path / "nothing", signs)
 
 
 def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_no_log_tells_where_it_was_written(memory: Path) -> None:
 
 
 def test_the_simulator_does_without_torch() -> None:
-    code = "import sys, harness.launchers.sim, harness.orchestrator; sys.exit('torch' in sys.modules)"
+    code = "import sys, harness.launchers.sim, harness.run.orchestrator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

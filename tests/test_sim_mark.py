@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.sim.clock import Clock
-from harness.sim.process import SimMark
-from recovery.transport import progress_counters as marks
+from harness.sim.world.clock import Clock
+from harness.sim.world.process import SimMark
+from recovery.transport import progress_counters
 
 NOTES: dict[str, Callable[[SimMark], None]] = {
-    "a phase": lambda mark: mark.enter(marks.BETWEEN),
+    "a phase": lambda mark: mark.enter(progress_counters.BETWEEN),
     "a step": lambda mark: mark.begin(2, 7),
     "a collective": lambda mark: mark.collective(3),
     "that it works": lambda mark: mark.touch(),

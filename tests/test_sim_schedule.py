@@ -11,8 +11,9 @@ from simulate import KILL, Played, cell_of, evidence, play
 
 from chaos.events.log import Event, Kind
 from chaos.scenario.fault import FaultSpec
-from harness.checkers import check_all, due
-from harness.judging.episodes import Episode
+from harness.judge.checkers import check_all
+from harness.judge.checkers.faults import due
+from harness.judge.record.episodes import Episode
 
 PLAIN = "checkpoint-restart"
 

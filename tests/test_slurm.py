@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from chaos.errors import InfrastructureError
-from harness.slurm.allocation import allocation, too_few
-from harness.slurm.commands import Commands, ControllerSilent, Ran, records, run_command, srun
-from harness.slurm.facts import facts
-from harness.slurm.step import step_environment
-from harness.slurm.undo import CancelSteps
-from harness.slurm.watch import Watch
+from harness.host.slurm_commands import Commands, ControllerSilent, Ran, records, run_command, srun
+from harness.host.slurm_facts import facts
+from harness.launch.slurm.allocation import allocation, too_few
+from harness.launch.slurm.step import step_environment
+from harness.launch.slurm.watch import Watch
+from harness.undo.slurm import CancelSteps
 
 INSIDE = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
@@ -256,7 +256,7 @@ def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) 
             listed[:] = [row for row in listed if not row.startswith(f"{command[-1]}|")]
         return fake(command, limit_s) if not line.startswith("scancel") else Ran(code=1, err="odd")
 
-    monkeypatch.setattr("harness.slurm.undo.run_command", run)
+    monkeypatch.setattr("harness.undo.slurm.run_command", run)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
     assert (outcome.ok, outcome.did, outcome.text) == (True, True, "cancelled steps 12.1, 12.3 of Slurm")
@@ -271,7 +271,7 @@ def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(monkeypatch: pyt
         **HOSTS, "squeue": f"12.3|n7|{mine}n1.0", "scancel": Ran(code=1, err="odd"),
         "scontrol --oneliner show job 12": RUNNING, "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
     }  # fmt: skip
-    monkeypatch.setattr("harness.slurm.undo.run_command", FakeSlurm(answers))
+    monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm(answers))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
     assert outcome.ok
@@ -280,14 +280,14 @@ def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(monkeypatch: pyt
 
 def test_steps_of_a_job_that_is_over_need_no_undoing(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeSlurm({"scontrol": Ran(code=1, err="slurm_load_jobs error: Invalid job id specified")})
-    monkeypatch.setattr("harness.slurm.undo.run_command", fake)
+    monkeypatch.setattr("harness.undo.slurm.run_command", fake)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()
     assert (outcome.ok, outcome.did) == (True, False)
 
 
 def test_a_silent_controller_leaves_the_steps_to_be_cancelled_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.slurm.undo.run_command", FakeSlurm({"scontrol": SILENCE}))
+    monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm({"scontrol": SILENCE}))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()
     assert not outcome.ok

@@ -15,14 +15,14 @@ import pytest
 from slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 
 from chaos.errors import InfrastructureError
-from harness import heal
-from harness.ledger import Ledger
-from harness.nodes.platform import Wanted
-from harness.processes import is_same, start_time
-from harness.rundir import RunDirectory
-from harness.slurm.allocation import allocation
-from harness.slurm.commands import Commands, ControllerSilent
-from harness.slurm.platform import SlurmPlatform
+from harness.host.processes import is_same, start_time
+from harness.host.rundir import RunDirectory
+from harness.host.slurm_commands import Commands, ControllerSilent
+from harness.launch.nodes.platform import Wanted
+from harness.launch.slurm.allocation import allocation
+from harness.launch.slurm.platform import SlurmPlatform
+from harness.run import heal
+from harness.undo.ledger import Ledger
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 

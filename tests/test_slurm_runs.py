@@ -17,7 +17,7 @@ import pytest
 from slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
 
 from chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
-from harness.processes import environment_has, since
+from harness.host.processes import environment_has, since
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 

@@ -17,12 +17,12 @@ import pytest
 from running import until
 
 from chaos import beacon
-from harness import environments
-from harness.script.guard import descendants
-from harness.script.progress import Progress, parse_beacon
-from harness.stack import CommonJob, Settings, Stack
-from harness.stacks.dlrover import DLRover
-from harness.stacks.ray_train import RayTrain
+from harness.compare.environments import environments
+from harness.compare.environments.stack import CommonJob, Settings, Stack
+from harness.compare.stacks.dlrover import DLRover
+from harness.compare.stacks.ray_train import RayTrain
+from harness.script.listen.progress import Progress, parse_beacon
+from harness.script.processes.guard import descendants
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 30.0

@@ -13,13 +13,13 @@ import pytest
 from running import until
 
 from chaos import beacon
-from harness import environments
+from harness.compare.environments import environments
+from harness.compare.environments.stack import ROOT, CommonJob, Settings, Stack
+from harness.compare.stacks.nvrx_ft_launcher import NvrxFtLauncher
+from harness.compare.stacks.nvrx_inprocess import NvrxInprocess
+from harness.compare.stacks.torchft import Torchft
 from harness.peers import supervise
-from harness.script.progress import Progress, parse_beacon
-from harness.stack import ROOT, CommonJob, Settings, Stack
-from harness.stacks.nvrx_ft_launcher import NvrxFtLauncher
-from harness.stacks.nvrx_inprocess import NvrxInprocess
-from harness.stacks.torchft import Torchft
+from harness.script.listen.progress import Progress, parse_beacon
 
 LIMIT_S = 60.0
 TRAIN_LIMIT_S = 240.0

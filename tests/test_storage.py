@@ -13,10 +13,10 @@ from test_sim import RESTART_ALL, SPARE, found, of
 from chaos.events.log import Kind
 from chaos.fault.base import Fault, Need
 from chaos.plugins import load
-from harness.needs import needs_of, parameters
-from harness.sim.faults import SimFaultAgent
-from harness.sim.storage import SimStorage
-from harness.storage import DEFAULT_MIB
+from harness.launch.requirements import needs_of, parameters
+from harness.launch.storage import DEFAULT_MIB
+from harness.sim.rank.faults import SimFaultAgent
+from harness.sim.world.storage import SimStorage
 
 
 def storage(kind: str, step: int = 15, steps: int = 20, **params: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from test_sim import RESTART_ALL, SPARE, found, of
 from test_storage import storage
 
 from chaos.events.log import Event, Kind
-from harness.sim.faults import SimFaultAgent
+from harness.sim.rank.faults import SimFaultAgent
 
 SHAPES: list[dict[str, Any]] = [{"sharded": True}, {"parallelism": "fsdp"}]
 NAMES = ["ddp, sharded", "fsdp"]

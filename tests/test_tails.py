@@ -9,7 +9,7 @@ from logs import RANKS, Line, Script
 from nodelogs import Clock, on_nodes
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from harness.tails import silenced
+from harness.judge.record.lost_node_evidence import silenced
 
 
 def node_lost(*, tail: int = 27, said: bool = True) -> Script:

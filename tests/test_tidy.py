@@ -18,7 +18,7 @@ LONGEST_FILE = 400
 UNBOUNDED = {
     "recovery/rank/joining.py: _PLACE.get()": "a context variable: nothing is waited for",
     "recovery/rank/job.py: self.agent.orders.get()": "the agent ends the process when the supervisor is gone",
-    "recovery/checkpoint/files/pieces.py: thread.join()": "each ends with the piece it reads, as the thread that joins has done",
+    "recovery/checkpoint/files/pieces.py: thread.join()": "each ends with the piece it reads, as this thread did",
     "recovery/collectives/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
     "harness/peers/common.py: word.wait()": "the group's timeout, which is the stack's to choose",
     "harness/peers/torchft_train.py: word.wait()": "torchft's timeout, which is the stack's to choose",

@@ -8,8 +8,8 @@ from simulate import cell_of
 from test_compare_outcome import STEPS, Fleet, control
 
 from chaos.events.log import Log
-from harness.checkers import CHECKERS, Evidence, check
-from harness.results import Finding
+from harness.judge.checkers import CHECKERS, Evidence, check
+from harness.judge.results import Finding
 
 KILL = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 30}}
 

@@ -13,7 +13,7 @@ from chaos.errors import ScenarioError
 from chaos.loading.checks import normalise
 from chaos.scenario.model import Scenario
 from chaos.scenario.workload import WorkloadSpec
-from harness.timeouts import refuse_clashing, timing_of
+from harness.run.timeouts import refuse_clashing, timing_of
 
 
 def scenario(**timeouts: Any) -> Scenario:

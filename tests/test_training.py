@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness import training
-from harness.workload import BuildContext
+from harness.launch.workload import BuildContext
+from harness.rank import training
 from harness.workloads.gpt import Gpt
 from recovery.collectives import buckets
 from recovery.collectives.reduce import GradientReducer

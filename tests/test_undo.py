@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import processes
-from harness.undo import (
+from harness.host import processes
+from harness.undo.base import mounts
+from harness.undo.records import (
     MARKER,
     FreeShm,
     KillMarked,
@@ -26,7 +27,6 @@ from harness.undo import (
     RemoveTree,
     Unmount,
 )
-from harness.undoing import mounts
 
 pytestmark = pytest.mark.real
 LIMIT_S = 20.0
@@ -191,7 +191,7 @@ def test_marked_processes_older_than_the_run_are_not_touched(start: Start) -> No
 def test_who_heals_is_not_healed_away(start: Start) -> None:
     marker = secrets.token_hex(8)
     code = (
-        "import sys; from harness.undo import KillMarked; sys.stdin.readline();"
+        "import sys; from harness.undo.records import KillMarked; sys.stdin.readline();"
         f"print(KillMarked(marker={marker!r}, since=0).undo().did)"
     )
     process = start(

@@ -12,8 +12,8 @@ from test_run import Running, kill, start
 from test_sim import of
 
 from chaos.events.log import Kind
-from harness.sim.behaviour import Behaviour
-from harness.sim.rank import SimRank
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.rank import SimRank
 from recovery.policy.strategies.drop_replica import DropReplica
 from recovery.policy.strategies.hot_spare import HotSpare
 from recovery.supervise.supervision import Stage

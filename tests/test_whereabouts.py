@@ -13,11 +13,11 @@ from logs import MS, Line, Script
 from nodelogs import Clock, on_nodes
 
 from chaos.events.log import ORCHESTRATOR, Event, Kind
-from harness.judging.measure import measure
-from harness.progress import describe
-from harness.results import ArmResult, Incident, NodeResult, Results
-from harness.rundir import RunDirectory
-from harness.whereabouts import nodes_of
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.measure import measure
+from harness.judge.record.node_attribution import nodes_of
+from harness.judge.results import ArmResult, Incident, NodeResult, Results
+from harness.run.progress import describe
 from reports import _text, html, markdown, trace
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from chaos.errors import InfrastructureError
 from chaos.scenario.model import Cell, CheckpointSpec, RecoverySpec, Scenario, WorkloadSpec
-from harness import processes
-from harness.launcher import ArmSetup, Exited, Report, Said
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import ArmSetup, Exited, Report, Said
 from harness.launchers.local import Local, LocalCluster, LocalSession
-from harness.rundir import RunDirectory
 from harness.workloads.mlp import Mlp
 from recovery.transport.wire import Abort, Ready, Stop
 
@@ -31,7 +31,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_zygote import make_setup, until_ready
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
 from harness.launchers.local import Local
 
 with Local().session([], RunDirectory(Path())) as session:

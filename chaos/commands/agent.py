@@ -31,7 +31,7 @@ _PATH: click.Path = click.Path(path_type=Path)
 @click.option("--lease", "lease_s", default=120.0, show_default=True, help="Seconds without the harness.")
 def agent(**options: Any) -> int:
     """Serve one node of a run; launchers start this themselves, see docs/clusters.md."""
-    from harness.recipe import recipe
+    from harness.launch.recipe import recipe
     from recovery.nodes.serve import serve
 
     return serve(recipe=recipe(), **options)

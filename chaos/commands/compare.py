@@ -14,7 +14,7 @@ from chaos import errors
 from chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.compare.directory import Directory, Plan
+    from harness.compare.plan.directory import Directory, Plan
     from harness.compare.play import Player, Step
     from harness.compare.prepare import Asked, Prepared
 
@@ -101,9 +101,9 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
     """The report of a packed comparison, beside the others; the archive stays as it is."""
     import tempfile
 
-    from harness.compare.archive import unpack
-    from harness.compare.directory import Directory
-    from harness.compare.gather import gather
+    from harness.compare.plan.directory import Directory
+    from harness.compare.result.archive import unpack
+    from harness.compare.result.gather import gather
 
     with tempfile.TemporaryDirectory(prefix="chaos-archive-") as away:
         unpack(path, Path(away))
@@ -115,8 +115,8 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
 
 
 def _stored(paths: list[Path], options: dict[str, Any]) -> int:
-    from harness.compare.directory import Directory
-    from harness.compare.gather import gather
+    from harness.compare.plan.directory import Directory
+    from harness.compare.result.gather import gather
     from harness.compare.stored import compare_stored
 
     single = Directory(paths[0])
@@ -143,17 +143,17 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
 
 
 def _pack(directory: Directory, target: Path) -> None:
-    from harness.compare.archive import pack
+    from harness.compare.result.archive import pack
 
     say(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
     from chaos.cli import build_catalogue
-    from harness.compare.directory import Directory
+    from harness.compare.environments.environments import stacks
+    from harness.compare.plan.directory import Directory
     from harness.compare.play import Player
     from harness.compare.prepare import prepare
-    from harness.environments import stacks
 
     directory = Directory(options["runs"] / PLACE / _name(options))
     asked = _asked(what, options, directory)
@@ -176,8 +176,8 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
 
 def _played(player: Player, options: dict[str, Any]) -> int:
     """Play, and write the report of what there is, also after an interruption."""
-    from harness.compare.gather import gather
-    from harness.heal import heal_all
+    from harness.compare.result.gather import gather
+    from harness.run.heal import heal_all
 
     directory = player.directory
     for one in heal_all(directory.runs):
@@ -206,9 +206,9 @@ def _finished(player: Player, options: dict[str, Any]) -> None:
     if options["archive"] is not None:
         _pack(player.directory, options["archive"])
     if player.plan.tune:
-        from harness import environments, tuned
-        from harness.compare.gather import gather
+        from harness.compare.environments import environments, tuned
         from harness.compare.play import now
+        from harness.compare.result.gather import gather
         from harness.compare.tuning import sweep_of
 
         kind = environments.find(player.plan.tune)
@@ -234,7 +234,7 @@ class _Shown:
         say(" ".join(words))
 
     def _told(self, step: Step) -> str:
-        from harness.compare.gather import seen_of
+        from harness.compare.result.gather import seen_of
 
         if not step.played.usable:
             return f"{step.results.verdict}, to be played again: {step.results.reason}"
@@ -243,7 +243,7 @@ class _Shown:
 
 def _name(options: dict[str, Any]) -> str:
     """Of the comparison: as given, the newest to be resumed, or the time."""
-    from harness.compare.plan import slug
+    from harness.compare.plan.plan import slug
 
     given = str(options["name"])
     if given:
@@ -310,7 +310,7 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
     """Load every scenario as it would be played, in a directory that is thrown away, and say what would be done."""
     import tempfile
 
-    from harness.compare.directory import Directory
+    from harness.compare.plan.directory import Directory
     from harness.compare.play import Player
 
     with tempfile.TemporaryDirectory() as away:

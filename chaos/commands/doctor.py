@@ -26,7 +26,7 @@ def doctor(runs: Path, form: str) -> int:
 
     Exit code 4 when something is lacking that every run needs; what only some need does not count.
     """
-    from harness.doctor import examine
+    from harness.run.doctor import examine
 
     findings = examine(runs)
     broken = any(one.state == "broken" for one in findings)

@@ -22,8 +22,8 @@ def otel(run: Path) -> int:
 
     Where to is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any program. Exit code 7: OpenTelemetry is not installed.
     """
-    from harness.judging.judge import judge
-    from harness.rundir import open_run
+    from harness.host.rundir import open_run
+    from harness.judge.verdict.judge import judge
     from reports import _otel
 
     directory = open_run(run)

@@ -74,7 +74,7 @@ def fuzz(
     Exit code 0: nothing was found; 1: something was; 130: interrupted, and what was found by then is written.
     What a real run shows only once in three plays is kept in INTO/unsteady, and is no find.
     """
-    from harness.fuzz.play import strategies
+    from harness.fuzz.play.play import strategies
     from harness.fuzz.worker import SIM, work
     from harness.fuzz.workers import search
 

@@ -15,8 +15,8 @@ from chaos.commands._say import say
 if TYPE_CHECKING:
     from harness.gating.baseline import Baseline
     from harness.gating.gate import Against, GateResult
-    from harness.results import Results
-    from harness.rundir import RunDirectory
+    from harness.host.rundir import RunDirectory
+    from harness.judge.results import Results
 
 _PATH: click.Path = click.Path(path_type=Path)
 _FORMAT = click.option(
@@ -61,8 +61,8 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
 
     Fails only where a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into the run.
     """
-    from harness.judging.judge import judge
-    from harness.rundir import open_run
+    from harness.host.rundir import open_run
+    from harness.judge.verdict.judge import judge
 
     directory = open_run(run)
     results = judge(directory)
@@ -98,8 +98,8 @@ def check_choices(choices: dict[str, Any]) -> None:
         option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace("_", "-")
         raise click.UsageError(f"--{option} is for --gate")
     if choices["baseline"] is not None:
-        from harness.devices import describe
         from harness.gating.baseline import load, other_machine
+        from harness.launch.devices import describe
 
         _refuse_machine(choices, other_machine(load(choices["baseline"]), describe()))
 
@@ -120,7 +120,7 @@ def _conclude(
 ) -> int:  # fmt: skip
     from harness.gating import gate as gates
     from harness.gating.looks import look
-    from harness.judging.judge import write_results
+    from harness.judge.verdict.judge import write_results
     from reports import junit, markdown
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
@@ -184,7 +184,7 @@ def _against(results: Results, directory: RunDirectory, choices: dict[str, Any])
     if not found.cells.keys() & {cell.id for cell in results.cells}:
         raise BaselineError(f"{choices['baseline']} has none of the cells of this run", hint=again)
     _refuse_machine(choices, machine)
-    from harness.judging.measure import METRICS
+    from harness.judge.measure.measure import METRICS
 
     units = {name: METRICS[name].unit for name in METRICS}
     chosen = {name: tolerance_of(unit, shares.get(name, everywhere)) for name, unit in units.items()}
@@ -214,7 +214,7 @@ def _metrics(choices: dict[str, Any]) -> tuple[str, ...]:
 
 def _metric(name: str) -> str:
     from chaos.scenario.sla import nearest
-    from harness.judging.measure import METRICS
+    from harness.judge.measure.measure import METRICS
 
     if name not in METRICS:
         near = nearest(name, tuple(METRICS)) or "see: chaos list metrics"
@@ -238,8 +238,8 @@ def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and keep its values, machine and workload in a small file."""
     from harness.gating.baseline import baseline_of
     from harness.gating.baseline import save as keep
-    from harness.judging.judge import judge
-    from harness.rundir import open_run
+    from harness.host.rundir import open_run
+    from harness.judge.verdict.judge import judge
 
     directory = open_run(run)
     found = baseline_of(directory, judge(directory))
@@ -264,7 +264,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
-    from harness.judging.gates import quantity
+    from harness.judge.verdict.gates import quantity
 
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
     versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())

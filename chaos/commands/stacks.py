@@ -12,7 +12,7 @@ from chaos import errors
 from chaos.commands._say import plain, say
 
 if TYPE_CHECKING:
-    from harness.environments import Environment
+    from harness.compare.environments.environments import Environment
 
 _NAMES = click.argument("names", nargs=-1, metavar="NAME...")
 _FORMAT = click.option(
@@ -29,7 +29,7 @@ def stacks() -> None:
 @_FORMAT
 def list_(form: str) -> int:
     """List every stack, and whether it is ready."""
-    from harness import environments
+    from harness.compare.environments import environments
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
     if form == "json":
@@ -51,7 +51,7 @@ def list_(form: str) -> int:
 @click.option("--all", "every", is_flag=True, help="All that are not ready.")
 def install(names: tuple[str, ...], every: bool) -> int:
     """Make the environments of these stacks, from pinned requirements; those that are ready are left alone."""
-    from harness import environments
+    from harness.compare.environments import environments
 
     if bool(names) == every:
         raise click.UsageError("name stacks, or say --all; chaos stacks list shows them")
@@ -76,7 +76,7 @@ def install(names: tuple[str, ...], every: bool) -> int:
 @_FORMAT
 def show(name: str, form: str) -> int:
     """Show a stack: its settings with their reasons, versions, and what it is not put under."""
-    from harness import environments
+    from harness.compare.environments import environments
 
     facts = _facts(environments.look(name)) | _about(name)
     say(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
@@ -87,7 +87,7 @@ def show(name: str, form: str) -> int:
 @_NAMES
 def remove(names: tuple[str, ...]) -> int:
     """Delete the environments of these stacks; one that several share goes for all of them."""
-    from harness import environments, installing
+    from harness.compare.environments import environments, installing
 
     if not names:
         raise click.UsageError("name the stacks; chaos stacks list shows them")
@@ -100,7 +100,7 @@ def remove(names: tuple[str, ...]) -> int:
 
 
 def _installed(name: str) -> Environment:
-    from harness import installing
+    from harness.compare.environments import installing
 
     try:
         return installing.install(name, _Progress())
@@ -137,8 +137,8 @@ def _facts(found: Environment) -> dict[str, Any]:
 
 def _about(name: str) -> dict[str, Any]:
     from chaos.planning.listing import first_sentence
-    from harness import environments
-    from harness.stack import FAMILIES
+    from harness.compare.environments import environments
+    from harness.compare.environments.stack import FAMILIES
 
     kind = environments.find(name)
     settings = {each.settings: dict(each.chosen()) for each in (kind("default"), kind("tuned"))}

@@ -63,7 +63,7 @@ def model_entry(name: str, model: type[BaseModel]) -> Entry:
 
 
 class Abilities(Protocol):
-    """Of a launcher: see ``harness.launcher.Launcher``."""
+    """Of a launcher: see ``harness.launch.launcher.Launcher``."""
 
     offers: ClassVar[frozenset[Need]]
     real: ClassVar[frozenset[Need]]

@@ -19,13 +19,13 @@ from chaos.errors import (
 )  # fmt: skip
 from chaos.loading.load import LoadedScenario, load
 from chaos.scenario.catalogue import Catalogue
-from harness.compare import scenario
-from harness.compare.directory import Directory, Plan, Played
-from harness.compare.plan import Arm, Entrant, Family, seconds_left
-from harness.compare.quiet import busy_share
-from harness.results import Results
-from harness.runner import run_scenario
-from harness.workload import Workload
+from harness.compare.plan import scenario
+from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
+from harness.compare.plan.quiet import busy_share
+from harness.judge.results import Results
+from harness.launch.workload import Workload
+from harness.run.runner import run_scenario
 
 UNUSABLE = ("broken", "interrupted", "unsafe", "skipped")
 ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}

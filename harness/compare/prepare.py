@@ -10,9 +10,11 @@ from pathlib import Path
 from chaos.errors import InfrastructureError, ScenarioError
 from chaos.loading.load import load
 from chaos.scenario.catalogue import Catalogue
-from harness import environments
-from harness.compare import rules, tuning
-from harness.compare.directory import (
+from harness.compare import tuning
+from harness.compare.environments import environments
+from harness.compare.environments.stack import Stack
+from harness.compare.environments.tuned import because
+from harness.compare.plan.directory import (
     Directory,
     Plan,
     PlannedFamily,
@@ -21,7 +23,7 @@ from harness.compare.directory import (
     provenance,
     refuse_other,
 )  # fmt: skip
-from harness.compare.plan import (
+from harness.compare.plan.plan import (
     AGAIN,
     Entrant,
     Family,
@@ -33,9 +35,8 @@ from harness.compare.plan import (
     slug,
 )  # fmt: skip
 from harness.compare.play import now
-from harness.devices import versions
-from harness.stack import Stack
-from harness.tuned import because
+from harness.compare.result import rules
+from harness.launch.devices import versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,17 @@ from chaos.errors import NoRun, ScenarioError
 from chaos.events.budget import Budget
 from chaos.events.log import Kind
 from chaos.scenario.model import Cell, ResolvedRun
-from harness.compare import summary
-from harness.compare.at_rest import at_rest
-from harness.compare.believed import Record
-from harness.compare.directory import Directory, differences
-from harness.compare.gather import Source, gather, log_in, read_results, trial_of
-from harness.compare.model import AtRest, Comparison, StackInfo, Trial
+from harness.compare.plan.directory import Directory, differences
 from harness.compare.play import now
-from harness.judging.labels import Named, labels
-from harness.judging.lineage import history_of
-from harness.results import ArmResult, Results
-from harness.rundir import RunDirectory, arm_id, open_run, read_resolved
+from harness.compare.result import summary
+from harness.compare.result.at_rest import at_rest
+from harness.compare.result.believed import Record
+from harness.compare.result.gather import Source, gather, log_in, read_results, trial_of
+from harness.compare.result.model import AtRest, Comparison, StackInfo, Trial
+from harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
+from harness.judge.measure.labels import Named, labels
+from harness.judge.record.lineage import history_of
+from harness.judge.results import ArmResult, Results
 
 MAKES_THE_JOB = ("kind", "params", "ranks", "steps", "global_batch", "parallelism", "device", "determinism")
 """Of a workload: what must be the same for its times to be compared."""

@@ -13,13 +13,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from chaos.errors import ScenarioError
-from harness.compare.directory import Plan
-from harness.compare.model import Trial
-from harness.compare.outcome import FOR_EVER
-from harness.compare.plan import Entrant
-from harness.compare.summary import SAYS_NOTHING
-from harness.stack import Stack, Value
-from harness.tuned import Sweep, Tried
+from harness.compare.environments.stack import Stack, Value
+from harness.compare.environments.tuned import Sweep, Tried
+from harness.compare.plan.directory import Plan
+from harness.compare.plan.plan import Entrant
+from harness.compare.result.model import Trial
+from harness.compare.result.outcome import FOR_EVER
+from harness.compare.result.summary import SAYS_NOTHING
 
 FIRST_SEED = 9001
 """Seeds of a sweep begin here; those of a comparison begin at 1."""

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harness.fuzz.oracle import Find, find_in
-from harness.fuzz.play import Played, simulated
+from harness.fuzz.draw.shrink import shrunk
+from harness.fuzz.play.oracle import Find, find_in
+from harness.fuzz.play.play import Played, simulated
 from harness.fuzz.search import Found, Plays, Search, Tree
-from harness.fuzz.shrink import shrunk
 
 PLAYS = 3
 NEEDED = 2

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.fuzz import draw
-from harness.fuzz.coverage import Coverage
-from harness.fuzz.draw import Dice, World
-from harness.fuzz.oracle import Find, find_in, unsteady
-from harness.fuzz.play import Played
-from harness.fuzz.regressions import as_file
-from harness.fuzz.shrink import shrunk
+from harness.fuzz.draw import draw
+from harness.fuzz.draw.draw import Dice, World
+from harness.fuzz.draw.regressions import as_file
+from harness.fuzz.draw.shrink import shrunk
+from harness.fuzz.play.coverage import Coverage
+from harness.fuzz.play.oracle import Find, find_in, unsteady
+from harness.fuzz.play.play import Played
 
 Tree = dict[str, Any]
 

@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from chaos.scenario.catalogue import Catalogue
 from harness.fuzz.again import RealSearch
-from harness.fuzz.bench import Bench
-from harness.fuzz.child import tied, undisturbed
-from harness.fuzz.draw import World
-from harness.fuzz.judge import JudgeSearch
-from harness.fuzz.loader import LoaderSearch
-from harness.fuzz.play import Player, kinds, strategies
-from harness.fuzz.reading import Reader
-from harness.fuzz.real import RealPlayer, launcher_of, playable
-from harness.fuzz.scale import for_real
+from harness.fuzz.draw.draw import World
+from harness.fuzz.draw.scale import for_real
+from harness.fuzz.judge.bench import Bench
+from harness.fuzz.judge.judge import JudgeSearch
+from harness.fuzz.loader.loader import LoaderSearch
+from harness.fuzz.loader.reading import Reader
+from harness.fuzz.play.child import tied, undisturbed
+from harness.fuzz.play.play import Player, kinds, strategies
+from harness.fuzz.play.real import RealPlayer, launcher_of, playable
 from harness.fuzz.search import Search, Searching, Shown
 
 What = Literal["recovery", "loader", "judge"]

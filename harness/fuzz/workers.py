@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from harness.fuzz.coverage import Coverage
-from harness.fuzz.play import memory
-from harness.fuzz.regressions import write_all
+from harness.fuzz.draw.regressions import write_all
+from harness.fuzz.play.coverage import Coverage
+from harness.fuzz.play.play import memory
 from harness.fuzz.worker import SIM, What
 
 TELL_EVERY_S = 3.0

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.files import read_json, reason, write_whole
 from chaos.scenario.model import Cell
-from harness.judging import judge
-from harness.judging.measure import METRICS
-from harness.results import Metric, Model, Results
-from harness.rundir import RunDirectory, open_run, read_resolved
+from harness.host.rundir import RunDirectory, open_run, read_resolved
+from harness.judge.measure.measure import METRICS
+from harness.judge.results import Metric, Model, Results
+from harness.judge.verdict import judge
 
 SCHEMA_VERSION = 1
 MACHINE = ("processor", "cores", "cuda_devices")

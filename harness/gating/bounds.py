@@ -23,8 +23,8 @@ def quantile_bounds(
 ) -> tuple[float | None, float | None]:
     """One-sided bounds of a quantile, each wrong with at most its own level; None where too few values allow one.
 
-    Both with level 0.025 are the 95 % interval of ``harness.judging.measure.median_ci95`` for the median (David and
-    Nagaraja, "Order Statistics", 3rd ed., section 7.1); ties only make them safer.
+    Both with level 0.025 are the 95 % interval of ``harness.judge.measure.measure.median_ci95`` for the
+    median (David and Nagaraja, "Order Statistics", 3rd ed., section 7.1); ties only make them safer.
     """
     ordered = sorted(values)
     low, high = quantile_ranks(len(ordered), quantile, lower_level, upper_level)

@@ -21,9 +21,9 @@ from harness.gating.bounds import (
     values_to_predict,
     values_to_settle,
 )
-from harness.judging.gates import quantity
-from harness.judging.samples import per_arm
-from harness.results import SlaResult, Verdict, merge
+from harness.judge.measure.samples import per_arm
+from harness.judge.results import SlaResult, Verdict, merge
+from harness.judge.verdict.gates import quantity
 
 
 @dataclass(frozen=True, kw_only=True)

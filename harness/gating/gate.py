@@ -22,10 +22,10 @@ from harness.gating.bounds import LEVEL
 from harness.gating.clauses import Decision, decide, is_statistical
 from harness.gating.looks import ONE, Looks
 from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
-from harness.judging.gates import EXIT_CODES, sla_line
-from harness.judging.samples import per_arm
-from harness.results import Metric, Model, Results, SlaResult, merge
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.measure.samples import per_arm
+from harness.judge.results import Metric, Model, Results, SlaResult, merge
+from harness.judge.verdict.gates import EXIT_CODES, sla_line
 
 SCHEMA_VERSION = 1
 COMPARED = ("detection_time", "recovery_time", "steps_lost", "samples_lost", "goodput", "step_time")

@@ -18,8 +18,8 @@ from pydantic import Field
 from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from chaos.files import read_json, read_model, reason, write_whole
 from harness.gating.bounds import LEVEL
-from harness.results import Model, Results
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Model, Results
 
 MOST_LOOKS = 20
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from chaos.errors import EXIT_USAGE, ChaosError
 from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
 from harness.gating.clauses import Decision
-from harness.judging.gates import quantity
-from harness.judging.samples import per_arm
-from harness.results import Metric
+from harness.judge.measure.samples import per_arm
+from harness.judge.results import Metric
+from harness.judge.verdict.gates import quantity
 
 TIME_SHARE = 0.20
 TIME_FLOOR_S = 0.010

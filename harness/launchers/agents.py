@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from chaos.fault.base import Need
 from chaos.scenario.model import Cell
-from harness.launcher import Launcher
-from harness.nodes.loopback import LoopbackPlatform
-from harness.nodes.session import NodesSession, nodes_session
-from harness.rundir import RunDirectory
-from harness.storage import lacks_mount
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import Launcher
+from harness.launch.nodes.loopback import LoopbackPlatform
+from harness.launch.nodes.session import NodesSession, nodes_session
+from harness.launch.storage import lacks_mount
 
 
 class Agents(Launcher):
@@ -36,6 +36,6 @@ class Agents(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
-        from harness.devices import missing
+        from harness.launch.devices import missing
 
         return missing(cell)

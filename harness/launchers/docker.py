@@ -15,9 +15,9 @@ from chaos.errors import ScenarioError
 from chaos.fault.base import Need
 from chaos.scenario.model import Cell
 from chaos.schedule.blast import Privilege
-from harness.launcher import Launcher, Session
-from harness.nodes.platform import Platform, Wanted
-from harness.rundir import RunDirectory
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import Launcher, Session
+from harness.launch.nodes.platform import Platform, Wanted
 
 RANK_MIB = 300
 """Memory of the smallest rank with its share of the agent's fork server."""
@@ -80,8 +80,8 @@ class Docker(Launcher):
 
     def lacks(self, need: Need) -> str | None:
         """Privileges and tools of this machine."""
-        from harness.containers.links import lacks_links
-        from harness.storage import lacks_mount
+        from harness.launch.containers.links import lacks_links
+        from harness.launch.storage import lacks_mount
 
         if need in (Need.LINKS, Need.MACHINES):
             return lacks_links()
@@ -89,7 +89,7 @@ class Docker(Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """Make the network and start a container for each node."""
-        from harness.nodes.session import nodes_session
+        from harness.launch.nodes.session import nodes_session
 
         return nodes_session(cells, run, self._platform)
 
@@ -114,8 +114,8 @@ class Docker(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """What this machine lacks: devices, cores, memory, an engine."""
-        from harness.containers.engine import lacks_engine
-        from harness.devices import cuda_devices, missing
+        from harness.host.container_engine import lacks_engine
+        from harness.launch.devices import cuda_devices, missing
 
         if isinstance(self.gpus, int) and self.gpus:
             nodes, here = cell.scenario.launcher.nodes, len(cuda_devices())
@@ -124,6 +124,6 @@ class Docker(Launcher):
         return missing(cell) or lacks_engine()
 
     def _platform(self, wanted: Wanted) -> Platform:
-        from harness.containers.platform import DockerPlatform, Settings
+        from harness.launch.containers.platform import DockerPlatform, Settings
 
         return DockerPlatform(wanted, Settings(**self.model_dump()))

@@ -13,21 +13,21 @@ from typing import Any, ClassVar
 from chaos.errors import ScenarioError
 from chaos.fault.base import Need
 from chaos.scenario.model import Cell
-from harness import processes
-from harness.cgroups import CgroupControl, lacks_cgroup
-from harness.health import Reading, nvml_events
-from harness.launcher import ArmSetup, Launcher, Leftovers, Report
-from harness.ledger import Ledger
-from harness.links.client import LinkProxy
-from harness.memory import in_memory, keepers_for
-from harness.needs import needs_of
-from harness.rank_setup import Desk, places, rank_config
-from harness.recipe import recipe
-from harness.rundir import RunDirectory
-from harness.storage import lacks_mount, mount_for
-from harness.stores import StoreKeeper
-from harness.undo import KillProcess, KillSession
-from harness.undoing import Undo
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.launch.cgroups import CgroupControl, lacks_cgroup
+from harness.launch.health import Reading, nvml_events
+from harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
+from harness.launch.links.client import LinkProxy
+from harness.launch.memory import in_memory, keepers_for
+from harness.launch.rank_setup import Desk, places, rank_config
+from harness.launch.recipe import recipe
+from harness.launch.requirements import needs_of
+from harness.launch.storage import lacks_mount, mount_for
+from harness.launch.stores import StoreKeeper
+from harness.undo.base import Undo
+from harness.undo.ledger import Ledger
+from harness.undo.records import KillProcess, KillSession
 from recovery.checkpoint.memory.housing import Here
 from recovery.process.local import start_store
 from recovery.process.node import Node
@@ -62,7 +62,7 @@ class Local(Launcher):
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""
-        from harness.devices import memory_gib
+        from harness.launch.devices import memory_gib
 
         most, ranks = max(1, int(memory_gib() / RANK_GIB)), cell.scenario.workload.ranks
         if ranks > most:
@@ -73,7 +73,7 @@ class Local(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
-        from harness.devices import missing
+        from harness.launch.devices import missing
 
         return missing(cell)
 
@@ -110,7 +110,7 @@ class LocalSession:
 
 
 class LocalCluster:
-    """The processes of one arm; implements ``harness.launcher.Cluster``."""
+    """The processes of one arm; implements ``harness.launch.launcher.Cluster``."""
 
     def __init__(self, session: LocalSession, setup: ArmSetup) -> None:
         self._session = session

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from chaos.fault.base import Need
 from chaos.scenario.model import Cell
-from harness.launcher import ArmSetup, Launcher
-from harness.rundir import RunDirectory
-from harness.sim.behaviour import Behaviour
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import ArmSetup, Launcher
 from harness.sim.cluster import SimCluster
-from harness.sim.settings import Timings
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.world.settings import Timings
 
 
 class Sim(Launcher):

@@ -12,12 +12,12 @@ from pydantic import Field
 from chaos.errors import InfrastructureError
 from chaos.fault.base import Need
 from chaos.scenario.model import Cell
-from harness.launcher import Launcher, Session
-from harness.nodes.platform import Wanted
-from harness.rundir import RunDirectory
-from harness.slurm.allocation import HOW, Allocation, allocation, too_few
-from harness.slurm.commands import Commands, installed
-from harness.slurm.platform import SlurmPlatform
+from harness.host.rundir import RunDirectory
+from harness.host.slurm_commands import Commands, installed
+from harness.launch.launcher import Launcher, Session
+from harness.launch.nodes.platform import Wanted
+from harness.launch.slurm.allocation import HOW, Allocation, allocation, too_few
+from harness.launch.slurm.platform import SlurmPlatform
 
 
 class Slurm(Launcher):
@@ -45,7 +45,7 @@ class Slurm(Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """An agent on each node for the whole run."""
-        from harness.nodes.session import nodes_session
+        from harness.launch.nodes.session import nodes_session
 
         return nodes_session(cells, run, self._platform)
 

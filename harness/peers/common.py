@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from chaos import beacon
 from chaos.errors import ScenarioError
-from harness.stack import CHECKPOINTS, CommonJob
-from harness.workload import BuildContext
+from harness.compare.environments.stack import CHECKPOINTS, CommonJob
+from harness.launch.workload import BuildContext
 from harness.workloads.gpt import SIZES, Gpt
 from recovery.data import order
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 
 from chaos.errors import ScenarioError
-from harness.script.guard import descendants, kill
-from harness.stack import CommonJob
+from harness.compare.environments.stack import CommonJob
+from harness.script.processes.guard import descendants, kill
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 10.0

@@ -110,7 +110,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def main() -> None:
-    """The options are those that ``harness.stacks.torchft`` chooses."""
+    """The options are those that ``harness.compare.stacks.torchft`` chooses."""
     parser = argparse.ArgumentParser(prog="python -m harness.peers.torchft_train", description=__doc__)
     parser.add_argument("--gradients", choices=("ddp", "flat"), default="ddp")
     parser.add_argument("--min-replicas", type=int, default=1)

@@ -20,11 +20,11 @@ from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Where
 from chaos.scenario.workload import WorkloadSpec
 from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
-from harness.injector import Injector
-from harness.script.observer import Observer, Record
+from harness.inject.injector import Injector
+from harness.script.listen.observer import Observer, Record
 from harness.script.points import Asked, Did, Points
-from harness.script.ranks import Ranks
-from harness.script.standing import Standing
+from harness.script.processes.ranks import Ranks
+from harness.script.processes.standing import Standing
 from recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200

@@ -1,6 +1,6 @@
 """Plays one arm of a command: starts it, watches it, injects the planned faults, and writes down what happens.
 
-The counterpart of ``harness.orchestrator`` for a program that is not ours: nothing is asked of it and it is told
+The counterpart of ``harness.run.orchestrator`` for a program that is not ours: nothing is asked of it and it is told
 nothing, so that its own recovery is what is measured.
 """
 
@@ -18,22 +18,22 @@ from chaos.fault.base import Fault
 from chaos.scenario.sla import parse_stop
 from chaos.schedule import plan as schedule
 from chaos.schedule.stops import Facts, Tally, to_stop
-from harness.injector import Injector
-from harness.launcher import ArmSetup
-from harness.ledger import Ledger
+from harness.arm.watching import StopFlag, Watcher
+from harness.inject.injector import Injector
+from harness.launch.launcher import ArmSetup
+from harness.launch.storage import Storage, mount_for
 from harness.script.agents import Agents
-from harness.script.command import Command
-from harness.script.environment import prepare
-from harness.script.leavings import Leavings
-from harness.script.listening import Listener
-from harness.script.observer import Observer
+from harness.script.listen.listening import Listener
+from harness.script.listen.observer import Observer
 from harness.script.outside import Outside
-from harness.script.ranks import Gone, Ranks
+from harness.script.processes.command import Command
+from harness.script.processes.environment import prepare
+from harness.script.processes.leavings import Leavings
+from harness.script.processes.ranks import Gone, Ranks
 from harness.script.rollcall import RollCall
 from harness.script.words import Told, ending
-from harness.storage import Storage, mount_for
-from harness.undo import KillSession
-from harness.watching import StopFlag, Watcher
+from harness.undo.ledger import Ledger
+from harness.undo.records import KillSession
 from recovery.process.processes import become_subreaper
 from recovery.transport.wire import Message
 
@@ -45,7 +45,7 @@ NS = 1e9
 
 
 class ScriptArm(Outside):
-    """One arm of a command. Implements ``harness.scene.Scene``."""
+    """One arm of a command. Implements ``harness.arm.fault_context.Scene``."""
 
     def __init__(
         self, setup: ArmSetup, kinds: Mapping[str, type[Fault]], *, watcher: Watcher, stop: StopFlag

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chaos.errors import ScenarioError
 from chaos.scenario.model import Cell
-from harness.script.environment import search_path
+from harness.script.processes.environment import search_path
 
 
 def refuse_unstartable(cell: Cell, place: str) -> None:

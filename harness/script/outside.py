@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.launcher import ArmSetup
-from harness.script.observer import Observer
-from harness.script.ranks import Ranks
+from harness.launch.launcher import ArmSetup
+from harness.script.listen.observer import Observer
+from harness.script.processes.ranks import Ranks
 
 
 class Outside:
-    """Answers for all of ``harness.scene.Scene`` that a program which is not ours does not offer, or that its ranks,
-    held by pidfd, answer alone."""
+    """Answers for all of ``harness.arm.fault_context.Scene`` that a program which is not ours does not offer,
+    or that its ranks, held by pidfd, answer alone."""
 
     setup: ArmSetup
     observer: Observer

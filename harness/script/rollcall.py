@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos.scenario.workload import WorkloadSpec
-from harness.script import tree
-from harness.script.command import Command
-from harness.script.progress import Progress
-from harness.script.trainer import Trainer
-from harness.script.tree import Found
+from harness.script.listen.progress import Progress
+from harness.script.processes import tree
+from harness.script.processes.command import Command
+from harness.script.processes.trainer import Trainer
+from harness.script.processes.tree import Found
 
 
 class RollCall:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from chaos.scenario.model import RegexProgress
 from chaos.scenario.workload import WorkloadSpec
-from harness.script.command import Ended
-from harness.script.listening import Listener
-from harness.script.observer import Observer
+from harness.script.listen.listening import Listener
+from harness.script.listen.observer import Observer
+from harness.script.processes.command import Ended
 
 SHOWN_LINES = 6
 SHOWN_WIDTH = 160

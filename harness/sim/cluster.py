@@ -1,4 +1,4 @@
-"""The processes of one simulated arm; implements ``harness.launcher.Cluster``."""
+"""The processes of one simulated arm; implements ``harness.launch.launcher.Cluster``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import partial
 from typing import Any
 
 from chaos import plugins
-from harness import devices
-from harness.health import Reading
-from harness.launcher import ArmSetup, Exited, Leftovers, Report, Said
-from harness.sim.behaviour import Behaviour
-from harness.sim.clock import NS_PER_S, Clock
-from harness.sim.group import Group
+from harness.launch import devices
+from harness.launch.health import Reading
+from harness.launch.launcher import ArmSetup, Exited, Leftovers, Report, Said
 from harness.sim.groups import SimGroups
-from harness.sim.keepers import SimKeepers, SimRemembering
-from harness.sim.links import SimLinks
-from harness.sim.process import Process
-from harness.sim.rank import SimRank
-from harness.sim.settings import MS, RankConfig, Timings
-from harness.sim.storage import SimStorage
-from harness.sim.store import SimStore
-from harness.undoing import Undo
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.keepers import SimKeepers, SimRemembering
+from harness.sim.rank.rank import SimRank
+from harness.sim.world.clock import NS_PER_S, Clock
+from harness.sim.world.group import Group
+from harness.sim.world.links import SimLinks
+from harness.sim.world.process import Process
+from harness.sim.world.settings import MS, RankConfig, Timings
+from harness.sim.world.storage import SimStorage
+from harness.sim.world.store import SimStore
+from harness.undo.base import Undo
 from recovery.policy.strategy import Strategy
 from recovery.process.starvation import Pulse
 from recovery.transport.progress_counters import Mark

@@ -1,4 +1,4 @@
-"""Limits on memory and processor time of simulated processes; see ``harness.launcher.GroupControl``."""
+"""Limits on memory and processor time of simulated processes; see ``harness.launch.launcher.GroupControl``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.sim.clock import Clock
-from harness.sim.settings import MS
-from harness.undoing import Undo
+from harness.sim.world.clock import Clock
+from harness.sim.world.settings import MS
+from harness.undo.base import Undo
 
 if TYPE_CHECKING:
-    from harness.sim.rank import SimRank
+    from harness.sim.rank.rank import SimRank
 
 ALLOCATION_MS_PER_MIB = 0.5
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from harness import corpus
-from harness.workload import BuildContext, DataInfo, Trainable, Workload
+from harness.host import corpus
+from harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
 from harness.workloads._rules import Rules
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from chaos.errors import InfrastructureError
-from harness.workload import BuildContext, DataInfo, Trainable, Workload
+from harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
 from harness.workloads._rules import Rules
 
 if TYPE_CHECKING:

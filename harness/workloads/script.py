@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from chaos.errors import ScenarioError
-from harness.workload import BuildContext, DataInfo, Program, Trainable, Workload
+from harness.launch.workload import BuildContext, DataInfo, Program, Trainable, Workload
 
 
 class Script(Workload):

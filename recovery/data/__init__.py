@@ -1,1 +1,1 @@
-"""TODO."""
+"""Which samples a step trains on, and how they are loaded."""

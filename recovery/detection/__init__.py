@@ -1,1 +1,1 @@
-"""TODO."""
+"""Telling a hung rank from those that wait for it. Pure."""

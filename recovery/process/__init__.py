@@ -1,1 +1,1 @@
-"""TODO."""
+"""Processes of one machine: started, tied to their supervisor, watched, ended."""

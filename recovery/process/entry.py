@@ -17,7 +17,7 @@ from chaos.events.log import EventWriter, Kind
 from recovery.process import processes
 from recovery.process.notice import tell_on_sigterm
 from recovery.process.output import shield
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.event_ring import RingWriter
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel, Failed
@@ -49,9 +49,9 @@ def live(
     if birth.log is not None:
         processes.redirect_output(birth.log)
     shield()  # a training script that prints must not fail because nobody can read it
-    writer = RingWriter(birth.events, birth.name, time.monotonic_ns, marks.ring_of(mark_fd))
+    writer = RingWriter(birth.events, birth.name, time.monotonic_ns, progress_counters.ring_of(mark_fd))
     page = MarkPage(mark_fd)
-    bell = marks.bell_of(mark_fd)
+    bell = progress_counters.bell_of(mark_fd)
     bell.hold()
     channel = Channel(socket.socket(fileno=control_fd))
     tell_on_sigterm(channel)

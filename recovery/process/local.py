@@ -21,7 +21,7 @@ from recovery.policy.jobconfig import LOOPBACK
 from recovery.process import processes
 from recovery.process.remnants import Sessions
 from recovery.process.starvation import Pulse, Starvation, Usage
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.event_ring import LineRing
 from recovery.transport.exit_hint import Bell
 from recovery.transport.progress_counters import Mark, MarkPage
@@ -141,16 +141,21 @@ class Children:
     def spawn(self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and returns the pid;
         ``log``: its event log, to be completed when it dies."""
-        mark_fd = marks.create(memory_beside(log) if self._named and log is not None else None)
+        mark_fd = progress_counters.create(memory_beside(log) if self._named and log is not None else None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pid = 0
         try:
             pid = start([theirs.fileno(), mark_fd])
             channel = Channel(ours, send_limit_s=SEND_LIMIT_S)
             child = _Child(
-                name, pid, channel, MarkPage(mark_fd), ring=marks.ring_of(mark_fd), bell=marks.bell_of(mark_fd),
+                name,
+                pid,
+                channel,
+                MarkPage(mark_fd),
+                ring=progress_counters.ring_of(mark_fd),
+                bell=progress_counters.bell_of(mark_fd),
                 log=log,
-            )  # fmt: skip
+            )
         except BaseException:
             ours.close()
             if pid:  # a child of ours that nobody has waited for, so that its number is still its own
@@ -189,7 +194,7 @@ class Children:
     def mark(self, name: str) -> Mark:
         """The progress mark; readable after the process's death too."""
         child = self._children.get(name)
-        return child.page.read() if child is not None else self._marks.get(name, marks.NEVER)
+        return child.page.read() if child is not None else self._marks.get(name, progress_counters.NEVER)
 
     def os_state(self, name: str) -> str:
         """The kernel's word on the process, X when gone."""

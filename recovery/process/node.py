@@ -30,9 +30,14 @@ class Recipe:
 def script_recipe() -> Recipe:
     """For ranks that run a script of the user's (``recovery.rank.script``)."""
     modules = (
-        "numpy.random", "torch", "torch._dynamo", "torch.utils.data", "torch.distributed.checkpoint", "recovery.rank.job",
+        "numpy.random",
+        "torch",
+        "torch._dynamo",
+        "torch.utils.data",
+        "torch.distributed.checkpoint",
+        "recovery.rank.job",
         "recovery.rank.warmth",
-    )  # fmt: skip
+    )
     return Recipe(
         entry="recovery.rank.script:start",
         cold="recovery.rank.script",

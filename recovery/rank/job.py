@@ -46,7 +46,7 @@ from recovery.rank.recipe import MakeOptimizer, MakeScheduler, Recipe, rehearse
 from recovery.rank.step import NonFinite, Probe, Step
 from recovery.state.misuse import guard_scaling, in_step
 from recovery.state.state import TrainState
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.versions import versions
 from recovery.transport.wire import Abort, Join, LeaveOut, Ready, Stop
@@ -112,7 +112,7 @@ class Job(JobFacts):
         self.checkpoints = Checkpointer(
             self.config, self.state, write=self._write, send=self.agent.channel.send, check=self.check,
             progress=self.marks.touch, entered=self._in_checkpoint, agreed=lambda: self.agent.heard.agreed,
-            saves=lambda: self.marks.enter(marks.CHECKPOINT),
+            saves=lambda: self.marks.enter(progress_counters.CHECKPOINT),
         )  # fmt: skip
         self.reducer = self._make_reducer(model)
         self.reducer.check = self.check
@@ -169,10 +169,10 @@ class Job(JobFacts):
             self.ready()
         while True:
             if self.member.trains(self.state.step):
-                self.marks.enter(marks.BETWEEN)
+                self.marks.enter(progress_counters.BETWEEN)
                 return True
             if finished := self.member.finished(self.state.step):
-                self.marks.enter(marks.IDLE)
+                self.marks.enter(progress_counters.IDLE)
                 self.agent.channel.send(finished)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
@@ -194,7 +194,7 @@ class Job(JobFacts):
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.not_busy()
-        self.marks.enter(marks.DATA)
+        self.marks.enter(progress_counters.DATA)
         step = self.current = Step(self, number, self.micro_batches(number))
         self._in_step = True
         try:
@@ -260,12 +260,12 @@ class Job(JobFacts):
             step.number, rank=self.rank, layout=self.layout, generation=self.generation, asked=reduced.save,
             pausing=reduced.pause,
         )  # fmt: skip
-        self.marks.enter(marks.BETWEEN)
+        self.marks.enter(progress_counters.BETWEEN)
 
     def _in_checkpoint(self, number: int, saves: bool) -> None:
         """This rank comes to a save; ``saves``: it takes part in writing it."""
         if saves:
-            self.marks.enter(marks.CHECKPOINT)
+            self.marks.enter(progress_counters.CHECKPOINT)
         if self.probe is not None and self.probe.active:
             self.probe.at(number, "checkpoint")
 
@@ -289,7 +289,7 @@ class Job(JobFacts):
     def _in_exchange(self, begins: bool) -> None:
         """A sharded model waits for the other ranks of its replica, in the midst of a pass."""
         if begins:
-            self.marks.enter(marks.COLLECTIVE)
+            self.marks.enter(progress_counters.COLLECTIVE)
         self.current.wait(begins)
 
     def _in_backward(self) -> None:
@@ -306,7 +306,7 @@ class Job(JobFacts):
         self.examine = order.examine
         self.marks.begin(order.generation, self.state.step)
         self.marks.collective(0)
-        self.marks.enter(marks.JOINING)
+        self.marks.enter(progress_counters.JOINING)
         self._pausing = False
         group = Group(
             generation=order.generation, rank=order.rank, world=self.world, store_port=order.store_port,
@@ -376,7 +376,7 @@ class Job(JobFacts):
     def _out(self) -> None:
         self.member.left()
         self.agent.left()
-        self.marks.enter(marks.IDLE)
+        self.marks.enter(progress_counters.IDLE)
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         self.marks.wrote(self.writer.write(kind, **data).seq)

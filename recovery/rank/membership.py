@@ -1,7 +1,8 @@
 """What a rank and its supervisor say to each other, as the rank has it: what it was told, what it holds, whether it is
 in a generation, and what follows from that. No thread, clock, tensor or process group here.
 
-``recovery.rank.job`` with ``recovery.rank.agent`` goes by it, and so does the simulated rank (``harness.sim.rank``).
+``recovery.rank.job`` with ``recovery.rank.agent`` goes by it, and so does the simulated rank
+(``harness.sim.rank.rank``).
 """
 
 from __future__ import annotations

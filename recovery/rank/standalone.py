@@ -12,7 +12,7 @@ from recovery.policy.jobconfig import JobConfig
 from recovery.process.local import start_store
 from recovery.rank.agent import Agent
 from recovery.rank.job import Job
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 from recovery.transport.progress_counters import MarkPage
 from recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
 
@@ -25,7 +25,7 @@ def lone_job(config: JobConfig) -> Job:
     agent = Agent(channel, orphaned=lambda: None)
     channel.agent = agent
     config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
-    return Job(config, agent, MarkPage(marks.create()), _Unwritten())
+    return Job(config, agent, MarkPage(progress_counters.create()), _Unwritten())
 
 
 class _Answers(Channel):

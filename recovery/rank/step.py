@@ -11,7 +11,7 @@ from torch import Tensor
 from recovery.collectives.reduce import Reduced
 from recovery.data.order import MicroBatch
 from recovery.state.finite import Amount, amount_of
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 
 if TYPE_CHECKING:
     from recovery.rank.job import Job
@@ -89,7 +89,7 @@ class Step:
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now_after - self._since
         self._phase = name
         self._since = now_after
-        job.marks.enter(marks.PHASES.index(name))
+        job.marks.enter(progress_counters.PHASES.index(name))
         if probe is not None and probe.active and name != "backward":
             probe.at(self.number, name)
 
@@ -102,7 +102,7 @@ class Step:
         took = now - self._waiting_since
         self._since += took
         self.seconds["collective"] = self.seconds.get("collective", 0.0) + took
-        self._job.marks.enter(marks.PHASES.index(self._phase))
+        self._job.marks.enter(progress_counters.PHASES.index(self._phase))
 
     def batches(self) -> Iterator[list[int]]:
         """Sample ids of each of this rank's micro-batches in turn; each is followed by its ``backward``.

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What supervisor and ranks share: messages, progress counters, event ring, authentication."""

@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.transport import event_ring as ring
-from recovery.transport import exit_hint as bell
+from recovery.transport import event_ring, exit_hint
 from recovery.transport.event_ring import LineRing
 from recovery.transport.exit_hint import Bell
 
@@ -60,7 +59,7 @@ def create(path: Path | None = None) -> int:
         fd = os.memfd_create("progress-mark", os.MFD_CLOEXEC)
     else:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.ftruncate(fd, SIZE + ring.SIZE + bell.SIZE)
+    os.ftruncate(fd, SIZE + event_ring.SIZE + exit_hint.SIZE)
     return fd
 
 
@@ -71,7 +70,7 @@ def ring_of(fd: int) -> LineRing:
 
 def bell_of(fd: int) -> Bell:
     """The bell behind it."""
-    return Bell(fd, SIZE + ring.SIZE)
+    return Bell(fd, SIZE + event_ring.SIZE)
 
 
 class MarkPage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chaos.files import read_model, write_whole
-from harness.compare.model import Comparison
+from harness.compare.result.model import Comparison
 
 
 def write_all(comparison: Comparison, directory: Path) -> list[Path]:

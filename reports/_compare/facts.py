@@ -10,8 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from chaos.events.figures import counted
-from harness.compare.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
-from harness.results import Metric
+from harness.compare.result.model import CellSummary, Comparison, OutcomeClass, Ratio, StackInfo, Trial
+from harness.judge.results import Metric
 
 
 @dataclass(frozen=True, kw_only=True)

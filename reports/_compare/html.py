@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.compare.model import Comparison
-from harness.compare.statistics import EVERY
+from harness.compare.result.model import Comparison
+from harness.compare.result.statistics import EVERY
 from reports._compare import at_rest, plots, tables
 from reports._compare.facts import Facts
 from reports._compare.shapes import HATCHES, patterns

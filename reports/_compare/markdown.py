@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.compare.model import CellSummary, Comparison
-from harness.results import Metric
+from harness.compare.result.model import CellSummary, Comparison
+from harness.judge.results import Metric
 from reports._compare import at_rest
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.words import COST_UNIT, findings

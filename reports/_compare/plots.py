@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.compare.model import Trial
-from harness.results import PHASE_NAMES
+from harness.compare.result.model import Trial
+from harness.judge.results import PHASE_NAMES
 from reports._compare.facts import Facts, listed
 from reports._compare.shapes import Scale, curves, points, ruler, shares, slug, spans
 from reports._compare.words import exact, median

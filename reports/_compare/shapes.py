@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from harness.compare.model import OutcomeClass
-from harness.results import PhaseSpan
+from harness.compare.result.model import OutcomeClass
+from harness.judge.results import PhaseSpan
 
 ROOM = 82.0
 """Percent of the width for finite values; what is right of it is for those that never came."""

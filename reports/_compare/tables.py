@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
-from harness.compare.model import CellSummary, OutcomeClass, Trial
-from harness.compare.statistics import EVERY
-from harness.results import PHASE_NAMES, Metric
+from harness.compare.result.model import CellSummary, OutcomeClass, Trial
+from harness.compare.result.statistics import EVERY
+from harness.judge.results import PHASE_NAMES, Metric
 from reports._compare.facts import OUTCOMES, Facts
 from reports._compare.shapes import icon
 from reports._compare.words import COST_UNIT, exact, figure, interval, median

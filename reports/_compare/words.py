@@ -7,9 +7,9 @@ from collections import Counter
 
 from markupsafe import Markup
 
-from harness.compare.statistics import EVERY
-from harness.judging.measure import METRICS
-from harness.results import Metric
+from harness.compare.result.statistics import EVERY
+from harness.judge.measure.measure import METRICS
+from harness.judge.results import Metric
 from reports._compare.facts import OUTCOMES, Facts, listed
 from reports._format import MISSING, NEVER, few, number, plural, quantity
 

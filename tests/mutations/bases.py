@@ -15,10 +15,10 @@ from simulate import IN_MEMORY, cell_of, play
 
 from chaos.events.log import Event, Log, read_actor
 from chaos.scenario.model import Cell, ResolvedRun
-from harness.checkers import Evidence, check_all
-from harness.judging.expected import Expected, expected_of
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.record.expected import Expected, expected_of
+from harness.judge.results import Finding
 from harness.launchers.sim import Sim
-from harness.results import Finding
 from mutations import recorded
 from mutations.tape import Mutation, Tape
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos.events.log import Log
-from harness.compare.believed import Record
-from harness.compare.gather import Source, trial_of
-from harness.compare.model import Trial
+from harness.compare.result.believed import Record
+from harness.compare.result.gather import Source, trial_of
+from harness.compare.result.model import Trial
 from mutations.bases import ARMS, base
 from mutations.recorded import resolved_of
 from mutations.tape import Mutation, Tape

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Checkpoint directories: names, manifests, verification, who may write, what is kept. No torch here."""

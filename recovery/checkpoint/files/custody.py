@@ -1,8 +1,8 @@
 """What one rank may do with the checkpoints of its job: who writes them, which may be restored, what has to go out of
 the way, and what it means that nothing is left. No torch here, and no state of a model.
 
-``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks (``harness.sim.saves``); how a state comes to
-a disk and back is theirs.
+``recovery.checkpoint.checkpointer`` goes by it, and so do simulated ranks (``harness.sim.rank.saves``); how a
+state comes to a disk and back is theirs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from recovery.checkpoint.memory.header import VERSION, Header, Key
-from recovery.transport import auth as proof
+from recovery.transport import auth
 from recovery.transport.auth import Unproven
 
 MAX_MESSAGE = 64 << 20
@@ -184,12 +184,12 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
 
 def admit(sock: socket.socket, token: bytes) -> None:
     """As the server: let the other side prove itself, then do so too. Raises TalkError, OSError."""
-    _prove(proof.admit, sock, token)
+    _prove(auth.admit, sock, token)
 
 
 def enter(sock: socket.socket, token: bytes) -> None:
     """As the client: prove oneself, and have the server do so. Raises TalkError, OSError."""
-    _prove(proof.enter, sock, token)
+    _prove(auth.enter, sock, token)
 
 
 def same_user(sock: socket.socket) -> bool:

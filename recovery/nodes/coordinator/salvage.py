@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from recovery.process.local import memory_beside
-from recovery.transport import progress_counters as marks
+from recovery.transport import progress_counters
 
 
 def gather(log: Path, kept: Path) -> None:
@@ -27,7 +27,7 @@ def gather(log: Path, kept: Path) -> None:
     except OSError:
         return
     try:
-        with closing(marks.ring_of(fd)) as ring:
+        with closing(progress_counters.ring_of(fd)) as ring:
             ring.salvage(kept)
     finally:
         os.close(fd)

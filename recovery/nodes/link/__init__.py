@@ -1,1 +1,1 @@
-"""TODO."""
+"""What coordinator and agents share: messages, the connection they travel on, clocks, files."""

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from recovery.nodes.link.protocol import MAX_LINE, VERSION
-from recovery.transport import auth as proof
+from recovery.transport import auth
 from recovery.transport.auth import LIMIT_S, Unproven
 
 __all__ = ["LIMIT_S", "Keys", "Refused", "Seal", "Unproven", "admit", "enter", "opened", "sealed"]
@@ -35,13 +35,13 @@ class Keys:
 
 def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
     """As the coordinator; see ``recovery.transport.auth.admit``. Raises Unproven, OSError."""
-    key = proof.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 
 def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
     """As the agent; see ``recovery.transport.auth.enter``. Raises Unproven, OSError."""
-    key = proof.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    key = auth.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
     return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
 
 

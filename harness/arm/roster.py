@@ -1,0 +1,111 @@
+"""The processes of an arm: where each is placed, that it is on record before it does anything, and which still live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chaos.errors import InfrastructureError
+from chaos.events.log import Kind
+from harness.arm.fault_context import Scene
+from harness.arm.placement import Placement
+from harness.launch.devices import Board
+from harness.launch.launcher import Cluster, Exited, Leftovers
+from recovery.policy.backoff import Reputation
+
+PATIENCE_S = (
+    30.0  # with nodes that do not answer and are not given up: a busy machine takes seconds, a cut as long
+)
+
+
+class Roster:
+    """Every rank and spare the arm ever had. ``asked_ns``: when each was first asked to end, if it was."""
+
+    def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
+        topology = scene.setup.cell.scenario.topology
+        self._scene = scene
+        self._cluster = cluster
+        self._pids: dict[str, int] = {}
+        self._exited: set[str] = set()
+        self._undo: dict[str, str] = {}  # process -> its record in the ledger
+        self._board = Board(cluster.places_on, range(topology.nodes))
+        self._placement = Placement(topology, spares=spares)
+        self._reputation = Reputation()
+        self._count = 0
+        self.asked_ns: dict[str, int] = {}
+        self.device_of = self._board.device_of
+        self.refuse_device = self._board.refuse
+        self.accept_device = self._board.accept
+        self.node_of = self._placement.node_of
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as spare.
+
+        On another node, and under another name, if the one it was meant for is lost at that moment or does not answer.
+        Raises InfrastructureError when none has answered for ``PATIENCE_S``.
+        """
+        name, pid, node, device = self._start(role, mode)
+        self._pids[name] = pid
+        undo = self._cluster.undo(name, pid)
+        if undo is not None:
+            self._undo[name] = self._scene.ledger.will(undo, arm=self._scene.setup.id, process=name)
+        self._scene.record(
+            Kind.PROCESS_SPAWNED, process=name, pid=pid, role=role, mode=mode, node=node, device=device
+        )
+        return name
+
+    def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
+        why = "no node has a device that it may use"
+        failed: set[int] = set()
+        now_ns = self._scene.now_ns()
+        first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
+        bad = {node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)}
+        while True:
+            # What could not be started here may be there yet, and begin late: its name is used up.
+            name = f"{'s' if role == 'spare' else 'w'}{self._count}"
+            able = [node for node in self._cluster.usable() if self._board.takes(node)]
+            usable = [node for node in able if node not in failed]
+            if not usable and able and self._scene.now_ns() < until_ns:
+                failed, usable = set(), able
+            if not usable:
+                break
+            self._count += 1
+            avoid = [each for each in usable if each in bad]
+            node = self._placement.place(name, role, self.living(), usable, again=not first, avoid=avoid)
+            device = self._board.assign(name, self.living(), node)
+            try:
+                return name, self._cluster.spawn(name, role, mode, device, node), node, device
+            except ConnectionError as error:
+                why, first = str(error), False
+                failed.add(node)
+        raise InfrastructureError(
+            f"no node is left that {name} can start on: {why}", hint="give the run more nodes, or a spare one"
+        )
+
+    def note_exit(self, report: Exited) -> int:
+        """Its exit is known; returns the pid it had."""
+        self._exited.add(report.process)
+        if report.process not in self.asked_ns and report.exit_code != 0:
+            self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
+        return self._pids[report.process]
+
+    def gone(self, name: str) -> bool:
+        """Whether its exit is known."""
+        return name in self._exited
+
+    def living(self) -> list[str]:
+        """Processes that are not gone, and were not asked to go."""
+        return [name for name in self._pids if name not in self._exited and name not in self.asked_ns]
+
+    def there(self) -> list[str]:
+        """Processes whose exit is not known."""
+        return [name for name in self._pids if name not in self._exited]
+
+    def on_node(self, node: int) -> list[str]:
+        """The living processes of a node."""
+        return self._placement.on(node, self.living())
+
+    def ended(self, leftovers: Leftovers) -> None:
+        """The arm is over: what was to be undone is, if nothing is left."""
+        records: Mapping[str, str] = self._undo if not leftovers.processes else {}
+        for process, record in records.items():
+            self._scene.ledger.undone(record, f"{process} and what it started ended with the arm")

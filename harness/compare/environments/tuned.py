@@ -1,0 +1,105 @@
+"""Sweeps of a stack's options: what was tried, what came out, and what ``tuned`` therefore chooses.
+
+``chaos compare --tune STACK`` writes one file a stack, ``harness/compare/stacks/tuned/<stack>.json``; a
+stack's settings ``tuned`` are the best of it. A stack without a file has what its module recommends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from chaos.errors import InfrastructureError, LogError
+from chaos.files import read_model, reason
+from harness.compare.environments.stack import Settings, Stack, Value
+from harness.judge.results import Model
+
+DIRECTORY = Path(__file__).resolve().parents[1] / "stacks" / "tuned"
+NEVER = "never"
+Seconds = Annotated[
+    float,
+    BeforeValidator(lambda value: float("inf") if value == NEVER else value),
+    PlainSerializer(lambda value: NEVER if value == float("inf") else value),
+]
+"""A recovery time; infinite where the job never recovered, which JSON has no number for."""
+
+
+class Tried(Model):
+    """One combination of options. ``outcomes``, ``recovery``: family -> of each seed, in the order of the seeds;
+    ``lost``: how many jobs did not survive; ``score``: what combinations with the same losses are ranked by, seconds
+    (``harness.compare.tuning``); infinite: none of some family survived."""
+
+    values: dict[str, Value]
+    outcomes: dict[str, list[str]]
+    recovery: dict[str, list[Seconds]]
+    score: Seconds
+    lost: int = 0
+
+
+class Sweep(Model):
+    """A sweep of one stack. ``grid``: option -> values tried, in all combinations; ``best``: the chosen combination;
+    ``seeds``: of this sweep alone, no comparison uses them."""
+
+    stack: str
+    made: str
+    commit: str
+    machine: str
+    versions: dict[str, str]
+    families: list[str]
+    seeds: list[int]
+    grid: dict[str, list[Value]]
+    tried: list[Tried]
+    best: dict[str, Value]
+
+    def words(self) -> str:
+        """One sentence for reports."""
+        survived = sum(one.score != float("inf") and not one.lost for one in self.tried)
+        least = next((one.lost for one in self.tried if one.values == self.best), 0)
+        losing = f", the best loses {least} of {len(self.seeds) * len(self.families)} jobs" if least else ""
+        options = ", ".join(self.grid)
+        return (
+            f"A recorded sweep of {options}: the best median recovery of {len(self.tried)} combinations, of which "
+            f"{survived} survived {' and '.join(self.families)} with seeds {self.seeds[0]} to {self.seeds[-1]}{losing} "
+            f"(harness/compare/stacks/tuned/{self.stack}.json, commit {self.commit[:9] or 'unknown'})."
+        )
+
+
+def recorded(name: str, directory: Path = DIRECTORY) -> Sweep | None:
+    """The sweep of a stack; None when there is none. Raises LogError when its file is damaged."""
+    path = directory / f"{name}.json"
+    try:
+        return read_model(path, Sweep, follow=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise LogError(
+            f"{path} is damaged: {reason(error)}", hint="restore it, or sweep again: --tune"
+        ) from error
+
+
+def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:
+    """Whole or not at all. Raises InfrastructureError when the disk refuses."""
+    path = directory / f"{sweep.stack}.json"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(sweep.model_dump_json(indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="check the place") from error
+    return path
+
+
+def stack_of(name: str, kind: type[Stack], settings: Settings) -> Stack:
+    """A stack with its settings; ``tuned``: with the best of its recorded sweep, where there is one."""
+    sweep = recorded(name) if settings == "tuned" and kind.grid else None
+    return kind(settings, values=sweep.best if sweep else None)
+
+
+def because(name: str, kind: type[Stack]) -> str:
+    """Why the settings ``tuned`` are as they are."""
+    sweep = recorded(name) if kind.grid else None
+    return f"{kind.tuned_because} {sweep.words()}" if sweep else kind.tuned_because

@@ -1,0 +1,323 @@
+"""Where a comparison lies on disk, and what must be the same for its arms to be compared.
+
+runs/compare/<name>/
+    plan.json  trials.jsonl  data/corpus.bin  scenarios/<arm>.yaml
+    runs/<arm>/<time>-<seed>/                        (ordinary run directories)
+    compare.json  compare.html  compare.md           (derived)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
+from chaos.files import open_regular, parse_model, read_bytes, read_model, reason, write_whole
+from harness.compare.environments.stack import ROOT, Settings, Way
+from harness.compare.plan.plan import Arm
+from harness.host import dns_check, processes
+from harness.judge.results import Model
+from harness.launch import devices
+
+SCHEMA_VERSION = 1
+CODE = ("chaos", "recovery", "harness")
+GIT_LIMIT_S = 10.0
+SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
+"""What may not change between arms without being said so; a new boot of the same machine is said too."""
+
+
+class PlannedFamily(Model):
+    """A fault family as planned; ``workload``: size, ranks, steps, global batch, steps between checkpoints; ``script``:
+    it tests what the training script checks rather than how a stack recovers (``harness.compare.plan.plan.Family``)."""
+
+    name: str
+    path: str
+    digest: str
+    about: str
+    workload: tuple[str, int, int, int, int]
+    script: bool = False
+
+
+class PlannedStack(Model):
+    """A stack as planned. ``ranks_beside``: processes provisioned beside the ranks, spares; ``not_offered``:
+    family -> why it cannot be put under it; ``way``: of ``harness.compare.environments.stack.Way``;
+    ``against``: the stack it is set against, empty: the plan's reference."""
+
+    label: str
+    name: str
+    settings: Settings
+    ours: bool
+    title: str
+    chosen: dict[str, Any]
+    because: str
+    versions: dict[str, str]
+    fidelity: list[str]
+    ranks_beside: int = 0
+    not_offered: dict[str, str] = Field(default={})
+    way: Way = "restart"
+    against: str = ""
+
+
+class Plan(Model):
+    """What ``plan.json`` holds. ``deadline``: seconds without a new step after which an arm is over; ``skipped``: label
+    -> why it does not take part; ``changes``: what was no longer the same when the comparison was resumed; ``closed``:
+    it claims the closed division of docs/benchmark-rules.md; ``tune``: the stack whose options are swept, if any;
+    ``without``: (stack, family) left out."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    started: str
+    argv: list[str]
+    seeds: list[int]
+    deadline: float
+    reference: str
+    same: bool
+    price: float | None
+    currency: str
+    families: list[PlannedFamily]
+    stacks: list[PlannedStack]
+    skipped: dict[str, str]
+    arms: list[Arm]
+    provenance: dict[str, Any]
+    changes: list[str] = Field(default=[])
+    closed: bool = False
+    tune: str = ""
+    without: list[tuple[str, str]] = Field(default=[])
+
+    @property
+    def workloads(self) -> dict[str, tuple[str, int, int, int, int]]:
+        """Family -> what it trains."""
+        return {family.name: family.workload for family in self.families}
+
+
+class Played(Model):
+    """A line of ``trials.jsonl``: one arm that was played. ``run``: directory relative to the comparison's;
+    ``usable``: False where the harness failed or was ended, so that the arm says nothing; ``busy``: share of the
+    processors that other programs used just before it began; None: not measured."""
+
+    arm: Arm
+    run: str
+    usable: bool
+    verdict: str
+    seconds: float
+    finished: str
+    busy: float | None = None
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Paths of one comparison."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        """What was planned."""
+        return self.root / "plan.json"
+
+    @property
+    def trials(self) -> Path:
+        """What was played."""
+        return self.root / "trials.jsonl"
+
+    @property
+    def runs(self) -> Path:
+        """The run directories."""
+        return self.root / "runs"
+
+    @property
+    def data(self) -> Path:
+        """The corpus, made once for all."""
+        return self.root / "data"
+
+    def scenario(self, arm: Arm) -> Path:
+        """The scenario file that one arm is run with."""
+        return self.root / "scenarios" / f"{arm.id}.yaml"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one that plays it. Raises InfrastructureError when somebody else does, or the disk refuses."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _refused(self.root, error) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InfrastructureError(
+                    f"{self.root}: another chaos compare plays it", hint="wait for it, or give another --name"
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Whole or not at all. Raises InfrastructureError when the disk refuses."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            write_whole(self.plan, json.dumps(plan.model_dump(mode="json"), indent=1) + "\n")
+        except OSError as error:
+            raise _refused(self.plan, error) from error
+
+    def read_plan(self) -> Plan:
+        """Raises NoRun when there is none, LogError when it is damaged."""
+        try:
+            return read_model(self.plan, Plan)
+        except FileNotFoundError:
+            raise NoRun(
+                f"{self.root} is no comparison (no {self.plan.name})", hint="they lie in runs/compare/<name>"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise LogError(f"{self.plan} is damaged: {reason(error)}") from error
+
+    def add(self, played: Played) -> None:
+        """Note one arm. Raises InfrastructureError when the disk refuses."""
+        line = json.dumps(played.model_dump(mode="json"), allow_nan=False) + "\n"
+        try:
+            with open_regular(self.trials, flags=os.O_RDWR | os.O_CREAT) as stream:
+                stream.truncate(stream.read().rfind(b"\n") + 1)  # a line that was torn when the power went
+                stream.seek(0, os.SEEK_END)
+                stream.write(line.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise _refused(self.trials, error) from error
+
+    def played(self) -> dict[Arm, Played]:
+        """The newest usable one of each arm whose run is still there; a torn last line counts for nothing."""
+        found: dict[Arm, Played] = {}
+        for one in self._lines():
+            if one.usable and (self.root / one.run).is_dir():
+                found[one.arm] = one
+        return found
+
+    def _lines(self) -> Iterator[Played]:
+        try:
+            lines = read_bytes(self.trials).split(b"\n")[:-1]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise LogError(f"{self.trials} is damaged: {reason(error)}") from error
+        for number, line in enumerate(lines, start=1):
+            try:
+                one = parse_model(line, Played)
+                if ".." in Path(one.run).parts or Path(one.run).is_absolute() or "\0" in one.run:
+                    raise ValueError("run: it leads out of the comparison")
+                yield one
+            except ValueError as error:
+                raise LogError(
+                    f"{self.trials}:{number} is damaged: {reason(error)}",
+                    hint="remove that line: its arm is then played again",
+                ) from error
+
+
+def provenance() -> dict[str, Any]:
+    """The machine, the software, and the version of this code: a digest of its sources, and its commit if any."""
+    return devices.describe() | {
+        "boot": processes.boot_id(),
+        "slowest_lookup_s": round(dns_check.slowest_lookup_s(), 3),
+        "code": code_digest(ROOT),
+        "commit": _commit(ROOT),
+    }
+
+
+def code_digest(root: Path) -> str:
+    """Of every Python file that takes part in an arm or judges it."""
+    total = hashlib.sha256()
+    for package in CODE:
+        for path in sorted((root / package).rglob("*.py")):
+            total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
+
+
+def _commit(root: Path) -> str:
+    """The commit, with a + where files differ from it; empty where there is none."""
+    try:
+        told = [
+            subprocess.run(
+                ["git", "-C", str(root), *words],
+                capture_output=True,
+                text=True,
+                timeout=GIT_LIMIT_S,
+                check=True,
+            ).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told[0] + ("+" if told[1] else "")
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two provenances, in words; empty: nothing that matters."""
+    found = []
+    for key in SAME:
+        if before.get(key) == now.get(key):
+            continue
+        if key == "code":
+            commits = [str(one.get("commit") or "no commit")[:12] for one in (before, now)]
+            found.append(f"the code of chaos ({commits[0]} then, {commits[1]} now)")
+        else:
+            found.append(
+                f"{key.replace('_', ' ')} ({_said(before.get(key))} then, {_said(now.get(key))} now)"
+            )
+    return found
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    return str(value)
+
+
+def refuse_other(old: Plan, new: Plan) -> None:
+    """Raise ScenarioError when a directory holds another comparison than the one asked for.
+
+    More seeds, stacks and families than it has are an extension of it; fewer, or changed ones, are not.
+    """
+    wrong = []
+    for what, before, now in (
+        ("stacks", [s.label for s in old.stacks], [s.label for s in new.stacks]),
+        ("fault families", [f.name for f in old.families], [f.name for f in new.families]),
+        ("seeds", old.seeds, new.seeds),
+    ):
+        lost = [str(one) for one in before if one not in now]
+        if lost:
+            wrong.append(f"it has {what} that this command leaves out: {', '.join(lost)}")
+    digests = {family.name: family.digest for family in new.families}
+    wrong += [
+        f"the fault family {one.name} has changed"
+        for one in old.families
+        if digests.get(one.name, one.digest) != one.digest
+    ]
+    settings = {stack.label: stack.chosen for stack in new.stacks}
+    wrong += [
+        f"the settings of {one.label} have changed"
+        for one in old.stacks
+        if settings.get(one.label, one.chosen) != one.chosen
+    ]
+    if old.deadline != new.deadline:
+        wrong.append(f"its deadline is {old.deadline:g} s, not {new.deadline:g} s")
+    if wrong:
+        raise ScenarioError(
+            f"the directory holds another comparison: {'; '.join(wrong)}",
+            hint="--resume alone goes on with it as it was planned; --name begins another one, --anew in its place",
+        )
+
+
+def _refused(path: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"cannot write {path}: {error.strerror}", hint="choose another place with --runs, or free disk space"
+    )

@@ -1,0 +1,260 @@
+"""What a comparison will play: which stacks, under which faults, with which seeds, in which order. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos.errors import ScenarioError
+from chaos.scenario.model import Cell
+from chaos.source.diagnostics import unknown
+from harness.compare.environments.stack import CommonJob, Settings, Stack
+from harness.compare.environments.tuned import stack_of
+from harness.judge.results import Model
+
+AGAIN = "again"
+"""Ends the label of the A/A arm: the reference a second time."""
+COMMON = {"size", "data"}
+"""Parameters of the workload that a fault family may set."""
+CHANGES_VALUES = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync", "poison-sample")
+"""Kinds of faults after which the state or the data is wrong."""
+Wanted = Literal["default", "tuned", "both"]
+GUESS_START_S = 15.0  # until the first step, and to the end after the last; measured on 2 cores with 4 ranks
+GUESS_STEP_S = 0.12
+GUESS_RECOVERY_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A stack with its settings. ``label``: unique, such as ``torchft tuned``; ``name``: of the stack."""
+
+    label: str
+    name: str
+    settings: Settings
+    stack: Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kind of failure. ``cell``: of its scenario file; ``digest``: of what the file says."""
+
+    name: str
+    path: Path
+    cell: Cell
+    digest: str
+
+    @property
+    def script(self) -> bool:
+        """Whether it tests the training script rather than the stack: its faults change values, which no stack but a
+        script's own checks would notice. It is shown apart, and stays out of the headline."""
+        return {fault.kind for fault in self.cell.scenario.faults} & set(CHANGES_VALUES) != set()
+
+    @property
+    def about(self) -> str:
+        """What is done to the job, for people."""
+        scenario = self.cell.scenario
+        return scenario.description or ", ".join(fault.kind for fault in scenario.faults)
+
+    @property
+    def workload(self) -> tuple[str, int, int, int, int]:
+        """What is trained: size, ranks, steps, global batch, steps between checkpoints."""
+        spec = self.cell.scenario.workload
+        size = str(spec.params.get("size", "nano"))
+        return size, spec.ranks, spec.steps, spec.global_batch, spec.checkpoint.steps or 0
+
+    def job(self, seed: int, data: Path) -> CommonJob:
+        """The common job with that seed on that corpus."""
+        size, ranks, steps, batch, every = self.workload
+        return CommonJob(
+            size=size, ranks=ranks, steps=steps, global_batch=batch, every=every, seed=seed, data=data
+        )
+
+
+class Arm(Model):
+    """One run of training. ``family``: None for a control, without faults; ``like``: the family whose workload it
+    trains."""
+
+    label: str
+    family: str | None
+    like: str
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """Unique in a comparison, and a file's name: ``torchft-tuned.kill.7``."""
+        what = self.family or f"control-of-{self.like}"
+        return f"{slug(self.label)}.{slug(what)}.{self.seed}"
+
+
+def _data(family: Family) -> str:
+    return str(family.cell.scenario.workload.params.get("data") or "the default")
+
+
+def slug(text: str) -> str:
+    """As part of a file's name."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "x"
+
+
+def entrants(names: Sequence[str], stacks: Mapping[str, type[Stack]], settings: Wanted) -> list[Entrant]:
+    """What ``--stacks a,b:tuned`` names, in that order. ``settings``: of those that do not say.
+
+    Settings that choose the same as the default are left out where both are wanted. Raises ScenarioError for a name or
+    a setting that there is not.
+    """
+    found: dict[str, Entrant] = {}
+    for word in names or sorted(stacks):
+        name, colon, which = word.strip().partition(":")
+        if name not in stacks:
+            raise ScenarioError(
+                f"--stacks: {unknown('stack', name, stacks)}", hint="chaos stacks list shows them all"
+            )
+        if colon and which not in ("default", "tuned", "both"):
+            raise ScenarioError(
+                f"--stacks: {word.strip()!r}: {unknown('setting', which, ('default', 'tuned', 'both'))}",
+                hint=f"write {name}, {name}:default, {name}:tuned or {name}:both",
+            )
+        for one in _settings(name, stacks[name], which or settings):
+            entrant = Entrant(
+                label=f"{name} {one}", name=name, settings=one, stack=stack_of(name, stacks[name], one)
+            )
+            found[entrant.label] = entrant
+    return list(found.values())
+
+
+def _settings(name: str, kind: type[Stack], wanted: str) -> list[Settings]:
+    if wanted == "both":
+        default, tuned = (stack_of(name, kind, one).chosen() for one in ("default", "tuned"))
+        same = dict(default) == dict(tuned)
+        return ["default"] if same else ["default", "tuned"]
+    return ["tuned"] if wanted == "tuned" else ["default"]
+
+
+def family_of(path: Path, cells: Sequence[Cell]) -> Family:
+    """The fault family of a loaded scenario file. Raises ScenarioError when it cannot be one."""
+
+    def wrong(what: str, hint: str) -> ScenarioError:
+        return ScenarioError(f"{path}: {what}", hint=hint)
+
+    cells = [cell for cell in cells if cell.exact_for is None]
+    if len(cells) != 1:
+        raise wrong(f"it has {len(cells)} cells", "a fault family is one cell: leave the matrix out")
+    scenario = cells[0].scenario
+    if scenario.workload.kind != "gpt":
+        raise wrong(
+            f"its workload is {scenario.workload.title!r}",
+            "every stack trains the workload gpt: write workload: {kind: gpt, ...}; see scenarios/compare",
+        )
+    others = sorted(set(scenario.workload.params) - COMMON)
+    if others:
+        raise wrong(
+            f"its workload sets {', '.join(others)}",
+            "every stack trains the workload gpt as it is: leave that out; size and data can be chosen",
+        )
+    if not scenario.faults:
+        raise wrong("it has no faults", "a fault family says what is done to the job")
+    if not scenario.workload.checkpoint.steps:
+        raise wrong(
+            f"its checkpoints come every {scenario.workload.checkpoint.every}",
+            "stacks save every so many steps: workload.checkpoint.every is a number",
+        )
+    said = repr(
+        (scenario.workload.model_dump(mode="json"), [f.model_dump(mode="json") for f in scenario.faults])
+    )
+    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return Family(name=scenario.name, path=path, cell=cells[0], digest=digest)
+
+
+def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> None:
+    """Raise ScenarioError when two families have one name or different data, or no stack can be put under one."""
+    names = [family.name for family in families]
+    data = {_data(family): str(family.path) for family in families}
+    if len(data) > 1:
+        raise ScenarioError(
+            f"fault families on different data: {', '.join(f'{path} on {what}' for what, path in data.items())}",
+            hint="all arms train on one corpus: name one in workload.params.data of all, or in none",
+        )
+    for family in families:
+        if names.count(family.name) > 1:
+            paths = ", ".join(str(one.path) for one in families if one.name == family.name)
+            raise ScenarioError(
+                f"two fault families are called {family.name!r}: {paths}", hint="give each a name"
+            )
+        refusals = {one.label: one.stack.not_offered(family.name) for one in chosen}
+        if all(refusals.values()):
+            why = "; ".join(f"{label}: {reason}" for label, reason in refusals.items())
+            raise ScenarioError(
+                f"{family.path}: no stack can be put under {family.name} ({why})", hint="leave it out"
+            )
+
+
+def arms_of(
+    chosen: Sequence[Entrant],
+    families: Sequence[Family],
+    seeds: Iterable[int],
+    *,
+    controls: bool = True,
+    without: Collection[tuple[str, str]] = (),
+) -> list[Arm]:
+    """All arms, seed by seed, within a seed shuffled by it: whatever else the machine does meets all alike.
+
+    Every stack has one control for each seed and workload, which its families share, but for ``controls`` False.
+    ``without``: (name of a stack, family) that are left out.
+    """
+    arms: list[Arm] = []
+    for seed in seeds:
+        block: dict[str, Arm] = {}
+        for one in chosen:
+            first: dict[Any, str] = {}
+            for family in families:
+                if one.stack.not_offered(family.name) is not None or (one.name, family.name) in without:
+                    continue
+                like = first.setdefault(family.workload, family.name)
+                for name in (None, family.name) if controls else (family.name,):
+                    arm = Arm(
+                        label=one.label, family=name, like=like if name is None else family.name, seed=seed
+                    )
+                    block[arm.id] = arm
+        shuffled = [block[key] for key in sorted(block)]
+        random.Random(seed).shuffle(shuffled)
+        arms += shuffled
+    return arms
+
+
+def control_of(arm: Arm, arms: Sequence[Arm], families: Mapping[str, tuple[Any, ...]]) -> Arm | None:
+    """The control that an arm is compared with. ``families``: name -> workload."""
+    if arm.family is None:
+        return None
+    wanted = families[arm.family]
+    alike = (
+        other
+        for other in arms
+        if other.family is None and other.label == arm.label and other.seed == arm.seed
+    )
+    return next((other for other in alike if families[other.like] == wanted), None)
+
+
+def seconds_left(
+    arms: Sequence[Arm], took: Mapping[Arm, float], workloads: Mapping[str, tuple[Any, ...]]
+) -> tuple[float, int]:
+    """(expected seconds of these arms, how many of them are guesses). ``took``: seconds of arms that were played."""
+    total, guessed = 0.0, 0
+    alike: dict[tuple[str, str | None], list[float]] = {}
+    mine: dict[str, list[float]] = {}
+    for arm, seconds in took.items():
+        alike.setdefault((arm.label, arm.family), []).append(seconds)
+        mine.setdefault(arm.label, []).append(seconds)
+    for arm in arms:
+        known = alike.get((arm.label, arm.family)) or mine.get(arm.label)
+        if known is None:
+            guessed += 1
+            steps = int(workloads[arm.like][2])
+            total += GUESS_START_S + steps * GUESS_STEP_S + (GUESS_RECOVERY_S if arm.family else 0.0)
+        else:
+            total += statistics.fmean(known)
+    return total, guessed

@@ -1,0 +1,369 @@
+"""What became of a job after a fault, from its event log: one class, with the witness in words. Pure.
+
+The classes are ``model.OutcomeClass``. They are tried from the worst to the best, so that a job that both rolled back
+and lost a rank is ``degraded``. What is looked at is the same for every stack: the steps, losses, samples and ranks
+that were reported, and the processes that ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.compare.result.model import OutcomeClass
+from harness.judge.measure.measure import ArmMeasures
+from harness.judge.record.lineage import NS, History
+from harness.judge.results import Incident, PhaseSpan
+
+LAST_STEPS = 5  # whoever reports none of the last steps no longer takes part
+STOOD_STILL = 5.0  # usual times between two steps; less is no interruption
+SHORTEST_STOP_S = 0.1
+UNUSUAL = 2.0  # usual times between two steps; a longer gap after a failure belongs to its recovery
+SOON_STEPS = 10.0  # a stop that the fault caused begins within so many usual steps after it
+SPOILT_LOSS = 1.2  # times the control's: the restored state is not the saved one
+SPOILT_STEPS = 10
+CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
+TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
+"""A line of output that says why a program ended."""
+FOR_EVER: tuple[OutcomeClass, ...] = ("started over", "all ranks died", "hung", "committed bad values")
+"""Classes whose recovery time is infinity: what the job had done is lost, or worthless."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """See ``model.Trial`` for the fields of the same name."""
+
+    outcome: OutcomeClass
+    witness: str
+    recovery: float | None
+    detection: float | None
+    phases: list[PhaseSpan]
+    steps_lost: int
+    samples_lost: int | None
+    note: str
+
+
+def judged(measures: ArmMeasures, control: History | None) -> Judged:
+    """Judge a faulted arm. ``control``: the same stack and seed without a fault."""
+    history = measures.history
+    incidents = [incident for incident in measures.incidents if incident.outcome != "not-landed"]
+    missed = [incident for incident in measures.incidents if not incident.landed]
+    if not incidents or (missed and completed(history)):
+        return _not_landed(history, missed)
+    injected_ns = history.start_ns + round(min(one.injected_s for one in incidents) * NS)
+    outcome, witness = _class(history, control, incidents, injected_ns)
+    for_good = outcome == "degraded"
+    stops = [(one, _time_of(history, one, incidents, for_good=for_good)) for one in incidents]
+    slowest, recovery = max(
+        stops, key=lambda pair: -1.0 if pair[1] is None else pair[1], default=(incidents[0], None)
+    )
+    note = ""
+    if outcome in FOR_EVER:
+        recovery = math.inf
+    elif outcome == "masked" and recovery is not None:
+        outcome, witness = "recovered", f"no step for a while after the fault, then new ones: {witness}"
+    if recovery is not None and math.isfinite(recovery) and slowest.recovery_time is None:
+        note = "no failure was seen from outside; its recovery is the time that training stood still"
+    lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "")
+    detection = None if outcome == "masked" else _reaction(history, slowest, recovery)
+    if outcome == "committed bad values":
+        detection = math.inf
+    if detection is None and recovery is not None:
+        hidden = (
+            "nothing was seen from outside between the fault and the first new step, so its phases are one"
+        )
+        note = note or hidden
+    return Judged(
+        outcome=outcome, witness=witness, recovery=recovery, detection=detection,
+        phases=_phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
+        steps_lost=len(redone(history, injected_ns)), samples_lost=lost,
+        note="; ".join(part for part in (note, unknown) if part),
+    )  # fmt: skip
+
+
+def completed(history: History) -> bool:
+    """Whether the last step was reached, whether or not the command then ended as well."""
+    return history.outcome == "completed" or history.committed_step >= history.info.steps
+
+
+def _not_landed(history: History, missed: Sequence[Incident]) -> Judged:
+    why = f"the job ended first: {ended(history)}"
+    if completed(history) and missed:
+        why = f"{missed[0].fault}: {_said(missed[0].evidence)}"
+    return Judged(
+        outcome="not landed", witness=why, recovery=None, detection=None, phases=[], steps_lost=0, samples_lost=None,
+        note="",
+    )  # fmt: skip
+
+
+def _said(evidence: dict[str, object]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in evidence.items()) or "it did not fire"
+
+
+def ended(history: History) -> str:
+    """How the arm ended, with the last line that the command printed."""
+    reason = str(history.finished.data["reason"]) if history.finished else "the log has no end"
+    first, _, rest = reason.partition("\n")
+    lines = [line.strip(" |") for line in rest.splitlines() if any(letter.isalpha() for letter in line)]
+    telling = [line for line in lines if TELLING.search(line)] or lines
+    if not telling or not first.endswith(":"):
+        return first or history.outcome
+    return f"{first.rpartition('; ')[0]}: {telling[-1]}"
+
+
+def _class(
+    history: History, control: History | None, incidents: Sequence[Incident], injected_ns: int
+) -> tuple[OutcomeClass, str]:
+    if bad := _bad_values(history, control, incidents, injected_ns):
+        return "committed bad values", bad
+    if not completed(history):
+        how: OutcomeClass = "all ranks died" if history.outcome == "gave-up" else "hung"
+        return how, f"{ended(history)}; last step {history.committed_step} of {history.info.steps}"
+    if over := _started_over(history, injected_ns):
+        return "started over", over
+    if gone := _gone(history, incidents):
+        return "degraded", gone
+    if again := redone(history, injected_ns):
+        which = (
+            f"step {again[0]} was"
+            if len(again) == 1
+            else f"{len(again)} steps from {again[0]} to {again[-1]} were"
+        )
+        return "rolled back", f"{which} done again"
+    seen = next((one for one in incidents if one.recovery_time is not None), None)
+    if seen is not None:
+        return (
+            "recovered",
+            f"{_failure(seen)}; no step was done again, the first new one was {seen.first_new_step}",
+        )
+    return "masked", f"all {history.info.steps} steps were reported, and no failure"
+
+
+def _failure(incident: Incident) -> str:
+    who = "a rank" if incident.blamed_rank is None else f"rank {incident.blamed_rank}"
+    return f"{who} was seen to fail ({incident.detected_by})"
+
+
+def _bad_values(
+    history: History, control: History | None, incidents: Sequence[Incident], injected_ns: int
+) -> str:
+    """Evidence that a spoilt state was trained on to the end; empty: none was seen."""
+    after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
+    for run in after:
+        loss = run.commits[0].data["loss"]
+        if loss is not None and not math.isfinite(float(loss)):
+            return f"step {run.step} was reported with loss {float(loss)}, and nobody took it back"
+    escaped = next((one for one in incidents if one.outcome == "sdc-escape"), None)
+    if escaped is not None:
+        return f"{escaped.fault}: the state differs from the control's, and nobody noticed"
+    if control is None or not any(one.kind in CORRUPTS_STATE for one in incidents):
+        return ""
+    theirs = {step: run.loss for step, run in control.lineage.items() if math.isfinite(run.loss)}
+    pairs = [
+        (run.step, run.loss, theirs[run.step])
+        for run in after
+        if run.generation > 1 and run.step in theirs and math.isfinite(run.loss)
+    ][:SPOILT_STEPS]
+    ratios = [mine / other for _, mine, other in pairs if other > 0]
+    if len(ratios) == SPOILT_STEPS and statistics.median(ratios) > SPOILT_LOSS:
+        step, mine, other = pairs[0]
+        return (
+            f"after it went on from the corrupted checkpoint, the loss at step {step} was {mine:.4g} where the "
+            f"control's was {other:.4g}; median of {SPOILT_STEPS} steps {statistics.median(ratios):.3g} times as large"
+        )
+    return ""
+
+
+def _started_over(history: History, injected_ns: int) -> str:
+    before = [run.step for run in history.runs if (run.committed_ns or math.inf) <= injected_ns]
+    reached = max(before, default=0)
+    if reached <= 2:
+        return ""
+    for generation in history.worked:
+        if generation.started_ns > injected_ns and generation.resume_step == 0:
+            return f"generation {generation.number} began with step 1 again; step {reached} had been reached"
+    for event in history.log.of(Kind.STEP_REPORTED):
+        if event.time_ns > injected_ns and (event.step or 0) <= 1 and event.data["rank"] is not None:
+            rank = event.data["rank"]
+            return f"rank {rank} reported step {event.step} after step {reached} had been reached"
+    return ""
+
+
+def _gone(history: History, incidents: Sequence[Incident]) -> str:
+    """Evidence that the job went to its end with fewer ranks; empty: all took part, or it cannot be known."""
+    steps = sorted(history.lineage)[-LAST_STEPS:]
+    ranks = {event.data["rank"] for event in history.log.of(Kind.STEP_REPORTED) if (event.step or 0) in steps}
+    if history.info.observed and ranks and None not in ranks and len(ranks) < history.info.ranks:
+        return f"{len(ranks)} of {history.info.ranks} ranks reported the last steps: {sorted(ranks)}"
+    if any(one.outcome == "degraded" for one in incidents) and history.worked:
+        return f"the last generation had {history.worked[-1].world} of {history.info.ranks} ranks"
+    return ""
+
+
+def redone(history: History, injected_ns: int) -> list[int]:
+    """Steps that had been done and were done again after the fault, in order, each once.
+
+    Where ranks are known a step counts when all members of a generation had reported it, which is what it takes to be
+    committed anywhere in this project, and most of a later generation report it again. One that only the lost rank had
+    finished, or that some finished before a spare joined and the others after, was not: from outside a spare may be
+    found some steps after it joined, so that the rest of a step is reported by a generation that did not begin with it.
+    """
+    if not _told_by_rank(history):
+        lost = (run for run in history.runs if not run.survives and run.committed_ns is not None)
+        return sorted({run.step for run in lost if _ends(history, run.step) > injected_ns})
+    worlds = {generation.number: generation.world for generation in history.generations}
+    ranks: dict[tuple[int, int], set[int]] = {}
+    whole: dict[int, int] = {}
+    again: set[int] = set()
+    for event in history.log.of(Kind.STEP_REPORTED):
+        step, number = event.step or 0, event.generation
+        told = ranks.setdefault((number, step), set())
+        told.add(int(event.data["rank"]))
+        world = worlds.get(number, math.inf)
+        if event.time_ns > injected_ns and whole.get(step, number) < number and 2 * len(told) > world:
+            again.add(step)
+        if len(told) >= world:
+            whole.setdefault(step, number)
+    return sorted(again)
+
+
+def _told_by_rank(history: History) -> bool:
+    return history.info.observed and all(
+        event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED)
+    )
+
+
+def _ends(history: History, step: int) -> int:
+    run = history.lineage.get(step)
+    return run.end_ns if run is not None else 0
+
+
+def _advances(history: History) -> list[int]:
+    """Times at which a step beyond all before was done, ns, in order."""
+    times, high = [], 0
+    for run in sorted(
+        (r for r in history.runs if r.committed_ns is not None), key=lambda r: (r.committed_ns or 0, r.step)
+    ):
+        if run.step > high:
+            high = run.step
+            times.append(run.committed_ns or 0)
+    return times
+
+
+def _time_of(
+    history: History, incident: Incident, all_: Sequence[Incident], *, for_good: bool
+) -> float | None:
+    """Seconds from the fault to the end of the standstill it caused, which is a new step; None: there was none.
+
+    Where a failure was seen, ``Incident.recovery_time`` bounds it: that ends with the first new step of a generation
+    formed after the failure, and from outside a spare is seen to have joined only when it reports, some steps after it
+    did. The standstill ends with the last gap between two new steps in that time that is longer than usual; steps that
+    are done again are no new ones. Where no failure was seen, only a stop of several usual steps counts, that begins
+    soon after the fault and before the next one; or, where a rank was lost ``for_good``, the longest gap that does: the
+    others had to go on without it, however soon they did.
+    """
+    injected_ns = history.start_ns + round(incident.injected_s * NS)
+    gaps = list(itertools.pairwise(_advances(history)))
+    usual = statistics.median([(after - before) / NS for before, after in gaps] or [0.0])
+    seen = incident.recovery_time
+    if seen is not None and math.isinf(seen):
+        return seen
+    later_s = (one.injected_s for one in all_ if one.injected_s > incident.injected_s)
+    next_ns = history.start_ns + min((second * NS for second in later_s), default=math.inf)
+    begun_ns = math.inf if seen is not None else injected_ns + SOON_STEPS * usual * NS
+    ended_ns = next_ns if seen is None else injected_ns + seen * NS + 1
+    mine = [
+        ((after - before) / NS, after)
+        for before, after in gaps
+        if after > injected_ns and before <= begun_ns and after <= ended_ns
+    ]
+    least = max(STOOD_STILL * usual, SHORTEST_STOP_S) if seen is None else UNUSUAL * usual
+    long = [end for length, end in mine if length > least]
+    if not long and (not mine or (seen is None and not for_good)):
+        return seen
+    end = max(long) if long else max(mine)[1]
+    return (end - injected_ns) / NS
+
+
+def _reaction(history: History, incident: Incident, recovery: float | None) -> float | None:
+    """Seconds from the fault to the first thing that shows a reaction: a process ends (other than by the fault) or
+    starts, a new generation begins, the command ends. None: nothing was seen before the recovery; infinity: ever."""
+    injected_ns = history.start_ns + round(incident.injected_s * NS)
+    kinds = (Kind.PROCESS_EXITED, Kind.PROCESS_SPAWNED, Kind.GENERATION_STARTED, Kind.COMMAND_ENDED)
+    later = (event for event in history.log.of(*kinds) if event.time_ns > injected_ns)
+    first = next((event for event in later if not _is_no_answer(event, incident)), None)
+    after_s = math.inf if first is None else (first.time_ns - injected_ns) / NS
+    if recovery == math.inf or (recovery is not None and after_s < recovery):
+        return after_s
+    return None
+
+
+def _is_no_answer(event: Event, incident: Incident) -> bool:
+    """Whether the end of a process is what the fault did, or a good end, or the harness's doing. A stopped process that
+    ends was ended by an answer."""
+    if event.data.get("expected") or event.data.get("asked") or event.data.get("exit_code") == 0:
+        return True
+    if event.kind is not Kind.PROCESS_EXITED or "stop" in incident.kind:
+        return False
+    hit = incident.target.get("process") or incident.target.get("processes")
+    return event.data["process"] == hit or (isinstance(hit, list) and event.data["process"] in hit)
+
+
+def _phases(incident: Incident, detection: float | None, recovery: float | None) -> list[PhaseSpan]:
+    """The incident's phases, the first one ending with the first visible reaction (when the observer of chaos noticed
+    is no property of a stack), the last one with the recovery; one for all where they cannot be told apart."""
+    if recovery is None:
+        return []
+    if detection is None or not incident.phases:
+        return [PhaseSpan(name="regroup", start=0.0, seconds=recovery)]
+    ends = [min(span.start + span.seconds, recovery) for span in incident.phases[:-1]] + [recovery]
+    ends[0] = min(detection, recovery)
+    spans, cursor = [], 0.0
+    for span, end in zip(incident.phases, ends, strict=True):
+        until = max(cursor, end)
+        spans.append(PhaseSpan(name=span.name, start=cursor, seconds=until - cursor))
+        cursor = until
+    return spans
+
+
+def samples_lost(history: History) -> tuple[int | None, str]:
+    """(samples of the global batches that no rank reported to have trained on, why it is not known).
+
+    Of an observed job each rank must report its own samples. The share of a rank that was lost in a step that others
+    completed counts as trained on: they complete a step when its all-reduce has every member's share.
+    """
+    info = history.info
+    if not info.observed:
+        return None, "counted by the checker of the built-in workload"
+    reports: dict[int, list[Event]] = {}
+    for event in history.log.of(Kind.STEP_REPORTED):
+        if event.data["rank"] is None or event.data["samples"] is None:
+            return None, "its ranks do not report their samples"
+        reports.setdefault(event.step or 0, []).append(event)
+    died, again = _died_in(history), set(redone(history, 0))
+    lost = 0
+    for step, run in history.lineage.items():
+        mine = [e for e in reports.get(step, ()) if step not in again or e.generation == run.generation]
+        shares = {int(event.data["rank"]): int(event.data["samples"]) for event in mine}
+        missing = max(0, info.global_batch - sum(shares.values()))
+        lost += 0 if step in died else missing
+    return lost, ""
+
+
+def _died_in(history: History) -> set[int]:
+    """Steps in which some member was lost: the first that it did not report. Its number may be another's afterwards."""
+    found = set()
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        mine = [
+            event.step or 0
+            for event in history.log.of(Kind.STEP_REPORTED)
+            if event.generation == failure.generation and event.data["rank"] == failure.data["rank"]
+            and event.time_ns < failure.time_ns
+        ]  # fmt: skip
+        found.add(max(mine, default=0) + 1)
+    return found

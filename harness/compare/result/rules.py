@@ -1,0 +1,66 @@
+"""The rules of the closed division (docs/benchmark-rules.md) that a program can hold, before it plays and afterwards.
+
+Each function returns what is broken, in words; an empty list: nothing is. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.compare.environments.stack import ROOT
+from harness.compare.plan.directory import Plan, Played
+from harness.compare.plan.plan import Family
+from harness.compare.plan.quiet import BUSY
+from harness.compare.result.model import Ratio
+from harness.compare.result.statistics import LEAST_PAIRS
+from harness.host import dns_check
+
+SHIPPED = ROOT / "scenarios" / "compare"
+EQUAL = ("no difference shown", "neither recovers")
+
+
+def broken(plan: Plan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
+    """Of a plan, before anything is played."""
+    found = [
+        f"{family.path} is not one of scenarios/compare"
+        for family in families
+        if family.path.resolve().parent != shipped.resolve()
+    ]
+    if len(plan.seeds) < LEAST_PAIRS:
+        found.append(
+            f"{len(plan.seeds)} seeds: below {LEAST_PAIRS} no interval exists (--repeat {LEAST_PAIRS})"
+        )
+    if not plan.same:
+        found.append("the reference is not played twice (--same)")
+    commit = str(plan.provenance.get("commit") or "")
+    if not commit or commit.endswith("+"):
+        found.append(
+            "the code is no commit"
+            if not commit
+            else f"files differ from the commit {commit[:9]}: commit them"
+        )
+    if dns_check.caution(plan.provenance.get("slowest_lookup_s", 0.0)):
+        found.append(f"the name server is slow: {dns_check.REMEDY}")
+    return found
+
+
+def broken_by(
+    plan: Plan, played: Iterable[Played], same: Sequence[Ratio], missing: int, refuted: Sequence[str] = ()
+) -> list[str]:
+    """Of what was played. ``refuted``: arms whose record cannot be what happened."""
+    found = [f"{missing} arms of the plan were not played"] if missing else []
+    found += refuted
+    found += plan.changes
+    arms = list(played)
+    noisy = [one for one in arms if one.busy is None or one.busy > BUSY]
+    if noisy:
+        most = max((one.busy for one in noisy if one.busy is not None), default=None)
+        told = "it is not known" if most is None else f"up to {most:.0%} of the processors"
+        found.append(f"other programs ran before {len(noisy)} of {len(arms)} arms ({told})")
+    found += [
+        f"the reference differs from itself in {one.family}: {one.says}"
+        for one in same
+        if one.metric == "recovery" and one.says not in EQUAL
+    ]
+    return found

@@ -1,0 +1,29 @@
+"""No recovery at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from harness.compare.environments.stack import CommonJob, Drive, Stack, Way
+from harness.compare.stacks import _torchrun
+
+
+class NoRecovery(Stack):
+    """Plain DistributedDataParallel under torchrun without restarts: the job ends at its first failure.
+
+    What a step costs here is what the other stacks' steps are compared with. It writes the same checkpoints.
+    """
+
+    title: ClassVar[str] = "plain DDP, no recovery"
+    way: ClassVar[Way] = "none"
+    tuned_because: ClassVar[str] = "There is nothing to choose: tuned is the same as default."
+
+    def chosen(self) -> Mapping[str, object]:
+        """torchrun's own default, said."""
+        return {"--max-restarts": 0}
+
+    def drive(self, job: CommonJob, python: Path) -> Drive:
+        """torchrun without restarts."""
+        return _torchrun.drive(job, python, "--max-restarts", "0")

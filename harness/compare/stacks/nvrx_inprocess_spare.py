@@ -1,0 +1,32 @@
+"""NVIDIA Resiliency Extension, in-process restart with a reserve rank that takes the place of a lost one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from harness.compare.environments.stack import CommonJob, Way
+from harness.compare.stacks._nvrx import Inprocess
+
+
+class NvrxInprocessSpare(Inprocess):
+    """As ``nvrx-inprocess``, with one rank more than train: it waits in reserve inside the wrapper.
+
+    The wrapper's ``rank_assignment`` is ``Compose(MaxActiveWorldSize(ranks), FillGaps())``: the reserve rank is given
+    the number of the one that was lost, and the others keep theirs.
+    """
+
+    title: ClassVar[str] = "NVIDIA Resiliency Extension 0.4.1, in-process with a reserve rank"
+    way: ClassVar[Way] = "spare"
+    spares: ClassVar[int] = 1
+
+    def chosen(self) -> Mapping[str, object]:
+        """See Stack."""
+        return {
+            **super().chosen(),
+            "Wrapper(rank_assignment)": "Compose(MaxActiveWorldSize(ranks), FillGaps())",
+        }
+
+    def provisioned(self, job: CommonJob) -> int:
+        """One reserve rank more than train."""
+        return job.ranks + self.spares

@@ -1,0 +1,1 @@
+"""Random scenarios: drawn, made smaller, and written down."""

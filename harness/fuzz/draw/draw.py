@@ -1,0 +1,249 @@
+"""Random scenarios over what the format allows, as trees that are written down as YAML. Seeded; pure.
+
+What was drawn seldom is drawn more often (``Dice.pick``). A scenario that asks for what cannot be is not avoided at any
+price: the loader refuses it, which costs little, and a rule that was never broken was never tried.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from chaos.fault.base import Fault, Where
+from chaos.scenario.fault import PHASES
+from harness.fuzz.draw.scale import SIMULATED, Scale
+from harness.fuzz.draw.values import params_of
+from recovery.policy.strategy import Strategy
+
+Tree = dict[str, Any]
+
+MOST_FAULTS = 4
+EVENTS = (
+    "checkpoint_saving",
+    "checkpoint_committed",
+    "recovery_started",
+    "regroup",
+    "restore",
+    "recovered",
+    "data",
+)
+SELDOM = 0.7
+"""How strongly what was seen seldom is preferred: 0 not at all, 1 in proportion."""
+
+
+@dataclass(kw_only=True)
+class Dice:
+    """Choices of one search. ``seen``: (axis, option) -> how often it was chosen, over all scenarios of the search."""
+
+    rng: random.Random
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def pick(self, axis: str, options: Sequence[Any]) -> Any:
+        """One of them, the seldom ones more often."""
+        weights = [1.0 / (1 + self.seen[axis, str(option)]) ** SELDOM for option in options]
+        chosen = self.rng.choices(options, weights)[0]
+        self.seen[axis, str(chosen)] += 1
+        return chosen
+
+    def chance(self, share: float) -> bool:
+        """True in that share."""
+        return self.rng.random() < share
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What there is to draw from: plugins by name, the strategy asked for (None: any), and where it is played."""
+
+    kinds: Mapping[str, type[Fault]]
+    strategies: Mapping[str, type[Strategy]]
+    strategy: str | None = None
+    launcher: str = "sim"
+    scale: Scale = SIMULATED
+
+    @property
+    def real(self) -> bool:
+        """Whether processes train."""
+        return self.launcher != "sim"
+
+
+def scenario(dice: Dice, world: World) -> Tree:
+    """A whole scenario."""
+    rng, scale = dice.rng, world.scale
+    ranks, shape = _shape(dice, scale.ranks)
+    steps = rng.randint(*scale.steps)
+    nodes = dice.pick("nodes", [n for n in scale.nodes if n <= ranks])
+    workload: Tree = {
+        "kind": "mlp", "ranks": ranks, "steps": steps, "parallelism": shape,
+        "global_batch": ranks * rng.randint(1, 6) + (rng.randrange(ranks) if dice.chance(0.2) else 0),
+        "checkpoint": _checkpoint(dice, steps),
+    }  # fmt: skip
+    if dice.chance(0.3):
+        workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
+    elif world.real:  # left out, a second pair of arms may be played beside the first
+        workload["determinism"] = "default"
+    if dice.chance(0.2):
+        workload["verify_every"] = dice.pick("verify_every", (0, 1, 5))
+    if dice.chance(0.15):
+        workload["evaluate"] = {
+            "every": rng.randint(1, steps),
+            "takes": round(rng.uniform(0.05, scale.evaluates_s), 2),
+        }
+    recovery = _recovery(dice, world)
+    place = {"kind": world.launcher, "nodes": nodes}
+    if nodes > 1 and dice.chance(0.3):
+        place["nodes_per_rack"] = rng.randint(1, nodes)
+    faults = [fault(dice, world, workload, recovery, place, number) for number in range(_count(dice))]
+    return {
+        "version": 1, "name": "fuzz", "seed": rng.randrange(10_000), "launcher": place, "workload": workload,
+        "recovery": recovery, "faults": faults,
+        "stop_conditions": [{"when": f"no_committed_step_for > {scale.still_s}s"}],
+    }  # fmt: skip
+
+
+def _count(dice: Dice) -> int:
+    return int(dice.pick("faults", range(1, MOST_FAULTS + 1)))
+
+
+def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
+    """Ranks, and how the model lies on them."""
+    word = dice.pick("parallelism", ("ddp", "fsdp", "hsdp"))
+    if word != "hsdp":
+        return dice.rng.choice(sizes), word
+    shards = dice.rng.randint(1, min(3, max(sizes) // 2))
+    replicas = dice.rng.randint(2, max(sizes) // shards)
+    return replicas * shards, {"hsdp": {"replicas": replicas, "shards": shards}}
+
+
+def _checkpoint(dice: Dice, steps: int) -> Tree:
+    rng = dice.rng
+    made: Tree = {"every": rng.randint(1, steps), "keep": rng.randint(1, 3)}
+    if dice.chance(0.15):
+        made["every"] = dice.pick("every", ("auto", "1s", "0.3s"))
+    if dice.chance(0.3):
+        made["mode"] = dice.pick("mode", ("sync", "async"))
+    if dice.chance(0.2):
+        made["sharded"] = True
+    if dice.chance(0.15):
+        made["delta"] = rng.randint(2, 5)
+    if dice.chance(0.3):
+        made["memory"] = dice.pick("memory", (True, {"every": 3}, {"every": 1, "replicate": False}))
+    return made
+
+
+def _recovery(dice: Dice, world: World) -> Tree:
+    names = [world.strategy] if world.strategy else [name for name in world.strategies if name != "none"]
+    name = dice.pick("strategy", names)
+    return {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
+
+
+def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
+    return params_of(model, dice.rng, scale.most, scale.least)
+
+
+def fault(dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int) -> Tree:
+    """One fault of such a job."""
+    name = dice.pick("kind", sorted(world.kinds))
+    kind = world.kinds[name]
+    made: Tree = {
+        "id": f"f{number}",
+        "kind": name,
+        "at": _at(dice, kind, name, workload["steps"], world.scale),
+    }
+    if params := _params(kind, dice, world.scale):
+        made["params"] = params
+    if target := _target(dice, kind, workload, recovery, place):
+        made["target"] = target
+    if kind.lasting or (kind.may_last and dice.chance(0.4)):
+        steps = {"steps": dice.rng.randint(1, 10)}
+        made["duration"] = (
+            steps if dice.chance(0.5) else round(dice.rng.uniform(0.02, world.scale.lasts_s), 3)
+        )
+    if dice.chance(0.1):
+        made["retrigger"] = dice.pick("retrigger", ({"max": 2}, {"max": 4}))
+    return made
+
+
+def _at(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
+    rng = dice.rng
+    how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
+    at: Tree
+    if how == "step":
+        at = {
+            "step": dice.pick("place", (1, 2, steps - 1, steps, rng.randint(1, steps), rng.randint(1, steps)))
+        }
+    elif how == "steps":
+        at = {"steps": sorted(rng.sample(range(1, steps + 1), rng.randint(1, min(3, steps))))}
+    elif how == "row":
+        first = rng.randint(1, steps)
+        at = {"from": first, "until": rng.randint(first, steps), "every": rng.randint(1, 8)}
+    elif how == "time":
+        at = {"time": round(rng.uniform(0, scale.longest_s) * rng.random(), 3)}
+    elif how == "event":
+        at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 2, 3))}
+    elif how == "mtbf":
+        at = {"mtbf": round(rng.uniform(0.2, scale.gap_s), 2), "max": rng.randint(1, 4)}
+    else:
+        at = {
+            "weibull": {"mean": round(rng.uniform(0.3, scale.gap_s), 2), "shape": rng.choice((0.7, 1.5))},
+            "max": 3,
+        }
+    if how in ("step", "steps", "row") and dice.chance(0.7):
+        at["phase"] = dice.pick(f"phase of {name}", kind.phases or PHASES)
+    if dice.chance(0.1):
+        at["probability"] = 0.5
+    return at
+
+
+def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place: Tree) -> Tree:
+    rng, ranks, nodes = dice.rng, workload["ranks"], place["nodes"]
+    if kind.where is Where.CHECKPOINT:
+        step = {"step": rng.randint(1, workload["steps"])}
+        return {"checkpoint": "latest" if dice.chance(0.8) else step}
+    if kind.where in (Where.STORAGE, Where.STORE, Where.COORDINATOR):
+        return {}
+    if kind.where is Where.NODE:
+        target: Tree = {"node": rng.randrange(nodes)} if dice.chance(0.5) else {"select": "one"}
+        return target
+    if kind.where is Where.LINK and dice.chance(0.4):
+        src, dst = rng.sample(range(ranks), 2)
+        return {"link": {"src": src, "dst": dst} if dice.chance(0.7) else {"src": src}}
+    how = dice.pick("target", ("rank", "rank", "select", "replica", "node", "spare", "any"))
+    if how == "replica" and isinstance(workload["parallelism"], dict):
+        return {"replica": rng.randrange(workload["parallelism"]["hsdp"]["replicas"])}
+    if how == "select":
+        several = ("one", "all", "minority", "majority", {"count": rng.randint(1, ranks)}, {"percent": 50})
+        return {"select": dice.pick("select", several)}
+    if how == "node" and nodes > 1:
+        return {"node": rng.randrange(nodes), "select": "all"}
+    if how in ("spare", "any") and recovery["strategy"] == "hot-spare" and kind.where is Where.PROCESS:
+        return {"role": how, "select": "one" if dice.chance(0.7) else "all"}
+    return {"rank": rng.randrange(ranks)}
+
+
+def varied(tree: Tree, dice: Dice, world: World) -> Tree:
+    """Another scenario, near one that reached something new."""
+    made: Tree = copy.deepcopy(tree)
+    rng, faults = dice.rng, made["faults"]
+    job, recovery, place = made["workload"], made["recovery"], made["launcher"]
+    how = dice.pick("variation", ("another", "more", "when", "recovery", "seed", "checkpoint"))
+    if how == "another":
+        number = rng.randrange(len(faults))
+        faults[number] = fault(dice, world, job, recovery, place, number)
+    elif how == "more" and len(faults) < MOST_FAULTS:
+        faults.append(fault(dice, world, job, recovery, place, len(faults)))
+    elif how == "when":
+        one = rng.choice(faults)
+        one["at"] = _at(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
+    elif how == "recovery":
+        made["recovery"] = _recovery(dice, world)
+    elif how == "checkpoint":
+        job["checkpoint"] = _checkpoint(dice, job["steps"])
+    else:
+        made["seed"] = rng.randrange(10_000)
+    return made

@@ -1,0 +1,69 @@
+"""How large the jobs of a search are, and how long anything in them takes: on the simulator, and for real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from harness.fuzz.draw.values import LEAST, MOST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Of the jobs that are drawn; times in seconds. ``steps``: fewest and most; ``ranks``, ``nodes``: to choose from,
+    the frequent ones several times; ``longest_s``: of a time trigger, about as long as the longest of these jobs;
+    ``gap_s``: most between random arrivals, on average; ``lasts_s``: of a duration, ``evaluates_s``: of an evaluation;
+    ``still_s``: without a step, after which a job is given up; ``most``, ``least``: of parameters, by how their names
+    end."""
+
+    steps: tuple[int, int]
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    longest_s: float
+    gap_s: float
+    lasts_s: float
+    evaluates_s: float
+    still_s: int
+    most: Mapping[str, float]
+    least: Mapping[str, float]
+
+
+SIMULATED = Scale(
+    steps=(6, 45),
+    ranks=(2, 2, 3, 3, 4, 4, 4, 5, 6, 8),
+    nodes=(1, 1, 2, 3, 4),
+    longest_s=8.0,
+    gap_s=5.0,
+    lasts_s=3.0,
+    evaluates_s=5.0,
+    still_s=300,
+    most=MOST,
+    least=LEAST,
+)
+"""Simulated time costs nothing: no wait of ours takes as long as ``still_s``, the two minutes for a process to start
+included."""
+
+MOST_FOR_REAL = MappingProxyType(
+    {"mbit_per_s": 20.0, "_s": 2.0, "_ms": 100.0, "_mib": 64.0, "spares": 2.0, "cores": 2.0}
+)
+LEAST_FOR_REAL = MappingProxyType({"mbit_per_s": 1.0, "cores": 0.2})
+NODES_EACH_ALONE = (1, 2, 2)
+"""Where each node is a process that imports torch."""
+
+
+def for_real(cores: int, *, agents: bool) -> Scale:
+    """Of jobs that train on so many cores, within about half a minute an arm: steps are milliseconds, a recovery some
+    tenths of a second, and what hangs is found after seconds."""
+    return Scale(
+        steps=(20, 60),
+        ranks=tuple(n for n in (2, 2, 3, 3, 4) if n <= max(2, 2 * cores)),
+        nodes=NODES_EACH_ALONE if agents else (1, 1, 2, 3),
+        longest_s=1.0,
+        gap_s=1.0,
+        lasts_s=2.0,
+        evaluates_s=0.5,
+        still_s=60,
+        most=MOST_FOR_REAL,
+        least=LEAST_FOR_REAL,
+    )

@@ -1,0 +1,262 @@
+"""The judge on the bench: logs of a run that passes, changed, and judged as any others.
+
+- The judge never raises, and takes at most ``MOST_CPU_S`` of a processor. Of a log that makes no
+  sense it says so.
+- No change that alters a claim goes unseen: where all still passes, both arms are said to have done what they did
+  (``harness.fuzz.judge.claims``).
+- The same logs are judged the same twice, and however their lines are written or whenever the machine was started.
+
+Most logs are judged by the functions that ``judge`` is made of, which needs no files. Before anything is said to be
+unseen, and now and then, they are written down and judged whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import Cell
+from harness.fuzz.judge.claims import Claims, altered, backwards, claims_of
+from harness.fuzz.judge.lines import ARMS, Change, changed
+from harness.fuzz.judge.neutral import WRITTEN, later
+from harness.fuzz.play.coverage import Feature
+from harness.fuzz.play.oracle import Find
+from harness.fuzz.play.play import (
+    LONGEST_S,
+    Endless,
+    Played,
+    bounded,
+    due_of,
+    evidence_of,
+    memory,
+    place_of,
+    resolved_of,
+    told,
+)
+from harness.host.rundir import RunDirectory, arm_id, write_resolved
+from harness.judge.checkers import check_all
+from harness.judge.evidence.absurd import absurdity
+from harness.judge.record.expected import Expected
+from harness.judge.verdict.judge import judge
+
+Tree = dict[str, Any]
+MOST_CPU_S = 5.0
+"""A log of the longest jobs drawn takes a tenth of it on a busy machine."""
+TRIES = 2
+"""How often a log is judged that takes longer than that."""
+SENSELESS = "senseless"
+"""Instead of a checker: there is nothing in the log that could be checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A run in which everything passes. ``due``: arm -> what it must be; ``order``: arm -> what is the wrong way round
+    in it already."""
+
+    tree: Tree
+    cell: Cell
+    logs: Mapping[str, Log]
+    due: Mapping[str, Expected]
+    claims: Mapping[str, Claims]
+    order: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What the judge made of changed logs. ``same``: the changes change nothing; ``seen``: "arm: checker" -> its word,
+    of those that do not pass."""
+
+    find: Find | None = None
+    same: bool = False
+    seen: Mapping[str, str]
+    reached: frozenset[Feature] = frozenset()
+
+
+def base_of(tree: Tree, played: Played) -> Base | None:
+    """A scenario as a base; None where not all of it passes, or clocks of several machines are in its times."""
+    cell, logs = played.cell, played.logs
+    if cell is None or played.left or any(finding.verdict != "pass" for finding in played.findings.values()):
+        return None
+    if any(log.first(Kind.CLOCK_MEASURED) is not None for log in logs.values()):
+        return None
+    due: dict[str, Expected] = {arm: due_of(cell, arm) for arm in ARMS}
+    return Base(
+        tree=tree,
+        cell=cell,
+        logs=logs,
+        due=due,
+        claims={arm: claims_of(evidence_of(cell, logs, arm, due[arm]).measures) for arm in ARMS},
+        order={arm: frozenset(backwards(logs[arm])) for arm in ARMS},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """``root``: where runs are written that are judged whole."""
+
+    root: Path | None = None
+
+    def look(self, base: Base, changes: Sequence[Change], *, whole: bool = False) -> Looked:
+        """What the judge makes of a base with these changes. ``whole``: judge it as a run directory in any case. Never
+        raises, but for what interrupts."""
+        for _ in range(TRIES):
+            begun_s = time.process_time()
+            try:
+                with bounded(LONGEST_S, "changed"):
+                    looked = self._looked(base, changes, whole)
+            except Endless as error:
+                return Looked(find=Find(key="no end", text=str(error)), seen={})
+            except Exception as error:
+                return Looked(find=Find(key=f"crash: {place_of(error)}", text=told(error)), seen={})
+            took_s = time.process_time() - begun_s
+            if looked.find is not None or whole or took_s <= MOST_CPU_S:
+                return looked
+        text = f"judging took {took_s:.1f} s of a processor, more than {MOST_CPU_S:g}"
+        return Looked(find=Find(key=f"slow: {_about(changes)}", text=text), seen=looked.seen)
+
+    def neutral(self, base: Base) -> Find | None:
+        """What is judged otherwise when nothing of what the logs say is changed. Never raises, but for what
+        interrupts."""
+        try:
+            with bounded(LONGEST_S, "changed"):
+                return self._rewritten(base) or self._moved(base)
+        except Endless as error:
+            return Find(key="no end", text=str(error))
+        except Exception as error:
+            return Find(key=f"crash: {place_of(error)}", text=told(error))
+
+    def _rewritten(self, base: Base) -> Find | None:
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
+        try:
+            run = stored(root / "run", base.cell, base.logs)
+            right = _results(run)
+            for how, write in WRITTEN.items():
+                again = stored(root / how, base.cell, base.logs, write)
+                if _results(again) != right:
+                    text = f"the log says the same with {how}, and is judged otherwise"
+                    return Find(key=f"not alike: {how}", text=text)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return None
+
+    def _moved(self, base: Base) -> Find | None:
+        seen, claims = _judged(base, {arm: later(base.logs[arm]) for arm in ARMS})
+        said = [f"{name}: {why}" for name, why in seen.items()]
+        said += [f"{arm}: {one}" for arm in ARMS for one in altered(base.claims[arm], claims[arm])]
+        if not said:
+            return None
+        key = f"not alike: all times later: {_claim(said[0])}"
+        return Find(key=key, text="\n".join(["with all times an hour later", *said]))
+
+    def _looked(self, base: Base, changes: Sequence[Change], whole: bool) -> Looked:
+        logs: dict[str, Log]
+        try:
+            logs = {arm: changed(base.logs[arm], [c for c in changes if c.arm == arm]) for arm in ARMS}
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+            # ``read_log`` calls such a log senseless
+            return Looked(seen={SENSELESS: str(error)}, reached=_reached({SENSELESS: ""}, changes))
+        if all(logs[arm].events == base.logs[arm].events for arm in ARMS):
+            return Looked(same=True, seen={})
+        seen, claims = _judged(base, logs)
+        find = None
+        if whole:
+            find = self._whole(base, logs)
+        if find is None and not seen:
+            find = self._unseen(base, logs, claims, changes)
+        return Looked(find=find, seen=seen, reached=_reached(seen, changes))
+
+    def _unseen(
+        self, base: Base, logs: Mapping[str, Log], claims: Mapping[str, Claims], changes: Sequence[Change]
+    ) -> Find | None:
+        moves = [change.do == "move" for change in changes]
+        said: list[str] = []
+        for arm in ARMS:
+            said += [f"{arm}: {one}" for one in altered(base.claims[arm], claims[arm], times=not any(moves))]
+            if all(moves):
+                said += [f"{arm}: {one}" for one in sorted(backwards(logs[arm]) - base.order[arm])]
+        if not said or self._verdict(base, logs) != "pass":
+            return None
+        return Find(key=f"unseen: {_claim(said[0])} by {_about(changes)}", text="\n".join(said))
+
+    def _whole(self, base: Base, logs: Mapping[str, Log]) -> Find | None:
+        """Judged as a run directory, twice. Raises what the judge raises."""
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
+        try:
+            run = stored(root / "run", base.cell, logs)
+            first, second = (judge(run).model_dump_json() for _ in range(2))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return (
+            None if first == second else Find(key="not the same twice", text="one run was judged in two ways")
+        )
+
+    def _verdict(self, base: Base, logs: Mapping[str, Log]) -> str:
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
+        try:
+            return judge(stored(root / "run", base.cell, logs)).verdict
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _results(run: RunDirectory) -> str:
+    """All that is judged of a run, whatever the order of keys."""
+    return json.dumps(judge(run).model_dump(mode="json"), sort_keys=True)
+
+
+def stored(
+    root: Path, cell: Cell, logs: Mapping[str, Log], write: Callable[[str], str] = str
+) -> RunDirectory:
+    """Both arms as a run directory that can be judged. ``write``: how each line is written instead."""
+    run = RunDirectory(root)
+    root.mkdir()
+    write_resolved(run, resolved_of(cell))
+    for arm in ARMS:
+        folder = run.events(arm_id(cell.id, 0, arm))
+        folder.mkdir(parents=True)
+        for name, actor in logs[arm].actors.items():
+            lines = (write(event.to_line()) for event in actor.events)
+            (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return run
+
+
+def _judged(base: Base, logs: Mapping[str, Log]) -> tuple[dict[str, str], dict[str, Claims]]:
+    """Who does not pass, and what is claimed, of both arms; as ``judge`` does it, which calls an arm senseless that
+    cannot be judged."""
+    seen: dict[str, str] = {}
+    claims = dict(base.claims)
+    for arm in ARMS:
+        if arm == "control" and logs[arm] is base.logs[arm]:
+            continue
+        try:
+            if absurd := absurdity(logs[arm], base.cell.scenario):
+                raise ValueError(absurd)
+            evidence = evidence_of(base.cell, logs, arm, base.due[arm])
+            claims[arm] = claims_of(evidence.measures)
+            findings = check_all(evidence)
+        except Exception as error:
+            seen[f"{arm}: {SENSELESS}"] = f"{type(error).__name__}: {error}"
+            continue
+        seen |= {f"{arm}: {name}": f.witness for name, f in findings.items() if f.verdict != "pass"}
+    return seen, claims
+
+
+def _reached(seen: Mapping[str, str], changes: Sequence[Change]) -> frozenset[Feature]:
+    who = [name.partition(": ")[2] or name for name in seen] or ["nobody"]
+    return frozenset(("seen", name, change.about) for name in who for change in changes)
+
+
+def _about(changes: Sequence[Change]) -> str:
+    return "; ".join(sorted({change.about for change in changes}))
+
+
+def _claim(said: str) -> str:
+    """The claim alone, without its values and numbers."""
+    words = said.partition(" was ")[0].partition(" had ")[0].partition(" before ")[0].partition(" of ")[0]
+    return words.strip()

@@ -1,0 +1,1 @@
+"""The search for files that the loader takes badly."""

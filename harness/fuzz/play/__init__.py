@@ -1,0 +1,1 @@
+"""One scenario of a search: played, watched, and taken for a defect or not."""

@@ -1,0 +1,86 @@
+"""What a played scenario reached: stages of the controller beside what came to it, and what it was hit with there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from chaos.events.log import Event, Kind
+from harness.run.orchestrator import Orchestrator
+from recovery.process.local import Dying, Exited, Report, Said
+
+Feature = tuple[str, ...]
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "heard": "stage × message",
+        "hit": "stage × fault × phase",
+        "failed": "stage × cause of a failure",
+        "decided": "stage × decision",
+        "refused": "reason for a refusal",
+        "spoilt": "reason for a refusal × spoiling",
+        "loaded": "spoilings of what loads all the same",
+        "seen": "checker × change of a log",
+    }
+)
+"""First word of a feature -> what is counted by it."""
+
+
+class Observed(Orchestrator):
+    """An arm that notes what it reached."""
+
+    reached: set[Feature]
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self.reached = set()
+        super().__init__(*args, **named)
+
+    def _hear(self, report: Report) -> None:
+        self.reached.add(("heard", self.controller.stage.value, _word(report)))
+        super()._hear(report)
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write an event, as every arm does."""
+        stage = self.controller.stage.value
+        if kind is Kind.FAULT_INJECTED:
+            self.reached.add(("hit", stage, data["kind"], str(data.get("phase"))))
+        elif kind is Kind.FAILURE_DETECTED:
+            self.reached.add(("failed", stage, data["cause"]))
+        elif kind is Kind.DECISION:
+            self.reached |= {("decided", stage, str(act).partition("(")[0]) for act in data["actions"]}
+        return super().record(kind, step=step, generation=generation, **data)
+
+
+def _word(report: Report) -> str:
+    if isinstance(report, Said):
+        return type(report.message).__name__
+    if isinstance(report, Exited):
+        return "killed" if report.signal else "ended" if report.exit_code == 0 else "failed"
+    return "dying" if isinstance(report, Dying) else type(report).__name__
+
+
+@dataclass(kw_only=True)
+class Coverage:
+    """Over a search. ``times``: feature -> in how many scenarios it was reached."""
+
+    times: Counter[Feature] = field(default_factory=Counter)
+
+    def add(self, reached: Collection[Feature]) -> int:
+        """Count a scenario's features; how many of them are new."""
+        new = sum(feature not in self.times for feature in reached)
+        self.times.update(set(reached))
+        return new
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """(what was counted, how many different, of them seen once only), for people; nothing of what was not looked
+        for."""
+        found = []
+        for name, text in WORDS.items():
+            mine = [times for feature, times in self.times.items() if feature[0] == name]
+            if mine:
+                found.append((text, len(mine), sum(times == 1 for times in mine)))
+        return found

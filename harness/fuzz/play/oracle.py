@@ -1,0 +1,242 @@
+"""Which played scenarios show a defect: crashes, arms without an end, things left behind, verdicts without a reason.
+
+A verdict other than pass is no defect where the scenario asked for what cannot go well, and the judge says just that.
+Each such reason is listed (``EXCUSES``) with what must be true of the scenario for it to count; no other is excused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.fuzz.play.play import Played
+from harness.judge.measure.pressure import TOO_BUSY
+from harness.judge.results import Finding
+
+Tree = Mapping[str, Any]
+NOTICED_S = 1.0
+"""A hang of so many seconds shows in the job's steps."""
+TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
+"""Keys of which a fault's ``at`` has one."""
+MORE = re.compile(r"; and \d+ more$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Find:
+    """A defect that a scenario shows. ``key``: the same for the same defect, as far as can be told; ``text``: for
+    people."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excuse:
+    """A reason for which a verdict is no pass. ``name``: of the checker, ``says``: what its witness begins with or
+    holds, both regular expressions; ``when``: of which scenarios it can be true; ``whole``: it explains all that the
+    checker says, not only the part that it stands in."""
+
+    name: str
+    verdict: str
+    says: str
+    when: Callable[[Tree, Played], bool] = lambda tree, played: True
+    whole: bool = False
+
+
+def _kinds(tree: Tree) -> set[str]:
+    return {fault["kind"] for fault in tree["faults"]}
+
+
+def _insists(tree: Tree, played: Played) -> bool:
+    """Whether faults strike so often that the same step may fail again and again."""
+    once = ({"step"}, {"time"}, {"event"})
+    again = any(f.get("retrigger") or f["at"].keys() & TRIGGERS not in once for f in tree["faults"])
+    return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
+
+
+def _silent(tree: Tree, played: Played) -> bool:
+    """Whether a fault changes values to others that nobody can tell from right ones."""
+    others = any(
+        f["kind"] == "tensor-corrupt" and f.get("params", {}).get("op", "nan") not in ("nan", "inf")
+        for f in tree["faults"]
+    )
+    return others or bool(_kinds(tree) & {"data-corrupt", "replica-desync"})
+
+
+def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
+    """Whether, in addition, the replicas are never compared, so that one of them stays another."""
+    return _silent(tree, played) and tree["workload"].get("verify_every") == 0
+
+
+def _cut_off(tree: Tree, played: Played) -> bool:
+    """Whether ranks are cut off from each other for so many steps, which nobody makes meanwhile."""
+    cuts = ("node-isolate", "partition", "link-flap")
+    return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
+
+
+def _slight(tree: Tree, played: Played) -> bool:
+    """Whether a fault makes something slower, which may not show."""
+    slow = (
+        "straggler",
+        "node-slow",
+        "io-slow",
+        "data-stall",
+        "store-latency",
+        "heartbeat-drop",
+        "clock-skew",
+    )
+    return any(f["kind"] in slow or f["kind"].startswith("link-") for f in tree["faults"])
+
+
+def _brief(tree: Tree, played: Played) -> bool:
+    """Whether a rank hangs for less than anybody waits for it."""
+    return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
+
+
+def _never_began(tree: Tree, played: Played) -> bool:
+    return played.outcomes.get("faulted") != "completed"
+
+
+def _real(tree: Tree, played: Played) -> bool:
+    """Whether processes trained, beside whatever else the machine does."""
+    return tree["launcher"]["kind"] != "sim"
+
+
+def _lost_devices(tree: Tree, played: Played) -> bool:
+    return "gpu-lost" in _kinds(tree)
+
+
+def _swaps(tree: Tree, played: Played) -> bool:
+    """Whether a file of a checkpoint is to be exchanged with another, and one that one rank wrote has no other."""
+    return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
+
+
+def _without_ranks(tree: Tree, played: Played) -> bool:
+    """Whether there are more nodes than the ranks fill."""
+    place = played.cell.scenario.topology if played.cell else None
+    return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
+
+
+def _hangs(tree: Tree, played: Played) -> bool:
+    """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait in vain."""
+    return len(tree["faults"]) > 1 and bool(_kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"})
+
+
+NEVER_DUE = (
+    r"waited for \w+ number \d+, which never came", r"was due at step \d+, the run ended at \d+",
+    r"was first due [\d.]+ s after the first step, and training lasted", r"its probability ruled out every arrival",
+    r"was due [\d.]+ s after the first step, the run took", r"was due at step \d+, and there was no rank \d+ in it",
+    "no fault fired: their probabilities ruled all of them out",
+)  # fmt: skip
+"""Why a fault was never injected."""
+NOT_LANDED = (
+    "could not be injected: it was over before anybody saw an effect",
+    "could not be injected: the run ended before anybody saw an effect",
+    "could not be injected: nobody holds rank",
+    "could not be injected: the process was gone",
+    r"could not be injected: no spare \d+ waits",
+    "could not be injected: no such checkpoint",
+    "not fired: what it acts on was not there when it was due",
+    "^use another seed$",
+)
+"""Why one that was injected did nothing."""
+UNSEEN = "could not be injected: no evidence within"
+NOBODY_THERE = r"could not be injected: nobody is on node \d+"
+NOBODY_ANSWERED = r"not fired: \w+ held for it, and nobody answered"
+NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
+NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
+TOO_NOISY = (
+    f"^{TOO_BUSY}",
+    "of its own before the first fault: run it on a quieter machine$",
+    "in all, too short to tell: raise workload.steps$",
+)
+"""Why nobody can tell how fast a job of milliseconds was that shared its machine."""
+EXCUSES: tuple[Excuse, ...] = (
+    *(Excuse(name="fault-landed", verdict="inconclusive", says=why) for why in (*NEVER_DUE, *NOT_LANDED)),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_ANSWERED, when=_hangs),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
+    Excuse(
+        name="liveness",
+        verdict="inconclusive",
+        says=r"\d+ healthy steps? after the last fault, \d+ are needed",
+    ),
+    Excuse(name="liveness", verdict="inconclusive", says="too short to tell: raise workload.steps"),
+    *(Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True) for why in TOO_NOISY),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
+    Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
+    *(
+        Excuse(
+            name=name,
+            verdict="inconclusive",
+            says="no committed step|no step was committed",
+            when=_never_began,
+        )
+        for name in ("loss-equality", "nan-containment", "sample-accounting", "step-arithmetic")
+    ),
+    Excuse(name="replica-equality", verdict="inconclusive", says="no step has digests from two ranks"),
+    Excuse(
+        name="replica-equality",
+        verdict="inconclusive",
+        says=r"\d+ of \d+ ranks left a digest of the last step",
+    ),
+    Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
+    Excuse(name="replica-equality", verdict="fail", says="", when=_silent_and_uncompared),
+)
+
+
+def find_in(tree: Tree, played: Played) -> Find | None:
+    """The worst that is wrong, or None."""
+    if played.refused:
+        return None
+    if played.crash:
+        return Find(key=f"crash: {played.place}", text=played.crash)
+    if played.left:
+        return Find(key="left behind", text="; ".join(played.left))
+    open_ones = {
+        name: parts for name, finding in played.findings.items()
+        if finding.verdict != "pass" and (parts := unexcused(tree, played, name, finding))
+    }  # fmt: skip
+    if not open_ones:
+        return None
+    worst = sorted(open_ones, key=lambda name: (played.findings[name].verdict != "fail", name))
+    said = [f"{name} {played.findings[name].verdict}: {played.findings[name].witness}" for name in worst]
+    first = worst[0]
+    key = f"{first} {played.findings[first].verdict}: {plain('; '.join(open_ones[first]))}"
+    return Find(key=key, text="\n".join(said))
+
+
+def unexcused(tree: Tree, played: Played, name: str, finding: Finding) -> list[str]:
+    """What a checker says beside reasons that are listed, and true."""
+    checker = name.partition(": ")[2]
+    known = [one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict]
+    true = [one for one in known if one.when(tree, played)]
+    if any(one.whole and re.search(one.says, finding.witness) for one in true):
+        return []
+    parts = MORE.sub("", finding.witness).split("; ")
+    return [part for part in parts if not any(re.search(one.says, part) for one in true)]
+
+
+def unsteady(first: Played, second: Played) -> Find | None:
+    """Whether one seed gave two logs."""
+    if first.digest == second.digest and first.crash == second.crash:
+        return None
+    return Find(key="not the same twice", text="one scenario with one seed gave two different logs")
+
+
+def plain(witness: str) -> str:
+    """Without what differs from one scenario to the next that shows the same: numbers, names, digests, repetitions."""
+    parts = dict.fromkeys(_plain(part) for part in MORE.sub("", witness).split("; "))
+    return "; ".join(parts)[:160]
+
+
+def _plain(text: str) -> str:
+    for pattern, word in ((r"\b[0-9a-f]{6,}\b", "#"), (r"\b[wsk]\d+\b", "P"), (r"\bf\d+\b", "F")):
+        text = re.sub(pattern, word, text)
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", text)

@@ -1,0 +1,263 @@
+"""One scenario played and judged: in the simulator with its files in memory, what it reached, and what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import chaos.faults
+import recovery.policy.strategies
+from chaos import plugins
+from chaos.errors import ScenarioError
+from chaos.events.log import Log, read_log
+from chaos.fault.base import Fault
+from chaos.loading.load import load
+from chaos.scenario.catalogue import Catalogue
+from chaos.scenario.model import Cell, ResolvedRun
+from chaos.schedule.plan import repeat_seed
+from harness.arm.watching import StopFlag
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.play.coverage import Feature, Observed
+from harness.host.rundir import RunDirectory
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.record.expected import Expected, expected_of
+from harness.judge.results import Finding
+from harness.launch.launcher import ArmSetup, Launcher
+from harness.launch.requirements import refuse_impossible
+from harness.launch.workload import DataInfo
+from harness.launchers.sim import Sim, SimSession
+from harness.sim.rank.behaviour import Behaviour
+from harness.undo.ledger import read_open
+from recovery.policy.strategy import Strategy
+
+SAMPLES = 4096
+LONGEST_S = 60.0
+"""Of real time, for one arm of simulated time: a hundred times what they take."""
+CONTROLS_KEPT = 50
+IN_MEMORY = Path("/dev/shm")
+ROOT = Path(chaos.__file__).resolve().parents[1]
+ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
+
+
+class Endless(BaseException):
+    """An arm did not come to its end; of no kind that what it interrupts would catch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What became of a scenario. ``refused``: why it was not played; ``crash``: the end of a traceback, ``place``:
+    where it was raised; ``findings``: "arm: checker" -> its word; ``left``: what was not cleaned up; ``digest``: of all
+    logs; ``outcomes``: arm -> how it ended; ``cell``: what was played."""
+
+    refused: str = ""
+    crash: str = ""
+    place: str = ""
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    digest: str = ""
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    reached: frozenset[Feature] = frozenset()
+    logs: Mapping[str, Log] = field(default_factory=dict)
+    cell: Cell | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arm:
+    outcome: str
+    log: Log
+    left: tuple[str, ...]
+    digest: str
+
+
+class Silent:
+    """Shows nothing."""
+
+    def on_progress(self, *_: object) -> None:
+        """Nothing."""
+
+    def on_event(self, *_: object) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """Plays scenarios on the simulator. ``root``: where their files go meanwhile; ``behaviour``, ``strategy``:
+    instead of the right ones, to plant a defect."""
+
+    catalogue: Catalogue
+    root: Path | None = None
+    behaviour: type[Behaviour] = Behaviour
+    strategy: type[Strategy] | None = None
+    _controls: dict[str, _Arm] = field(default_factory=dict)
+
+    def play(self, tree: Mapping[str, Any]) -> Played:
+        """Load, play both arms, judge. Never raises, but for what interrupts."""
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
+        reached: set[Feature] = set()
+        try:
+            return self._play(tree, root, reached)
+        except ScenarioError as error:
+            return Played(refused=str(error))
+        except Endless as error:
+            return Played(crash=str(error), place="no end", reached=frozenset(reached))
+        except Exception as error:
+            return Played(crash=told(error), place=place_of(error), reached=frozenset(reached))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    def _play(self, tree: Mapping[str, Any], root: Path, reached: set[Feature]) -> Played:
+        path = root / "scenario.yaml"
+        path.write_text(as_yaml(tree))
+        (cell, *_) = load(path, self.catalogue).cells
+        spec = cell.scenario.launcher
+        launcher = plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+        assert isinstance(launcher, Sim)
+        refuse_impossible(cell, launcher)
+        control = self._control(tree, cell, root, launcher)
+        faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
+        logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
+        return Played(
+            findings=dict(judged(cell, logs)), left=(*control.left, *faulted.left),
+            digest=control.digest + faulted.digest, reached=frozenset(reached), logs=logs,
+            cell=cell, outcomes={"control": control.outcome, "faulted": faulted.outcome},
+        )  # fmt: skip
+
+    def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
+        """Played once for all scenarios that differ in their faults alone; not at all for one that is played twice."""
+        key = json.dumps({name: value for name, value in tree.items() if name != "faults"})
+        found = self._controls.get(key)
+        if found is None:
+            found = self._arm(cell, RunDirectory(root / "alone"), "control", launcher, set())
+            while len(self._controls) >= CONTROLS_KEPT:
+                del self._controls[next(iter(self._controls))]
+            self._controls[key] = found
+        return found
+
+    def _arm(
+        self, cell: Cell, run: RunDirectory, arm: Literal["control", "faulted"], launcher: Sim, reached: set[Feature]
+    ) -> _Arm:  # fmt: skip
+        run.root.mkdir()
+        run.make_arm(arm)
+        data = DataInfo(path=run.root, samples=SAMPLES, digest="none", about="simulated")
+        seed = repeat_seed(cell.scenario.seed, 0)
+        setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+        spec = cell.scenario.recovery
+        strategy = (self.strategy or strategies()[spec.strategy])(**spec.params)
+        cluster = SimSession(launcher.timings(), self.behaviour()).cluster(setup)
+        played = Observed(setup, cluster, strategy, kinds(), watcher=Silent(), stop=StopFlag())
+        try:
+            with bounded(LONGEST_S, arm):
+                outcome = played.run()
+        finally:
+            reached |= played.reached
+        left = tuple(str(record) for record in read_open(run.ledger))
+        return _Arm(outcome=outcome, log=read_log(run.events(arm)), left=left, digest=digest(run))
+
+
+def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]:
+    """What all checkers say of both arms."""
+    for arm in ARMS:
+        for name, finding in check_all(evidence_of(cell, logs, arm, due_of(cell, arm))).items():
+            yield f"{arm}: {name}", finding
+
+
+def evidence_of(
+    cell: Cell, logs: Mapping[str, Log], arm: Literal["control", "faulted"], due: Expected
+) -> Evidence:
+    """What a checker gets to see of an arm. ``due``: what the arm must be."""
+    return Evidence(
+        arm=arm, cell=cell, log=logs[arm], control=logs["control"] if arm == "faulted" else None,
+        controls=(logs["control"],), exact={name: kind.exact for name, kind in strategies().items()}, expected=due,
+    )  # fmt: skip
+
+
+def due_of(cell: Cell, arm: str) -> Expected:
+    """What the scenario says that an arm of it must be."""
+    return expected_of(resolved_of(cell), cell, 0, arm)
+
+
+def resolved_of(cell: Cell) -> ResolvedRun:
+    """The run of one cell, once."""
+    return ResolvedRun(run_id="", source="", started="", reproduce="", seed=cell.scenario.seed, cells=[cell])
+
+
+def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The same scenario on the simulator."""
+    spec = tree["launcher"]
+    if spec["kind"] == "sim":
+        return dict(tree)
+    kept = {name: value for name, value in spec.items() if name in ("nodes", "nodes_per_rack")}
+    return {**tree, "launcher": {"kind": "sim", **kept}}
+
+
+def memory() -> Path | None:
+    """A directory in memory; None: there is none."""
+    return IN_MEMORY if IN_MEMORY.is_dir() else None
+
+
+@cache
+def kinds() -> Mapping[str, type[Fault]]:
+    """All kinds of fault."""
+    return plugins.load(chaos.faults.__name__, Fault)
+
+
+@cache
+def strategies() -> Mapping[str, type[Strategy]]:
+    """All strategies."""
+    return plugins.load(recovery.policy.strategies.__name__, Strategy)
+
+
+def digest(run: RunDirectory) -> str:
+    """Of every byte of the logs."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted((run.root / "events").rglob("*.jsonl")):
+        found.update(path.relative_to(run.root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def bounded(seconds: float, what: str) -> Iterator[None]:
+    """Raise Endless in this thread, the main one, when it takes longer."""
+
+    def over(signum: int, frame: FrameType | None) -> None:
+        where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
+        raise Endless(f"the {what} arm did not end within {seconds:.0f} s of real time\n{where}")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def told(error: Exception) -> str:
+    """The end of its traceback."""
+    return "".join(traceback.format_exception(error, limit=-4)).strip()
+
+
+def place_of(error: Exception) -> str:
+    """Where it was raised, and what: the same defect has the same."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = place_in_rooms(frames[-1].filename, frames[-1].name) if frames else "?"
+    return f"{type(error).__name__} in {where}"
+
+
+def place_in_rooms(file: str, function: str) -> str:
+    """A function of a file by its path from the project's root on, ``recovery/data/told.py of``; of a file of
+    somebody else's by the last two parts of its path."""
+    path = Path(file)
+    ours = path.is_relative_to(ROOT)
+    return f"{path.relative_to(ROOT) if ours else Path(*path.parts[-2:])} {function}"

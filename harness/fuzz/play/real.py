@@ -1,0 +1,246 @@
+"""One scenario played for real: by ``chaos run``, as its user starts it, in a process of its own; then its output, its
+exit code, its results and the machine are looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos import errors, plugins
+from chaos.errors import LogError, ScenarioError
+from chaos.events.log import Kind, Log, read_log
+from chaos.fault.base import Fault
+from chaos.files import read_model
+from chaos.loading.load import load
+from chaos.scenario.catalogue import Catalogue
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.play.child import Child, undisturbed
+from harness.fuzz.play.coverage import Feature
+from harness.fuzz.play.leftovers import MARK, Before, clean, left_by
+from harness.fuzz.play.play import ARMS, Played, place_in_rooms, place_of, told
+from harness.host.processes import start_time
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Finding, Results
+from harness.launch.capabilities import too_small
+from harness.launch.launcher import Launcher
+from harness.launch.requirements import lacking, refuse_impossible
+from harness.run.timeouts import refuse_clashing
+
+LONGEST_S = 300.0
+"""For all of a run: ten times what it takes, more than two arms without a step take to be given up."""
+TOLD = 4000
+"""Characters of output that are kept."""
+TRACEBACK = "Traceback (most recent call last)"
+JUDGED = frozenset(
+    {errors.EXIT_PASS, errors.EXIT_FAIL, errors.EXIT_INCONCLUSIVE, errors.EXIT_UNSAFE, errors.EXIT_HALTED}
+)
+"""Exit codes of runs that came to their end, whatever it is."""
+REFUSED = frozenset({errors.EXIT_USAGE, errors.EXIT_SKIPPED})
+WORST = ("pass", "inconclusive", "fail")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How ``chaos run`` ended. ``overdue``: it had to be ended; ``left``: what was found of it on the machine."""
+
+    code: int | None
+    said: str
+    overdue: bool = False
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealPlayer:
+    """Plays scenarios with processes of this machine. ``root``: where their files go meanwhile; ``longest_s``: for one
+    of them."""
+
+    catalogue: Catalogue
+    root: Path | None = None
+    longest_s: float = LONGEST_S
+
+    def play(self, tree: Mapping[str, Any]) -> Played:
+        """Load, run, look at what came of it. Never raises, but for what interrupts: then nothing of it is left."""
+        root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root)).resolve()
+        try:
+            path = root / "scenario.yaml"
+            path.write_text(as_yaml(tree))
+            if why := self._refusal(path):
+                return Played(refused=why)
+            return self._run(path, root)
+        except Exception as error:
+            return Played(crash=told(error), place=place_of(error))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    def _refusal(self, path: Path) -> str:
+        """Why it cannot be played, by what ``chaos run`` asks before it starts anything; empty: it can."""
+        try:
+            for cell in load(path, self.catalogue, env=os.environ).cells:
+                launcher = launcher_of(cell.scenario.launcher.kind, **cell.scenario.launcher.params)
+                launcher.check(cell)
+                refuse_impossible(cell, launcher)
+                refuse_clashing(cell.scenario)
+                if why := too_small(cell) or launcher.missing(cell) or lacking(cell, launcher):
+                    return why
+        except ScenarioError as error:
+            return str(error)
+        return ""
+
+    def _run(self, path: Path, root: Path) -> Played:
+        token = secrets.token_hex(8)
+        before = Before.now(token, start_time(os.getpid()))
+        argv = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(root / "runs"), "-q"]
+        try:
+            with Child(argv, env={**os.environ, MARK: token}, output=root / "output") as child:
+                overdue = not child.await_end(self.longest_s)
+            run = run_in(root / "runs")
+            logs = dict(logs_of(run))
+            left = left_by(before, run, root, {child.pid, *pids_of(logs)})
+            return played_of(Ended(code=child.code, said=child.said, overdue=overdue, left=left), run, logs)
+        finally:
+            with undisturbed():
+                clean(before, run_in(root / "runs"))
+
+
+def launcher_of(kind: str, **params: Any) -> Launcher:
+    """A launcher by its name."""
+    return plugins.load("harness.launchers", Launcher)[kind](**params)
+
+
+def playable(kinds: Mapping[str, type[Fault]], launcher: Launcher) -> dict[str, type[Fault]]:
+    """The kinds of fault whose needs a launcher meets on this machine."""
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if kind.needs <= launcher.offers and not any(launcher.lacks(need) for need in kind.needs)
+    }
+
+
+def run_in(runs: Path) -> RunDirectory | None:
+    """The only one below ``runs``; None: it was not begun."""
+    found = [path for path in runs.glob("*/*") if path.is_dir() and not path.is_symlink()]
+    return RunDirectory(found[0]) if found else None
+
+
+def logs_of(run: RunDirectory | None) -> Iterator[tuple[str, Log]]:
+    """Arm -> its log, of those that have one that can be read."""
+    for name in run.arms() if run is not None else ():
+        assert run is not None
+        try:
+            yield name, read_log(run.events(name))
+        except LogError:
+            continue  # the judge read it too, and says so
+
+
+def pids_of(logs: Mapping[str, Log]) -> set[int]:
+    """Of all processes that an arm had."""
+    return {int(event.data["pid"]) for log in logs.values() for event in log.of(Kind.PROCESS_SPAWNED)}
+
+
+def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -> Played:
+    """What became of a scenario, by how its run ended and what it wrote down."""
+    results = _results(run)
+    reason = (results.reason if results is not None else "") or ended.said[-TOLD:]
+    reached = frozenset(feature for log in logs.values() for feature in reached_in(log))
+    if ended.overdue:
+        return Played(
+            crash=f"chaos run did not end in time\n{ended.said[-TOLD:]}", place="no end", left=ended.left
+        )
+    if trace := traceback_in([ended.said, *_agents_said(run)]):
+        return Played(crash=trace, place=place_in(trace), left=ended.left, reached=reached)
+    if ended.code in REFUSED and not ended.left:
+        return Played(refused=reason)
+    if ended.code not in JUDGED or results is None:
+        how = f"exit code {ended.code}"
+        return Played(crash=f"{how}: {reason}", place=f"{how}: {_without_paths(reason)}", left=ended.left)
+    left = ended.left or ((reason,) if ended.code == errors.EXIT_UNSAFE else ())
+    return Played(
+        findings=findings_of(results),
+        left=left,
+        reached=reached,
+        outcomes={
+            arm.arm: arm.outcome for arm in sorted(results.arms, key=lambda arm: arm.outcome != "completed")
+        },
+    )
+
+
+def findings_of(results: Results) -> dict[str, Finding]:
+    """ "arm: checker" -> its word, of several cells the worst; and what no checker says: an arm that is missing, and a
+    verdict that none of them explains."""
+    found: dict[str, Finding] = {}
+    for arm in results.arms:
+        for name, finding in arm.invariants.items():
+            key = f"{arm.arm}: {name}"
+            if key not in found or WORST.index(finding.verdict) > WORST.index(found[key].verdict):
+                found[key] = finding
+    if missing := set(ARMS) - {arm.arm for arm in results.arms}:
+        found["run: arms"] = Finding(
+            verdict="fail", witness=f"there is no {' and no '.join(sorted(missing))} arm"
+        )
+    unsaid = all(finding.verdict == "pass" for finding in found.values())
+    if unsaid and results.verdict in ("fail", "inconclusive"):
+        verdict = "fail" if results.verdict == "fail" else "inconclusive"
+        found["run: verdict"] = Finding(verdict=verdict, witness=results.reason)
+    return found
+
+
+def traceback_in(texts: Sequence[str]) -> str:
+    """The last one that a program has printed; empty: none."""
+    for text in texts:
+        if TRACEBACK in text:
+            return text[text.rindex(TRACEBACK) :][:TOLD].strip()
+    return ""
+
+
+def place_in(trace: str) -> str:
+    """Where it was raised, and what, as ``play.place_of`` says it."""
+    frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)', trace)
+    raised = next((line for line in trace.splitlines()[1:] if re.match(r"[\w.]+(:|$)", line)), "?")
+    where = place_in_rooms(*frames[-1]) if frames else "?"
+    return f"{raised.partition(':')[0].rpartition('.')[2]} in {where}"
+
+
+def reached_in(log: Log) -> Iterator[Feature]:
+    """As ``coverage.Observed`` notes it, as far as a log tells: whether the job trained then, or recovered."""
+    stage = "starting"
+    for event in log.of(
+        Kind.GENERATION_READY, Kind.FAILURE_DETECTED, Kind.ABORT_SENT, Kind.DECISION, Kind.FAULT_INJECTED
+    ):
+        if event.kind is Kind.GENERATION_READY:
+            stage = "training"
+        elif event.kind is Kind.FAULT_INJECTED:
+            yield ("hit", stage, event.data["kind"], str(event.data.get("phase")))
+        elif event.kind is Kind.DECISION:
+            yield from (("decided", stage, str(act).partition("(")[0]) for act in event.data["actions"])
+        else:
+            if event.kind is Kind.FAILURE_DETECTED:
+                yield ("failed", stage, event.data["cause"])
+            stage = "recovering"
+
+
+def _results(run: RunDirectory | None) -> Results | None:
+    if run is None:
+        return None
+    try:
+        return read_model(run.results, Results)
+    except (OSError, ValueError):
+        return None
+
+
+def _agents_said(run: RunDirectory | None) -> list[str]:
+    paths = sorted((run.root / "nodes").glob("*.log")) if run is not None else []
+    return [path.read_text(errors="replace") for path in paths]
+
+
+def _without_paths(text: str) -> str:
+    """The first line, without what differs from one play to the next."""
+    first = re.sub(r"/\S+", "PATH", text.split("\n", 1)[0])
+    return re.sub(r"\d+(\.\d+)?", "#", first)[:160]

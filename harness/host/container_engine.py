@@ -1,0 +1,145 @@
+"""A container engine of this machine, reached through its socket; what it refuses is said in words for people.
+
+The engine is the one that ``DOCKER_HOST`` names, or else the one at the usual socket. Every call to it is bounded.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import InfrastructureError
+
+CONNECT_LIMIT_S = 5.0
+CALL_LIMIT_S = 60.0
+LEAST_API = (1, 40)  # Docker 19.03: device requests
+USUAL = "unix:///var/run/docker.sock"
+
+RUN_LABEL = "org.trainchaos.run"
+"""On every container and network of a run: the run's marker, which no other run has."""
+NODE_LABEL = "org.trainchaos.node"
+DIRECTORY_LABEL = "org.trainchaos.directory"
+HOLDER_LABEL = "org.trainchaos.holder"
+"""``harness.undo.live.Holder`` of the run, as JSON."""
+IMAGE_LABEL = "org.trainchaos.image"
+
+_HINTS = (
+    ("could not select device driver", "GPUs in containers need the NVIDIA container toolkit on this machine"),
+    ("is already in use by container", "it is not of this run and is left alone: rename or remove it"),
+    ("no space left on device", "free disk space where the engine keeps its data (docker info: Docker Root Dir)"),
+    ("operation not permitted", "the engine itself lacks a privilege for it: see its log"),
+)  # fmt: skip
+
+
+def engine_url() -> str:
+    """Where the engine is looked for."""
+    return os.environ.get("DOCKER_HOST") or USUAL
+
+
+def lacks_engine() -> str | None:
+    """Why no engine of this machine can be used now, with what to do; None when one can."""
+    try:
+        connect().close()
+    except InfrastructureError as error:
+        return f"{error.message}: {error.hint}" if error.hint else error.message
+    return None
+
+
+def connect(url: str = "") -> Any:
+    """A ``docker.DockerClient``; the caller closes it. ``url``: instead of the usual one.
+
+    Raises InfrastructureError, with what to do: no engine, one of another machine, no permission, too old.
+    """
+    where = url or engine_url()
+    if not where.startswith("unix://"):
+        raise InfrastructureError(
+            f"the Docker engine at {where} may be on another machine; nodes share files and addresses with this one",
+            hint="use an engine of this machine: DOCKER_HOST=unix:///..., or unset it",
+        )
+    _try_socket(Path(where.removeprefix("unix://")))
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.DockerClient(base_url=where, version="auto", timeout=CONNECT_LIMIT_S)
+    except (DockerException, OSError) as error:
+        raise InfrastructureError(
+            f"what listens at {where} does not answer as a Docker engine does: {_first_line(error)}",
+            hint="see its log; restart it",
+        ) from error
+    spoken = client.api.api_version
+    if tuple(int(part) for part in spoken.split(".")) < LEAST_API:
+        client.close()
+        least = ".".join(map(str, LEAST_API))
+        raise InfrastructureError(
+            f"the Docker engine speaks API {spoken}, and {least} or newer is needed",
+            hint="upgrade it to Docker 19.03 or newer",
+        )
+    client.api.timeout = CALL_LIMIT_S
+    return client
+
+
+@contextmanager
+def asking(what: str, *, hint: str = "") -> Iterator[None]:
+    """Turn what the engine refuses inside into an InfrastructureError. ``what``: that it was asked to do, with a verb
+    first; ``hint``: what to do where the refusal itself does not tell."""
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except APIError as error:
+        why = str(error.explanation or error)
+        told = next((advice for sign, advice in _HINTS if sign in why.lower()), hint)
+        raise InfrastructureError(f"the Docker engine could not {what}: {why.strip()}", hint=told) from error
+    except RequestException as error:
+        raise InfrastructureError(
+            f"the Docker engine did not {what}: it is gone, or took longer than {CALL_LIMIT_S:.0f} s",
+            hint=f"see its log; when it runs again, chaos heal removes what is left ({_first_line(error)})",
+        ) from error
+    except DockerException as error:
+        raise InfrastructureError(f"could not {what}: {_first_line(error)}", hint=hint) from error
+
+
+def _try_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CONNECT_LIMIT_S)
+        try:
+            trial.connect(str(path))
+        except FileNotFoundError as error:
+            raise InfrastructureError(
+                f"no Docker engine runs here ({path} is not there)",
+                hint="install and start one, or name its socket with DOCKER_HOST",
+            ) from error
+        except PermissionError as error:
+            raise InfrastructureError(
+                f"this user may not use the Docker engine's socket {path}", hint=_who_may(path)
+            ) from error
+        except OSError as error:
+            raise InfrastructureError(
+                f"no Docker engine answers at {path}: {error.strerror or error}",
+                hint="start it: systemctl start docker",
+            ) from error
+
+
+def _who_may(path: Path) -> str:
+    try:
+        gid = path.stat().st_gid
+    except OSError:
+        return "its directory is closed to this user: run as root"
+    try:
+        group = grp.getgrgid(gid).gr_name
+    except KeyError:
+        group = str(gid)
+    return (
+        f"become a member of its group {group} (usermod -aG {group} USER, then log in anew), or run as root"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

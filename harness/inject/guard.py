@@ -1,0 +1,70 @@
+"""Keeps an arm within its scenario's blast radius: asks before every occurrence, knowing what is broken already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from chaos.fault.base import Fault, Occurrence, Where
+from chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+
+
+class Struck(Protocol):
+    """An occurrence that was injected."""
+
+    planned: PlannedFault
+    fault: Fault
+    occurrence: Occurrence
+    healed: bool
+
+
+class Guard:
+    """Of one arm. Told when the job breaks and when it trains again."""
+
+    def __init__(self, scene: Scene) -> None:
+        scenario = scene.setup.cell.scenario
+        self._scene = scene
+        self._limits = scenario.blast_radius
+        self._topology = scenario.topology
+        self._recovering = False
+        self._whole_since_ns = 0
+
+    def on_failure(self) -> None:
+        """A failure was declared."""
+        self._recovering = True
+
+    def on_training(self) -> None:
+        """A generation trains: earlier faults that are healed are recovered from."""
+        self._recovering = False
+        self._whole_since_ns = self._scene.now_ns()
+
+    def refusal(self, planned: PlannedFault, fault: Fault, struck: Sequence[Struck]) -> str | None:
+        """Why an occurrence due now must not fire; None when it may."""
+        active = [live for live in struck if not live.healed or self._is_being_answered(live)]
+        stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
+        held = {rank for rank in range(self._topology.ranks) if self._scene.process_of(rank)}
+        occurrences = {(live.planned.id, live.occurrence.time_ns) for live in active}
+        down = frozenset(node for live in active if _disables(live.fault) for node in live.planned.nodes)
+        damage = Damage(active=len(occurrences), healthy=self._topology.whole(held - stopped), nodes=down)
+        ranks = ranks_hit(planned, fault.where, self._topology)
+        shards = self._topology.shards
+        return refusal(
+            self._limits, damage, ranks=ranks, disables=_disables(fault), shards=shards,
+            nodes=nodes_hit(planned, fault.where, self._topology), whole=planned.nodes,
+        )  # fmt: skip
+
+    def _is_being_answered(self, live: Struck) -> bool:
+        """Whether the job is just recovering from it."""
+        after = live.occurrence.time_ns >= self._whole_since_ns
+        return self._recovering and after and not live.fault.harmless
+
+    def _ranks_of(self, struck: Iterable[Struck]) -> Iterable[int]:
+        for live in struck:
+            yield from ranks_hit(live.planned, live.fault.where, self._topology)
+
+
+def _disables(fault: Fault) -> bool:
+    """Whether those it hits stop being healthy replicas."""
+    return not fault.harmless and fault.where in (Where.PROCESS, Where.RANK, Where.NODE)

@@ -1,0 +1,233 @@
+"""The occurrences of an arm's faults, from injection to heal: what is recorded of each, its evidence, and its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chaos.events.clocks import Clocks
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.scenario.verify import unmet
+from chaos.schedule.plan import PlannedFault, Point
+from harness.arm.fault_context import Scene
+from harness.inject.occurrence import Late, Live, died_holding, spoken_of, undone
+from harness.inject.sites import Aim, Miss
+from recovery.transport.wire import Extra
+
+EVIDENCE_LIMIT_S = 15.0
+EVIDENCE_STEPS = 5
+"""Within which the effect of a fault that makes steps slower shows; they may take longer than EVIDENCE_LIMIT_S."""
+LONGEST_S = 600.0
+UNSEEN = "it was over before anybody saw an effect: too weak to be felt, or nothing was there to be hit"
+
+
+class Occurrences:
+    """Of one arm, in order of injection."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.live: list[Live] = []
+        self._numbers: Counter[str] = Counter()
+        self._clocks = Clocks()
+
+    def spoken_of(self, message: Extra) -> Live | None:
+        """The one that a rank's message is about."""
+        return spoken_of(self.live, message)
+
+    def next_number(self, planned: PlannedFault) -> int:
+        """Of the next occurrence of a fault."""
+        return self._numbers[planned.id]
+
+    def begin(
+        self, planned: PlannedFault, fault: Fault, aim: Aim | Miss, step: int | None, *, committed: int,
+        point: Point | None = None, phase: str | None = None, held: bool = False, late: Late | None = None,
+        act: int | None = None,
+    ) -> Live:  # fmt: skip
+        """Undo record and ``fault_injected``, before anything is done. ``committed``: steps done when it acts;
+        ``point``: the planned one; ``phase``: of the step, at which ranks hold or are said to be, None where no point
+        was waited for; ``held``: whether its process holds for it; ``act``: number of the first of those that hit at
+        once, None for one alone."""
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        now = self._scene.now_ns()
+        duration, steps = planned.duration_s, planned.duration_steps
+        hit = aim if isinstance(aim, Aim) else None
+        step = hit.step if hit and hit.step is not None else step
+        processes = hit.processes if hit else ()
+        occurrence = Occurrence(
+            fault=planned.id, number=number, step=step, time_ns=now, target=dict(aim.who), processes=processes,
+            process=processes[0] if processes else None, rank=hit.rank if hit else None,
+            checkpoint=hit.checkpoint if hit else None,
+        )  # fmt: skip
+        outside = fault.where is not Where.RANK
+        live = Live(
+            planned=planned, fault=fault, occurrence=occurrence, aim=hit, tails=self._tails(processes),
+            until_ns=now + int(duration * 1e9) if duration is not None and outside else None,
+            until_step=committed + steps if steps is not None and outside else None, point=point,
+            held=held and occurrence.rank is not None and fault.where in (Where.PROCESS, Where.RANK), late=late,
+            heard=set(processes), act=number if act is None else act, committed=committed,
+        )  # fmt: skip
+        about = {"arm": self._scene.setup.id, "fault": planned.id, "occurrence": number, "kind": planned.kind}
+        self._scene.ledger.write(**about, target=dict(aim.who), durable=False)
+        live.records = [self._scene.ledger.will(undo, **about) for undo in (hit.undo if hit else ())]
+        self.live.append(live)
+        when: dict[str, Any] = {} if phase is None else {"phase": phase}
+        self._scene.record(
+            Kind.FAULT_INJECTED, step=step, fault=planned.id, kind=planned.kind, occurrence=number,
+            target=dict(aim.who), act=live.act, **when, **(late.recorded() if late else {}),
+        )  # fmt: skip
+        return live
+
+    def not_fired(self, planned: PlannedFault, step: int | None, reason: str) -> None:
+        """An occurrence that was due and never began."""
+        number = self._numbers[planned.id]
+        self._numbers[planned.id] += 1
+        self._scene.record(
+            Kind.FAULT_FAILED, step=step, fault=planned.id, occurrence=number, reason=f"not fired: {reason}"
+        )
+
+    def fail(self, live: Live, reason: str, **more: bool) -> None:
+        """It did not land. One that never acted has nothing to heal."""
+        live.settled = True
+        live.healed = live.healed or live.aim is None
+        self._scene.record(
+            Kind.FAULT_FAILED, fault=live.occurrence.fault, occurrence=live.occurrence.number, reason=reason, **more
+        )  # fmt: skip
+
+    def effect(self, live: Live, evidence: Mapping[str, Any]) -> None:
+        """What was done, or seen of it."""
+        self._scene.record(
+            Kind.FAULT_EFFECT, fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            evidence=dict(evidence),
+        )  # fmt: skip
+
+    def heal(self, live: Live, how: str) -> None:
+        """Undo it, if it is not undone yet; what cannot be undone stays open. What a later occurrence still does to the
+        same target is left to that one."""
+        if live.healed:
+            return
+        after = self._still_on(live)
+        remark = (
+            undone(live) if after is None else f"; its effect is left to occurrence {after.occurrence.number}"
+        )
+        if remark is None:
+            return
+        for record in live.records:
+            self._scene.ledger.undone(record, how + remark)
+        self._healed(live, how + remark)
+
+    def _still_on(self, live: Live) -> Live | None:
+        """Another occurrence that keeps doing the same from outside to the same target, and is not over."""
+        if not live.lasts or live.fault.where is Where.RANK:
+            return None  # a rank's agent keeps each of its own apart
+        same = (one for one in self.live if one.planned.id == live.planned.id and one is not live)
+        return next(
+            (o for o in same if o.aim and not o.healed and o.occurrence.target == live.occurrence.target),
+            None,
+        )
+
+    # ---- evidence
+
+    def look(self, live: Live, committed: int | None = None) -> None:
+        """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts, EVIDENCE_STEPS too.
+        ``committed``: steps done by now."""
+        now = self._scene.now_ns()
+        if live.aim is not None and live.aim.look is not None and not live.looked:
+            seen = live.aim.look()
+            if seen is not None:
+                live.looked = True
+                self.effect(live, seen)
+        for tail in live.tails:
+            live.seen.extend(self._clocks.corrected(event) for event in tail.read())
+        # What has been looked at says the same again: evidence comes with events.
+        new, live.weighed = len(live.seen) > live.weighed, len(live.seen)
+        landed = live.fault.landed(live.occurrence, live.seen) if new else None
+        if landed is not None:
+            self._settle(live, landed)
+            return
+        past_s, limit_s = (now - live.occurrence.time_ns) / 1e9, EVIDENCE_LIMIT_S + live.fault.shows_after_s()
+        acts = live.lasts and not live.healed and past_s <= LONGEST_S
+        if past_s > limit_s and not (acts and (committed or 0) < live.committed + EVIDENCE_STEPS):
+            self.fail(live, f"no evidence within {past_s:.0f} s")
+
+    def tick(self, committed: int) -> None:
+        """Look for evidence, and end what is over after so many steps, or by now."""
+        now = self._scene.now_ns()
+        for live in self.live:
+            if not live.settled:
+                self.look(live, committed)
+            by_time = live.until_ns is not None and now >= live.until_ns
+            if not live.healed and (
+                by_time or (live.until_step is not None and committed >= live.until_step)
+            ):
+                self.heal(live, "its duration was over" + live.overdue(committed))
+
+    def observe(self, event: Event) -> list[Live]:
+        """An event of the orchestrator: possible evidence, and what it says of the clocks of the others. Returns those
+        whose target it says has died where it held for them."""
+        self._clocks.observe(event)
+        void = []
+        for live in self.live:
+            if not live.settled:
+                live.seen.append(event)
+            if event.kind is not Kind.PROCESS_EXITED or live.occurrence.processes != (event.data["process"],):
+                continue
+            if not live.settled and live.held:
+                self.look(live)
+                if not live.settled and died_holding(live):
+                    void.append(live)
+                    continue
+            if live.lasts and live.fault.where is Where.RANK:
+                self.heal(live, "ended with the process it acted in")
+        return void
+
+    def joined(self, process: str) -> None:
+        """It is hit by what acts everywhere, and may be the one that shows it: whoever was hit first may be killed for
+        it before it has written a line."""
+        for live in self.live:
+            if live.fault.everywhere and not live.settled and process not in live.heard:
+                live.heard.add(process)
+                live.tails += self._tails((process,))
+
+    def pending(self) -> bool:
+        """Whether evidence is still looked for."""
+        return any(not live.settled for live in self.live)
+
+    def close(self) -> None:
+        """Heal everything, on every way out; what found no evidence by now did not land."""
+        for live in self.live:
+            if not live.settled:
+                self.look(live)
+        for live in self.live:
+            if not live.settled:
+                self.fail(live, UNSEEN if live.healed else "the run ended before anybody saw an effect")
+            if not live.healed:
+                self.heal(live, "the run ended")
+
+    def _settle(self, live: Live, landed: Landed) -> None:
+        live.settled = True
+        if reason := unmet(live.planned.verify, landed.evidence):
+            self.fail(live, f"{LANDED_OTHERWISE}: {reason}")
+        else:
+            self._scene.record(
+                Kind.FAULT_LANDED, step=live.occurrence.step, witness=landed.witness, evidence=dict(landed.evidence),
+                fault=live.occurrence.fault, occurrence=live.occurrence.number,
+            )  # fmt: skip
+        if not live.lasts and not live.healed and live.fault.may_last:
+            self._healed(live, OVER_WHEN_DONE)  # without a duration, until whoever finds it ends it
+        elif not live.lasts and not live.healed:
+            self.heal(live, OVER_WHEN_DONE)
+
+    def _healed(self, live: Live, how: str) -> None:
+        live.healed = True
+        self._scene.record(
+            Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
+        )
+
+    def _tails(self, processes: Sequence[str]) -> list[Tail]:
+        events = self._scene.setup.run.events(self._scene.setup.id)
+        return [Tail(events / f"{process}.jsonl") for process in processes]

@@ -1,0 +1,68 @@
+"""Where faults act: one module for each ``chaos.fault.base.Where``, which finds an occurrence's targets and
+reaches them.
+
+A site is a class ``<Where>Site`` in ``harness/inject/sites/<where>.py``, made once for an arm. Faults that act inside a
+rank have none: the rank's own agent (``harness.rank.fault_agent``) is their site.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chaos.fault.base import Fault, Where
+from chaos.schedule.plan import PlannedFault
+
+if TYPE_CHECKING:
+    from harness.arm.fault_context import Scene
+    from harness.undo.records import Undo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """One thing that one occurrence hits.
+
+    ``target``: what the fault gets, by the protocol of ``chaos.fault.targets``; ``who``: the target as recorded;
+    ``processes``: the processes hit, if any; ``look``: asked again and again until it sees something, which
+    is then logged as the fault's effect; ``undo``: records that go to the ledger before the act.
+    """
+
+    target: Any
+    who: Mapping[str, Any]
+    processes: tuple[str, ...] = ()
+    rank: int | None = None
+    checkpoint: str | None = None
+    step: int | None = None
+    look: Callable[[], Mapping[str, Any] | None] | None = None
+    undo: Sequence[Undo] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss:
+    """A target that is not there: the occurrence fails for this reason."""
+
+    who: Mapping[str, Any]
+    reason: str
+
+
+class Site(Protocol):
+    """Finds the targets of faults of one ``Where``."""
+
+    def __init__(self, scene: Scene) -> None: ...
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """Everything an occurrence due now hits, in order. ``number``: of the first of these occurrences."""
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Whether all of it is there; in the middle of a recovery a process may be about to be replaced."""
+
+
+def site(where: Where, scene: Scene) -> Site:
+    """The site of a ``Where``. Raises KeyError for one that has none."""
+    if where is Where.RANK:
+        raise KeyError(where)
+    module = importlib.import_module(f"{__name__}.{where.value}")
+    made: Site = getattr(module, f"{where.value.capitalize()}Site")(scene)
+    return made

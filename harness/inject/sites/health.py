@@ -1,0 +1,60 @@
+"""The health source, on behalf of a rank's device or of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+from harness.inject.sites import Aim, Miss
+from harness.inject.sites.process import miss_rank
+from harness.launch.health import HealthSource, Reading
+
+
+@dataclass(frozen=True)
+class HealthHandle:
+    """The source, and whose device is spoken of; see chaos.fault.targets.HealthTarget."""
+
+    source: HealthSource
+    node: int | None
+    rank: int | None
+    device: str | None
+
+    def report(self, *, what: str, code: int) -> None:
+        """Append to the source."""
+        fields: dict[str, Any] = {"what": what, "code": code, "source": "injected"}
+        fields |= {"node": self.node, "rank": self.rank, "device": self.device}
+        self.source.append(Reading.model_validate(fields))
+
+
+class HealthSite:
+    """One occurrence for each rank, or for each node."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """Those that are there now."""
+        source = self._scene.health
+        if source is None:
+            return [Miss(who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here")]
+        found: list[Aim | Miss] = []
+        for rank in planned.ranks:
+            process = self._scene.process_of(rank)
+            if process is None:
+                found.append(miss_rank(rank))
+                continue
+            handle = HealthHandle(source, None, rank, self._scene.device_of(process))
+            who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
+            found.append(Aim(target=handle, who=who, rank=rank, processes=(process,)))
+        nodes = [
+            Aim(target=HealthHandle(source, node, None, None), who={"node": node}) for node in planned.nodes
+        ]
+        return [*found, *nodes]
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Whether somebody holds each rank."""
+        return all(self._scene.process_of(rank) for rank in planned.ranks)

@@ -1,0 +1,143 @@
+"""Nodes, from outside: all processes of one machine, or of all machines of one rack, at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chaos.fault.base import Fault, Need
+from chaos.fault.targets import ProcessTarget
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+from harness.inject.sites import Aim, Miss
+from harness.inject.sites.process import ProcessHandle, stopped
+from harness.launch.launcher import MachineControl
+
+RUNS = ("running", "unknown", None)
+
+
+@dataclass(frozen=True)
+class NodeHandle:
+    """Nodes that go together; see chaos.fault.targets.NodeTarget."""
+
+    scene: Scene
+    nodes: Sequence[int]
+    names: Sequence[str]
+
+    @property
+    def processes(self) -> Sequence[ProcessTarget]:
+        """What lived there when it was made."""
+        return [ProcessHandle(self.scene, name) for name in self.names]
+
+    def kill(self) -> Mapping[str, Any]:
+        """The machines where there are some, else their processes."""
+        if self.scene.machines is not None:
+            return {"machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}}
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
+        return {"signal": "SIGKILL", "processes": len(self.names)}
+
+    def pause(self) -> Mapping[str, Any]:
+        """The machines where they can be paused, else their processes."""
+        machines = self._pausable()
+        if machines is not None:
+            for node in self.nodes:
+                machines.pause(node)
+            return {"paused": list(self.nodes)}
+        for process in self.processes:
+            process.signal(signal.SIGSTOP)
+        return {"signal": "SIGSTOP", "processes": len(self.names)}
+
+    def resume(self) -> None:
+        """Undo ``pause``."""
+        machines = self._pausable()
+        if machines is not None:
+            for node in self.nodes:
+                machines.resume(node)
+            return
+        for process in self.processes:
+            process.signal(signal.SIGCONT)
+
+    def _pausable(self) -> MachineControl | None:
+        machines = self.scene.machines
+        return machines if machines is not None and machines.can_pause else None
+
+    def ration(self, cores: float) -> None:
+        """By the control groups of the arm."""
+        if self.scene.groups is None:
+            raise RuntimeError("there are no control groups here")
+        for node in self.nodes:
+            here = set(self.scene.on_node(node))
+            self.scene.groups.limit_cores([name for name in self.names if name in here], cores)
+
+    def unration(self) -> None:
+        """No limit any more."""
+        for name in self.names if self.scene.groups is not None else ():
+            assert self.scene.groups is not None
+            self.scene.groups.release(name)
+
+
+class NodeSite:
+    """One occurrence for each node, or for each rack of a fault that takes whole racks."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """Everybody who is on the nodes now: ranks, spares, and those that only start."""
+        if not getattr(type(fault), "whole_racks", False):
+            return [self._aim(fault, [node]) for node in planned.nodes]
+        racks: dict[int, list[int]] = {}
+        for node in planned.nodes:
+            racks.setdefault(self._scene.setup.cell.scenario.topology.rack_of(node), []).append(node)
+        return [self._aim(fault, nodes, rack=rack) for rack, nodes in racks.items()]
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Whether somebody is on each node."""
+        return all(self._scene.on_node(node) for node in planned.nodes)
+
+    def _aim(self, fault: Fault, nodes: Sequence[int], rack: int | None = None) -> Aim | Miss:
+        names = [name for node in nodes for name in self._scene.on_node(node)]
+        who: dict[str, Any] = {"nodes": list(nodes), "processes": names}
+        if rack is not None:
+            who["rack"] = rack
+        if not names:
+            return Miss(who=who, reason=f"nobody is on node {', '.join(map(str, nodes))}")
+        handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
+        if Need.QUOTA in fault.wants():
+            groups = self._scene.groups
+            undo = [record for name in names for record in groups.undo(name)] if groups is not None else []
+            look = partial(_waiting, self._scene, names)
+            return Aim(target=handle, who=who, processes=tuple(names), look=look, undo=undo)
+        machines = self._scene.machines
+        before = {node: machines.seen(node) for node in nodes} if machines is not None else {}
+        look = partial(_changed, self._scene, before, names)
+        return Aim(target=handle, who=who, processes=tuple(names), look=look)
+
+
+def _changed(
+    scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """The platform's word that no machine runs any more, or the kernel's that the processes are stopped."""
+    if scene.machines is not None:
+        states = {str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()}
+        if not any(seen.get("state") in RUNS for seen in states.values()):
+            return {"nodes": states}
+    seen = [stopped(scene, name) for name in names]
+    return {"os_state": "T", "processes": list(names)} if all(seen) else None
+
+
+def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node that is another machine by now has lost the one it was."""
+    if "machine" in now and now["machine"] != before.get("machine"):
+        return {"state": "removed", "machine": before.get("machine"), "replaced_by": now["machine"]}
+    return now
+
+
+def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
+    """In how many periods the kernel kept one of them waiting for a processor."""
+    kept = max(map(scene.groups.throttled, names), default=0) if scene.groups is not None else 0
+    return {"throttled": kept} if kept else None

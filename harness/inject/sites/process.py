@@ -1,0 +1,119 @@
+"""Processes, from outside: the ranks and spares that a fault names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chaos.fault.base import Fault, Need
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+from harness.inject.sites import Aim, Miss
+from recovery.transport.wire import Extra
+
+DEAD = ("Z", "X")
+HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it
+
+
+@dataclass(frozen=True)
+class ProcessHandle:
+    """One process; see chaos.fault.targets.ProcessTarget."""
+
+    scene: Scene
+    process: str
+
+    def signal(self, signum: int) -> None:
+        """Send a signal."""
+        self.scene.signal(self.process, signum)
+
+    def signal_later(self, signum: int, delay_s: float) -> None:
+        """Send it later."""
+        self.scene.later(delay_s, partial(self.scene.signal, self.process, signum))
+
+    def state(self) -> str:
+        """The kernel's word on it."""
+        return self.scene.os_state(self.process)
+
+    def starve(self, spare_mib: int) -> None:
+        """Limit its memory, and have it take more."""
+        if self.scene.groups is None:
+            raise RuntimeError("there are no control groups here")
+        self.scene.groups.limit_memory(self.process, spare_mib)
+        self.scene.send(
+            self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB})
+        )
+
+    def refuse_device(self) -> str:
+        """Let nobody start on its device any more."""
+        return self.scene.refuse_device(self.process)
+
+    def accept_device(self) -> None:
+        """Let processes start there again."""
+        self.scene.accept_device(self.process)
+
+    def release(self) -> None:
+        """No limit any more."""
+        if self.scene.groups is not None:
+            self.scene.groups.release(self.process)
+
+
+class ProcessSite:
+    """One occurrence for each process."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """The present holders of the ranks, then the spares."""
+        found: list[Aim | Miss] = []
+        for rank in planned.ranks:
+            process = self._living(rank)
+            who: dict[str, Any] = {"process": process, "rank": rank}
+            found.append(self._aim(fault, process, rank, who) if process else miss_rank(rank))
+        for index in planned.spares:
+            process = self._scene.spare(index)
+            who = {"process": process, "rank": None}
+            found.append(
+                self._aim(fault, process, None, who)
+                if process
+                else Miss(who={"spare": index}, reason=f"no spare {index} waits")
+            )
+        return found
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Whether somebody holds each rank, and each spare waits."""
+        held = all(self._living(rank) for rank in planned.ranks)
+        return held and all(self._scene.spare(index) for index in planned.spares)
+
+    def _living(self, rank: int) -> str | None:
+        """Who holds a rank; nobody where that process is dead already and its exit only not noticed yet: what then ends
+        it would be taken for this fault's doing."""
+        process = self._scene.process_of(rank)
+        return process if process and self._scene.os_state(process) not in DEAD else None
+
+    def _aim(self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]) -> Aim:
+        limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
+        look = partial(_seen, self._scene, process)
+        return Aim(
+            target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look,
+            undo=limited.undo(process) if limited is not None else (),
+        )  # fmt: skip
+
+
+def miss_rank(rank: int) -> Miss:
+    """A rank that nobody holds."""
+    return Miss(who={"rank": rank}, reason=f"nobody holds rank {rank}")
+
+
+def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:
+    """The kernel's word that a process is stopped, or was killed for its memory."""
+    kills = scene.groups.oom_kills(process) if scene.groups is not None else 0
+    return {"oom_kills": kills} if kills else stopped(scene, process)
+
+
+def stopped(scene: Scene, process: str) -> Mapping[str, Any] | None:
+    """The kernel's word that a process is stopped, if it is."""
+    state = scene.os_state(process)
+    return {"os_state": state} if state in ("T", "t") else None

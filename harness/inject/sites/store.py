@@ -1,0 +1,59 @@
+"""The process that holds the job's key-value store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chaos.fault.base import Fault
+from chaos.schedule.plan import PlannedFault
+from harness.arm.fault_context import Scene
+from harness.inject.sites import Aim, Miss
+from harness.launch.launcher import StoreControl
+
+
+class StoreSite:
+    """There is one."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
+        """The store, if it is a process."""
+        control = self._scene.store
+        if control is None:
+            return [Miss(who={"store": None}, reason="the store is no process of its own here")]
+        handle = StoreHandle(control)
+        return [Aim(target=handle, who={"store": "the job's"}, look=handle.look)]
+
+    def reachable(self, planned: PlannedFault) -> bool:
+        """Another is started as soon as one ends."""
+        return True
+
+
+class StoreHandle:
+    """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was done to it."""
+
+    def __init__(self, control: StoreControl) -> None:
+        self._control = control
+        self._signalled = False
+
+    def signal(self, signum: int) -> None:
+        """Send a signal."""
+        self._signalled = True
+        self._control.signal(signum)
+
+    def set_latency(self, seconds: float) -> None:
+        """Delay every request."""
+        self._control.set_latency(seconds)
+
+    def round_trip_s(self) -> float | None:
+        """Of an uninvolved client."""
+        return self._control.round_trip_s()
+
+    def look(self) -> Mapping[str, Any] | None:
+        """How it ended, if it was signalled, else how long it takes to answer."""
+        if self._signalled:
+            return self._control.ended()
+        round_trip_s = self.round_trip_s()
+        return None if round_trip_s is None else {"round_trip_s": round_trip_s}

@@ -1,0 +1,1 @@
+"""What an event log means: its order, incidents, metrics, findings and verdict."""

@@ -1,0 +1,170 @@
+"""Invariants: pure functions of one arm's evidence, each answering pass, fail with a witness, or
+inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from chaos.scenario.model import LeaveOut
+from harness.judge.checkers.faults import landing
+from harness.judge.checkers.faults import noticed as faults
+from harness.judge.checkers.job import commits, data, kept, leftovers, loss, observed, steady, values, world
+from harness.judge.checkers.job.ending import ending
+from harness.judge.checkers.job.recovery_shown import recovery_shown
+from harness.judge.checkers.record import records
+from harness.judge.checkers.record.happens_before import happens_before
+from harness.judge.checkers.record.identity import identity
+from harness.judge.checkers.record.lifecycle import lifecycle
+from harness.judge.evidence.evidence import Checker, Evidence, unknown
+from harness.judge.record.strength import half_known
+from harness.judge.results import Finding
+
+CHECKERS: Mapping[str, Checker] = MappingProxyType(
+    {
+        "fault-landed": faults.fault_landed,
+        "landing": landing.landing,
+        "sample-accounting": data.sample_accounting,
+        "no-lost-commit": commits.no_lost_commit,
+        "single-writer": commits.single_writer,
+        "replica-equality": world.replica_equality,
+        "loss-equality": loss.loss_equality,
+        "checkpoint-integrity": commits.checkpoint_integrity,
+        "nan-containment": faults.nan_containment,
+        "detection": faults.detection,
+        "liveness": world.liveness,
+        "membership": world.membership,
+        "step-arithmetic": data.step_arithmetic,
+        "time-closure": records.time_closure,
+        "happens-before": happens_before,
+        "lifecycle": lifecycle,
+        "recovery-shown": recovery_shown,
+        "identity": identity,
+        "ending": ending,
+        "no-orphans": records.no_orphans,
+        "evidence-complete": records.evidence_complete,
+    }
+)
+OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
+    {"finite-losses": values.finite_losses, "kept-progress": kept.kept_progress}
+)
+"""Judged of every command, whatever its scenario lists, until it leaves them out by name; None: nothing to say."""
+BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_strength})
+"""Judged where a scenario lists them: a job may be meant to go on with less."""
+NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
+"""All that a scenario may name."""
+_ALL = {**CHECKERS, **BY_NAME}
+OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
+    {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
+)
+"""Judged by other evidence of a command."""
+ALWAYS = "fault-landed"
+EXPECTATION = "expectation"
+FINISHED = "finished"
+STEADY_STATE = "steady-state"
+
+__all__ = [
+    "BY_NAME",
+    "CHECKERS",
+    "EXPECTATION",
+    "FINISHED",
+    "NAMES",
+    "OF_COMMANDS",
+    "OTHERWISE_OF_COMMANDS",
+    "STEADY_STATE",
+    "Checker",
+    "Evidence",
+    "check",
+    "check_all",
+    "names_of",
+]
+
+
+def names_of(invariants: Literal["default"] | Sequence[str] | LeaveOut) -> list[str]:
+    """The checkers a scenario asks for; ``default`` stands for all. Raises KeyError for an unknown name.
+
+    Whoever asks for any gets ``fault-landed`` too: without it all others prove nothing.
+    """
+    if invariants == "default":
+        return list(CHECKERS)
+    if isinstance(invariants, LeaveOut):
+        return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
+    unknown_names = [name for name in invariants if name not in NAMES]
+    if unknown_names:
+        raise KeyError(", ".join(unknown_names))
+    listed = [name for name in invariants if name != ALWAYS and name not in OF_COMMANDS]
+    return [ALWAYS, *listed] if invariants else []
+
+
+def check(checker: Checker, evidence: Evidence) -> Finding:
+    """One checker's answer. One that throws is inconclusive, and no log with holes in it proves that
+    something holds.
+    """
+    try:
+        finding = checker(evidence)
+    except Exception as error:
+        return unknown(f"the checker could not work on this log: {type(error).__name__}: {error}")
+    if finding.verdict == "fail" and evidence.log.has_dropped:
+        return unknown(
+            f"parts of the log were dropped for want of room, so that this proves nothing: {finding.witness}"
+        )
+    if finding.verdict == "pass" and evidence.log.problems:
+        return unknown(f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}")
+    return finding
+
+
+def _of_a_command(name: str, evidence: Evidence) -> Finding:
+    if name in observed.LACKING:
+        return observed.lacking(name)
+    found = check(OTHERWISE_OF_COMMANDS.get(name, _ALL[name]), evidence)
+    return _of_half_the_ranks(found, evidence) if name == "detection" else found
+
+
+def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:
+    """Whom a fault hit and who was blamed proves nothing where not all ranks were found."""
+    lacking = half_known(evidence.history) if found.verdict == "fail" else ""
+    return unknown(f"{lacking}, so that this proves nothing: {found.witness}") if lacking else found
+
+
+def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
+    asked = evidence.cell.scenario.invariants
+    left_out = asked.leave_out if isinstance(asked, LeaveOut) else ()
+    found = {}
+    for name, checker in OF_COMMANDS.items():
+        if name in left_out:
+            continue
+        said = _if_any(checker, evidence)
+        if said is not None:
+            found[name] = said
+    return found
+
+
+def _if_any(checker: Callable[[Evidence], Finding | None], evidence: Evidence) -> Finding | None:
+    """The answer of a checker that may have nothing to say."""
+    nothing = Finding(verdict="pass", witness="")
+    found = check(lambda evidence: checker(evidence) or nothing, evidence)
+    return None if found is nothing else found
+
+
+def check_all(evidence: Evidence) -> dict[str, Finding]:
+    """Every checker the cell asks for, and whether the faults' expected outcomes came about.
+
+    Whether the job finished is always among them, in ``liveness`` or alone.
+    """
+    names = names_of(evidence.cell.scenario.invariants)
+    if evidence.history.info.observed:
+        findings = {observed.PROGRESS: check(observed.progress, evidence)}
+        findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(evidence)
+    else:
+        findings = {name: check(_ALL[name], evidence) for name in names}
+    unfinished = world.finished(evidence)
+    if unfinished is not None and "liveness" not in findings:
+        findings[FINISHED] = unfinished
+    expected = any(fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults)
+    if expected and not evidence.is_control:
+        findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
+    if evidence.cell.scenario.steady_state and not evidence.is_control:
+        findings[STEADY_STATE] = check(steady.steady_state, evidence)
+    return findings

@@ -1,0 +1,1 @@
+"""Checkers of faults: whether each landed, was noticed, blamed and contained."""

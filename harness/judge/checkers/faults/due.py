@@ -1,0 +1,149 @@
+"""How often each fault had to fire, by what was planned and how long the arm lasted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.events.log import Event, Kind
+from chaos.scenario.fault import FaultSpec, TraceSpec
+from harness.judge.evidence.evidence import Evidence
+from harness.judge.record.episodes import Episode
+from harness.judge.record.lineage import NS
+
+RUN_ENDED = "the run ended"
+"""How the injector begins the reason of an occurrence whose effect nobody had the time to see."""
+
+
+def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
+    """What is missing when a fault fired ``fired`` times; None when that is as often as planned.
+
+    Arrivals (``mtbf``, ``weibull``, a trace of times) count as far as the arm lasted, and one that the blast
+    radius refused is no loss as long as another one fired.
+    """
+    at = _planned_at(evidence, fault)
+    refused = refusals(evidence, fault.id)
+    if _arrives(fault):
+        return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
+    if refused:
+        return f"{fault.id}: {refused[0].data['reason']}"
+    if fired >= _times(fault, at):
+        return None
+    return _never_fired(evidence, fault, at, fired)
+
+
+def excused(evidence: Evidence, episode: Episode) -> bool:
+    """Whether an arrival came so late that the run ended before its effect was seen, and an earlier one landed."""
+    fault = evidence.fault(episode.fault)
+    if fault is None or episode.failed is None or not _arrives(fault):
+        return False
+    others = (e for e in evidence.measures.episodes if e.fault == episode.fault)
+    return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(e.landed for e in others)
+
+
+def all_declined(evidence: Evidence) -> bool:
+    """Whether every fault there is was ruled out by its probability."""
+    faults = evidence.cell.scenario.faults
+    plans = [_planned_at(evidence, fault) for fault in faults]
+    return all(
+        at.get("declined") and not at.get("times_s") and not at.get("points") and not _later(fault)
+        for fault, at in zip(faults, plans, strict=True)
+    )
+
+
+def refusals(evidence: Evidence, fault: str) -> list[Event]:
+    """Occurrences that were due and, by the blast radius, not even injected."""
+    injected = {(e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)}
+    return [
+        e
+        for e in evidence.log.of(Kind.FAULT_FAILED)
+        if e.data["fault"] == fault and (fault, e.data["occurrence"]) not in injected
+    ]
+
+
+def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
+    planned = (e for e in evidence.log.of(Kind.FAULT_PLANNED) if e.data["fault"] == fault.id)
+    event = next(planned, None)
+    return {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")} if event else {}
+
+
+def _arrives(fault: FaultSpec) -> bool:
+    at = fault.at
+    return (
+        at.mtbf is not None
+        or at.weibull is not None
+        or (isinstance(at.trace, TraceSpec) and bool(at.trace.times))
+    )
+
+
+def _arrivals(
+    evidence: Evidence, fault: FaultSpec, times: list[float], fired: int, refused: list[Event]
+) -> str | None:
+    if fired:
+        return None
+    if refused:
+        return f"{fault.id}: {refused[0].data['reason']}"
+    lasted = _trained_s(evidence)
+    if not times:
+        return f"{fault.id}: its probability ruled out every arrival"
+    return (
+        f"{fault.id} was first due {times[0]:g} s after the first step, and training lasted {lasted:.1f} s: "
+        f"raise workload.steps or shorten the mean time"
+    )
+
+
+def _trained_s(evidence: Evidence) -> float:
+    history = evidence.history
+    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
+    return (history.end_ns - began) / NS
+
+
+def _times(fault: FaultSpec, at: dict[str, Any]) -> int:
+    if "points" not in at:  # an older log
+        return max(1, len(fault.at.all_steps()))
+    by_event = at.get("event") is not None and not at.get("declined")
+    return len(at["points"]) + len(at.get("times_s") or ()) + int(by_event)
+
+
+def _later(fault: FaultSpec) -> bool:
+    """Whether a later occurrence of its event may still fire."""
+    return fault.at.event is not None and fault.retrigger != "once"
+
+
+def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
+    """Why a step that was made had no fault."""
+    ranks = planned.get("ranks") or ()
+    worlds = [run.world for run in evidence.history.runs if run.step == step]
+    if ranks and worlds and max(worlds) <= min(ranks):
+        return f"and there was no rank {min(ranks)} in it: {max(worlds)} ranks made it"
+    return "but was never injected"
+
+
+def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
+    """The first of its steps in which it did not act; where some act was in no step, the first after so many."""
+    acts = [e.injected.step for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
+    missing = [step for step in steps if step not in acts]
+    return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
+
+
+def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
+    done, history = evidence.history.committed_step, evidence.history
+    cure = "lower at.{} or raise workload.steps"
+    steps = sorted(int(point[0]) for point in at.get("points") or ()) or list(fault.at.all_steps())
+    if steps:
+        due = _first_missing(evidence, fault, steps, fired)
+        if due > done and history.cut_short:
+            return f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
+        if due > done:
+            return f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+        if evidence.cell.scenario.workload.points:
+            return (
+                f"{fault.id} was due at step {due}, and nobody it was for came to its point: call chaos.beacon.point "
+                f"there, in the process of the rank, with the step as it is reported"
+            )
+        return f"{fault.id} was due at step {due}, {_why_not(evidence, at, due)}"
+    if fault.at.time is not None:
+        return (
+            f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "
+            f"{history.wall_s:.1f} s: {cure.format('time')}"
+        )
+    return f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came: {cure.format('nth')}"

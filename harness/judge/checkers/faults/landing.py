@@ -1,0 +1,205 @@
+"""Whether faults really landed, derived again from what others than the injector wrote.
+
+An occurrence that was injected is said to have landed or to have failed, and what failed left no evidence.
+Two questions for each that the log says landed. Does the log, as far as it goes up to there, hold the
+evidence of it (the fault's own pure ``landed``, asked once more), and is it the evidence that is stated? And
+did what has to follow then follow (``Fault.follows``, ``chaos.fault.aftermath``)? A log that answers no
+contradicts itself. Where the evidence was on a machine that is lost with its last lines, or is older than
+what is asked of it, nothing is proved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import chaos.faults
+from chaos.events.log import ORCHESTRATOR, Event
+from chaos.fault.aftermath import LANDED_OTHERWISE, Aftermath, Breach
+from chaos.fault.base import Fault, Landed, Occurrence, Where
+from chaos.plugins import load
+from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from harness.judge.record.episodes import Episode
+from harness.judge.record.kept_in_memory import keepers
+from harness.judge.record.lost_node_evidence import silenced
+from harness.judge.results import Finding
+
+NUMBERS = ("signal", "exit_code", "reaped_signal")
+"""Numbers that name something; others are figures, which a line that came late may change."""
+
+READ_LATE_NS = 1_000_000_000
+"""How far the reading of a process's file may lag behind its lines."""
+
+
+@cache
+def _kinds() -> Mapping[str, type[Fault]]:
+    return load(chaos.faults.__name__, Fault)
+
+
+def landing(evidence: Evidence) -> Finding:
+    """Every fault that landed did so by the evidence of others, which says the same, and what must follow followed: who
+    was killed ended by that signal and wrote nothing more, who was stopped stood still.
+    """
+    if evidence.is_control or not evidence.cell.scenario.faults:
+        return passed("nothing to check: no fault")
+    wrong: list[str] = []
+    lacking: list[str] = []
+    count = 0
+    for episode in evidence.measures.episodes:
+        fault = _fault(evidence, episode)
+        if fault is None or episode.injected is None:
+            continue
+        count += episode.landed is not None
+        judge = _denied if episode.landed is None else _breaches
+        for breach in judge(evidence, episode, fault):
+            name = f"{episode.fault} (occurrence {episode.occurrence})"
+            (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
+    if wrong:
+        return failed(some(wrong))
+    if lacking:
+        return unknown(some(lacking))
+    return passed(f"{count} derived again from the log" if count else "nothing to check: no fault landed")
+
+
+def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
+    spec, kind = evidence.fault(episode.fault), _kinds().get(episode.kind)
+    if spec is None or kind is None or spec.kind != episode.kind:
+        return None  # the log is of another plan, which is not for here to say
+    return kind(**spec.params)
+
+
+def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+    assert episode.injected is not None and episode.landed is not None
+    occurrence = occurrence_of(episode)
+    unheard = _unheard(evidence, occurrence)
+    found = _again(evidence, episode, fault, occurrence)
+    if not found:
+        text = f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said to have seen"
+        yield Breach(
+            text=f"{text}{unheard}", sure=not unheard and not evidence.log.clocks.bound_ns(episode.landed)
+        )
+    elif differs := min((_differs(episode.landed, one) for one in found), key=len):
+        yield Breach(text=f"{differs}{unheard}", sure=not unheard)
+    after = Aftermath(
+        occurrence=occurrence, landed=episode.landed, healed=episode.healed, log=evidence.log,
+        observed=evidence.history.info.observed,
+    )  # fmt: skip
+    for consequence in fault.follows():
+        yield from consequence.breaches(after)
+
+
+def _denied(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
+    """What is wrong with one that is not said to have landed."""
+    assert episode.injected is not None
+    log, occurrence = evidence.log, occurrence_of(episode)
+    unheard = _unheard(evidence, occurrence)
+    if episode.failed is None:
+        if evidence.history.finished is not None:
+            text = "the run ended, and it is neither said to have landed nor to have failed"
+            yield Breach(text=f"{text}{unheard}", sure=not unheard)
+        return
+    reason = str(episode.failed.data["reason"])
+    if reason.startswith(LANDED_OTHERWISE):
+        return
+    told = list(_seen(evidence, occurrence, fault, episode.injected, episode.failed))
+    found = fault.landed(occurrence, told)
+    if found is not None:
+        # A process's own lines are read from its file, which may lag behind what they say.
+        early = [
+            e for e in told if e.actor == ORCHESTRATOR or episode.failed.time_ns - e.time_ns > READ_LATE_NS
+        ]
+        known = not unheard and not log.clocks.bound_ns(episode.failed)
+        text = f"it is said to have failed ({reason}), and {found.witness} saw it land"
+        yield Breach(text=text, sure=known and fault.landed(occurrence, early) is not None)
+
+
+def occurrence_of(episode: Episode) -> Occurrence:
+    """The occurrence as the injector had it, from what it wrote before the act."""
+    assert episode.injected is not None
+    injected, target = episode.injected, episode.target
+    processes, rank = episode.processes, episode.rank
+    ends = target.get("processes")
+    if isinstance(ends, dict):  # by rank, of links
+        links = target.get("links") or [[None]]
+        rank = links[0][0]
+        first = ends.get(str(rank))
+        processes = tuple(name for name in (first, *(n for n in ends.values() if n != first)) if name)
+    return Occurrence(
+        fault=episode.fault, number=episode.occurrence, process=processes[0] if processes else None, rank=rank,
+        processes=processes, checkpoint=target.get("checkpoint"), step=injected.step, target=target,
+        time_ns=injected.time_ns,
+    )  # fmt: skip
+
+
+def _again(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occurrence) -> list[Landed]:
+    """What the fault takes for evidence, in the log up to where it is said to have landed; where clocks leave room, of
+    an act a little earlier or later too."""
+    assert episode.landed is not None
+    assert episode.injected is not None
+    events = list(_seen(evidence, occurrence, fault, episode.injected, episode.landed))
+    bound_ns = max((evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0)
+    found = []
+    for shift_ns in dict.fromkeys((0, -bound_ns, bound_ns)):
+        one = fault.landed(replace(occurrence, time_ns=occurrence.time_ns + shift_ns), events)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _seen(
+    evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, told: Event
+) -> Iterator[Event]:
+    """What the injector could know when it ``told`` of it: the coordinator's lines since the injection, and all of
+    whoever was hit."""
+    log = evidence.log
+    anybodys = fault.where is Where.COORDINATOR or fault.everywhere
+    whose = log.actors if anybodys else {ORCHESTRATOR, *occurrence.processes}
+    for event in heapq.merge(*(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)):
+        if event.actor == ORCHESTRATOR:
+            known = injected.seq <= event.seq < told.seq
+        else:
+            known = event.time_ns - log.clocks.bound_ns(event) <= told.time_ns
+        if known:
+            yield event
+
+
+def _unheard(evidence: Evidence, occurrence: Occurrence) -> str:
+    """Why lines of whoever was hit may be missing; nothing if they are all there."""
+    lost = silenced(evidence.log) & set(occurrence.processes)
+    if lost:
+        return f" (the last lines of {', '.join(sorted(lost))} were lost with the node)"
+    without = keepers(evidence.log)  # they write none
+    for name in (ORCHESTRATOR, *(each for each in occurrence.processes if each not in without)):
+        log = evidence.log.actors.get(name)
+        if log is None and not evidence.history.info.observed:
+            return f" (there is no log of {name})"
+        if log is not None and log.problems:
+            return f" ({log.problems[0]})"
+    return ""
+
+
+def _differs(landed: Event, found: Landed) -> str:
+    """What is stated and is not what the log shows; nothing if it is the same."""
+    stated = landed.data["evidence"]
+    if landed.data["witness"] != found.witness:
+        return f"{landed.data['witness']} is said to have seen it, and the log has it from {found.witness}"
+    for key, value in found.evidence.items():
+        if not isinstance(stated, dict) or not _names(key, value):
+            continue
+        if _plain(stated.get(key)) != _plain(value):
+            return f"{key} is said to be {stated.get(key)!r}, and the log shows {value!r}"
+    return ""
+
+
+def _names(key: str, value: Any) -> bool:
+    """Whether a value names something, and is no figure."""
+    return key in NUMBERS or not isinstance(value, (int, float))
+
+
+def _plain(value: Any) -> str:
+    """As it is written in a log."""
+    return json.dumps(value, sort_keys=True, default=str)

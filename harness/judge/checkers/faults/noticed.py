@@ -1,0 +1,342 @@
+"""What the faults did and whether the system noticed, blamed and contained them rightly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from chaos.events.log import Event, Kind
+from harness.judge.checkers.faults.due import all_declined, excused, shortfall
+from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown, verdict_of
+from harness.judge.measure.incidents import by_shard, diverged, final_digests, recovery_of
+from harness.judge.record.episodes import Episode
+from harness.judge.record.kept_in_memory import lost_keepers
+from harness.judge.record.lineage import Generation
+from harness.judge.results import Finding
+
+STATE = ("parameters", "optimizer")
+"""What of a state a planted value can be in, and be found again."""
+
+
+def fault_landed(evidence: Evidence) -> Finding:
+    """Every planned fault fired as often as planned, and somebody other than the injector saw its effect."""
+    episodes = evidence.measures.episodes
+    fired = [episode for episode in episodes if episode.injected]
+    if evidence.is_control:
+        hit = [f"{episode.fault} was injected into the control arm" for episode in fired]
+        return verdict_of(hit, "nothing to check: the control arm has no faults")
+    if not evidence.cell.scenario.faults:
+        return passed("nothing to check: the scenario has no faults")
+    missing: list[str] = []
+    for fault in evidence.cell.scenario.faults:
+        mine = [episode for episode in fired if episode.fault == fault.id]
+        if lacks := shortfall(evidence, fault, len(mine)):
+            missing.append(lacks)
+    if all_declined(evidence):
+        missing.append("no fault fired: their probabilities ruled all of them out; use another seed")
+    for episode in fired:
+        name = f"{episode.fault} (occurrence {episode.occurrence})"
+        if excused(evidence, episode):
+            continue
+        if episode.failed:
+            missing.append(f"{name} could not be injected: {episode.failed.data['reason']}")
+        elif episode.landed is None:
+            missing.append(f"{name} was injected, but nobody saw it land")
+        elif episode.landed.data["witness"] in (None, "", "injector"):
+            missing.append(f"{name} has no witness but its injector")
+        elif episode.injected and episode.injected.data.get("missed") and not evidence.history.info.observed:
+            missing.append(f"{name} acted{_lateness(episode)}")
+    if missing:
+        return unknown(some(missing))
+    seen = [f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}" for e in fired if e.landed]
+    return passed(some(seen))
+
+
+def _lateness(episode: Episode, before: str = "") -> str:
+    """How much later than planned it acted, and why; nothing if it did not."""
+    steps = episode.injected.data.get("late_steps", 0) if episode.injected else 0
+    if not steps or episode.injected is None:
+        return ""
+    return f"{before} {steps} step{'s' if steps > 1 else ''} late: {episode.injected.data['late']}"
+
+
+def detection(evidence: Evidence) -> Finding:
+    """Every failure declared blames the process that a fault hit, for the expected cause; without a fault
+    there is none, and no keeper of checkpoints ends.
+    """
+    failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
+    if evidence.is_control:
+        exits = [event for event in failures if event.data["cause"] == "exit"] or (
+            failures if evidence.history.unfinished else []
+        )
+        if exits and evidence.history.info.observed:
+            return unknown(
+                f"the command fails without any fault: {_describe(exits[0])}, {exits[0].data['detail']}"
+            )
+        alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(evidence.log, ())
+        return verdict_of(alarms, "no failure was declared in the control arm")
+    problems = [
+        f"{one}, and no fault explains it" for one in lost_keepers(evidence.log, evidence.measures.episodes)
+    ]
+    claimed: dict[int, Episode] = {
+        id(failure): e for e in evidence.measures.episodes for failure in (e.failure, *e.others) if failure
+    }
+    for event in failures:
+        episode = claimed.get(id(event))
+        if episode is None and _follows(evidence, event, claimed):
+            continue
+        if episode is None:
+            problems.append(f"a failure that no fault explains: {_describe(event)}, {event.data['detail']}")
+        else:
+            problems += _wrong_blame(evidence, episode, event)
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        due = fault.expect.detected_by if fault else None
+        if episode.landed and due and episode.failure is None:
+            problems.append(
+                f"{episode.fault} should have been detected as {due}, and was not detected at all"
+            )
+    if not failures and not problems:
+        return passed("no failure was declared and none was due")
+    return verdict_of(problems, some([_describe(event) for event in failures]))
+
+
+def _follows(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
+    """Whether a command's failure follows from one that a fault explains, as far as can be told from outside.
+
+    Until the job has recovered from that: its launcher kills the peers of a rank that died, which looks like a
+    second blow, and starts them again on a checkpoint that cannot be read. Or in a generation that began while the
+    fault lasted: a script that tries again on a full disk fails again.
+    """
+    history = evidence.history
+    if not history.info.observed:
+        return False
+    for earlier in evidence.log.of(Kind.FAILURE_DETECTED):
+        if id(earlier) not in claimed:
+            continue
+        if earlier.generation == event.generation:
+            return True  # whoever was seen first: both may have been gone at one look
+        if earlier.time_ns <= event.time_ns:
+            first = recovery_of(history, earlier).first_new
+            if first is None or (first.committed_ns or 0) > event.time_ns:
+                return True
+    generation = history.generation(event.generation)
+    return generation is not None and any(
+        e.injected and e.failure and e.healed
+        and e.injected.time_ns < generation.started_ns < e.healed.time_ns
+        for e in evidence.measures.episodes
+    )  # fmt: skip
+
+
+def _describe(event: Event) -> str:
+    return f"{event.data['process']} (rank {event.data['rank']}), cause {event.data['cause']}"
+
+
+def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
+    """Whom a fault hit in one step of one generation, by however many occurrences."""
+    at = (episode.injected.generation, episode.injected.step) if episode.injected else None
+    return {
+        name
+        for other in evidence.measures.episodes
+        if other.fault == episode.fault
+        and other.injected
+        and (other.injected.generation, other.injected.step) == at
+        for name in other.processes
+    }
+
+
+def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
+    """Whether replicas of several ranks were hit, and each of those whole."""
+    if generation is None or generation.shards == 1 or not struck:
+        return False
+    hit = {rank // generation.shards for rank, name in enumerate(generation.members) if name in struck}
+    return len(struck) == len(hit) * generation.shards
+
+
+def _outvoted(struck: set[str], members: Sequence[str], named: str | None) -> bool:
+    """Whether replicas that differ were told apart by how many hold the same, and most members were hit: whoever
+    still holds the right state is then the one that differs. That the others hold a wrong one, ``loss-equality`` says.
+    """
+    return 2 * len(struck) > len(members) and named in set(members) - struck
+
+
+def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
+    problems = []
+    generation = evidence.history.generation_at(event.time_ns)
+    members = generation.members if generation else ()
+    hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
+    rank = members.index(hit) if hit in members else None
+    cause = event.data["cause"]
+    struck = _hit_together(evidence, episode) & set(members)
+    if cause == "diverged" and _outvoted(struck, members, event.data["process"]):
+        return []
+    # Replicas that differ without a majority: nobody can be named.
+    # Nor can anybody where all members were hit alike, or as many as were not: neither side is the odd one.
+    alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
+    # Nor where a collective failed for replicas that were hit as a whole: none of their ranks is behind its replica.
+    whole = cause == "error" and _whole_replicas(struck, generation)
+    # Nor a rank that works and only seems to be still: it may be one that waits for bytes that others have.
+    still = episode.seems_still
+    # Nor whoever sent what was finite, and too large for the norm over all.
+    sum_alone = cause == "nonfinite" and _planted_finite(episode)
+    observed = evidence.history.info.observed
+    nameless = observed or cause == "diverged" or alike or whole or still or sum_alone
+    unblamed = nameless and event.data["process"] is None
+    if hit is not None and event.data["process"] != hit and not unblamed:
+        problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
+    elif rank is not None and event.data["rank"] not in (None, rank):
+        problems.append(f"{episode.fault} hit rank {rank}, but the blame fell on {_describe(event)}")
+    fault = evidence.fault(episode.fault)
+    due = fault.expect.detected_by if fault else None
+    if due and event is episode.failure and cause != due:
+        problems.append(f"{episode.fault} was detected as {cause}, expected {due}")
+    return problems
+
+
+def _planted_finite(episode: Episode) -> bool:
+    """Whether what a fault wrote into a tensor was finite, by the account of the rank that it hit."""
+    written = (
+        episode.landed.data["evidence"].get("new")
+        if episode.landed and episode.landed.data["evidence"]
+        else None
+    )
+    return bool(written) and all(math.isfinite(float(value)) for value in written or ())
+
+
+def nan_containment(evidence: Evidence) -> Finding:
+    """No step was committed with a non-finite loss or gradient norm, and a planted NaN or infinity was
+    caught, by itself or by the state it had spoilt, unless another failure ended the attempt that it was planted in,
+    or it changed nothing: all ranks then hold, bit for bit, what those of the control arm do.
+    """
+    problems = []
+    idle: list[str] = []
+    count = 0
+    for run in evidence.history.runs:
+        for event in run.commits:
+            count += 1
+            for name in ("loss", "grad_norm"):
+                value = event.data[name]
+                missing = value is None and name == "loss"
+                if missing or (value is not None and not math.isfinite(float(value))):
+                    problems.append(
+                        f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
+                    )
+    caught = [*evidence.log.of(Kind.NONFINITE_CAUGHT), *diverged(evidence.history)]
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        # NaN is what tensor-corrupt plants unless told otherwise
+        default = "nan" if episode.kind == "tensor-corrupt" else None
+        planted = fault is not None and fault.params.get("op", default) in ("nan", "inf")
+        if planted and episode.landed and episode.injected and not problems:
+            mine = [event for event in caught if _can_be_of(evidence, episode, event)]
+            same = _changed_nothing(evidence, episode)
+            if same is not None and not any(event.time_ns < same.time_ns for event in mine):
+                idle.append(
+                    f"; {episode.fault} changed nothing: after step {same.step} all is as in the control arm"
+                )
+            elif not mine and not _cut_off(evidence, episode.injected):
+                problems.append(f"{episode.fault} planted a non-finite value that nobody caught")
+    if not count:
+        return unknown("no step was committed")
+    return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals{''.join(idle)}")
+
+
+def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
+    """Of the first digests that were taken in the generation it was planted in, the last, if those of all members are
+    the control arm's: what was planted is gone. None: they are not, or there are none to compare."""
+    injected, control, history = episode.injected, evidence.control_history, evidence.history
+    if injected is None or control is None or control.info.seed != history.info.seed:
+        return None
+    taken: dict[int, dict[str, Event]] = {}
+    for event in evidence.log.of(Kind.STATE_DIGEST):
+        if event.generation == injected.generation and event.time_ns > injected.time_ns and event.step:
+            taken.setdefault(event.step, {})[event.actor] = event
+    generation, step = history.generation(injected.generation), min(taken, default=0)
+    if generation is None or not step or taken[step].keys() != set(generation.members):
+        return None
+    theirs = by_shard(final_digests(control).get(step, {}), history.shards)
+    for event in taken[step].values():
+        others = theirs.get(int(event.data["rank"]) % history.shards, [])
+        if not others or any(event.data[name] != other.data[name] for name in STATE for other in others):
+            return None
+    return max(taken[step].values(), key=lambda event: event.time_ns)
+
+
+def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
+    """Whether what was refused can be what an episode planted: afterwards, and by one of those whom it hit, if they
+    were still there. Nobody is named where all were spoilt. Where somebody is blamed whom no fault hit, it was refused
+    all the same, and the blame is for ``detection`` to judge."""
+    if episode.injected is None or event.time_ns < episode.injected.time_ns:
+        return False
+    generation = evidence.history.generation(event.generation)
+    members = generation.members if generation is not None else ()
+    there = set(episode.processes) & set(members)
+    if event.kind is Kind.NONFINITE_CAUGHT:
+        blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
+    else:
+        blamed = {event.data["process"]} - {None}
+    hit = {process for other in evidence.measures.episodes if other.injected for process in other.processes}
+    return not there or bool(there & blamed) or not blamed & hit
+
+
+def _cut_off(evidence: Evidence, injected: Event) -> bool:
+    """Whether another failure ended the attempt of an injection, which nobody then committed."""
+    generation, step = injected.generation, injected.step
+    if any((run.generation, run.step) == (generation, step) for run in evidence.history.runs):
+        return False
+    return any(
+        failure.data["cause"] != "nonfinite" and failure.generation == generation
+        for failure in evidence.log.of(Kind.FAILURE_DETECTED)
+        if failure.time_ns >= injected.time_ns
+    )
+
+
+def expectations(evidence: Evidence) -> Finding:
+    """Every incident ended as its fault's ``expect.outcome`` says, and whom it was blamed on as ``expect.blame``
+    does. "recovered" includes a smaller world at the end.
+    """
+    if evidence.is_control:
+        return passed("nothing to check: the control arm has no faults")
+    problems, missing, met = _blame(evidence), [], []
+    for incident in evidence.measures.incidents:
+        fault = evidence.fault(incident.fault)
+        due = fault.expect.outcome if fault else None
+        if due is None:
+            continue
+        accepted = ("recovered", "degraded") if due == "recovered" else (due,)
+        if incident.outcome == "not-landed" or not incident.landed:
+            missing.append(f"{incident.fault} never landed, so whether it ends {due} is not known")
+        if incident.outcome == "not-landed":
+            continue
+        if incident.outcome == "hang" and due != "hang" and evidence.history.cut_short:
+            missing.append(f"the arm was cut short before {incident.fault} could end {due}")
+        elif due in ("masked", "sdc-escape") and evidence.control is None and not incident.detected_by:
+            missing.append(f"{incident.fault}: {due} is told from a control arm, and there is none")
+        elif incident.outcome not in accepted:
+            problems.append(f"{incident.fault} was expected to end {due}, and ended {incident.outcome}")
+        else:
+            met.append(f"{incident.fault}: {incident.outcome}")
+    if problems:
+        return failed(some(problems))
+    if missing:
+        return unknown(some(missing))
+    return passed(some(met) or "nothing to check: no outcome is expected")
+
+
+def _blame(evidence: Evidence) -> list[str]:
+    """What is wrong by ``expect.blame``: nobody blamed who was hit, or somebody where nobody should be."""
+    problems = []
+    for episode in evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        due = fault.expect.blame if fault and episode.landed else None
+        failure = episode.failure
+        if due == "none" and failure is not None:
+            problems.append(
+                f"{episode.fault} should be blamed on nobody, and {_describe(failure)} was blamed"
+            )
+        if due == "rank" and failure is None:
+            problems.append(f"{episode.fault} should be blamed on the rank it hit, and nobody was")
+        hit = episode.processes
+        if due == "rank" and failure is not None and hit and failure.data["process"] not in hit:
+            problems.append(f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed")
+    return problems

@@ -1,0 +1,1 @@
+"""Checkers of the job: its data, commits, losses, state, progress and end."""

@@ -1,0 +1,166 @@
+"""Did the job train on what it should have: samples and the arithmetic of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from chaos.events.log import Kind
+from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
+from harness.judge.measure.measure import account, skips_of
+from harness.judge.record.lineage import History, StepRun
+from harness.judge.record.lost_node_evidence import witnessed
+from harness.judge.results import Finding
+from recovery.data.order import batch, without
+
+
+def sample_accounting(evidence: Evidence) -> Finding:
+    """Samples of the final lineage are those of the reference order, as a multiset and step by step.
+
+    With ``batch: shrink`` the samples of absent ranks are lost by design: allowed in a smaller world, and
+    counted aloud.
+    """
+    history = evidence.history
+    if not history.committed_step:
+        return unknown("no step was committed, so no sample can be accounted for")
+    found = account(history)
+    due = 1 if evidence.cell.scenario.recovery.params.get("nonfinite") == "skip" else 2
+    unjustified = _unjustified(history, due)
+    if unjustified:
+        times = "twice" if due == 2 else "at all"
+        return failed(f"{unjustified[0]}, though that step was not refused {times}")
+    numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
+    numbers += f", skipped by decision {found.skipped}" if found.skipped else ""
+    numbers += f" in steps 1..{found.steps}"
+    if found.witnessed:
+        numbers += (
+            f"; {found.witnessed} of a lost node's last step are known by the reduced count of samples only"
+        )
+    if found.duplicated or found.unexpected:
+        return failed(f"{numbers}; first at step {found.misplaced}")
+    if found.misplaced is not None:
+        return failed(
+            f"the right samples in the wrong steps: step {found.misplaced} holds some of another step"
+        )
+    if not found.lost:
+        return passed(numbers)
+    lineage = history.lineage
+    full = [
+        step for step in found.lost_in if step not in lineage or lineage[step].world == history.info.ranks
+    ]
+    if evidence.shrinks_batch and not full:
+        return passed(
+            f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller world"
+        )
+    first = min(full or found.lost_in)
+    if all(step in lineage and _cut_off(evidence, lineage[step]) for step in full or found.lost_in):
+        return unknown(f"{numbers}; but from step {first} on the log of a rank is cut off")
+    return failed(f"{numbers}; first at step {first}")
+
+
+def step_arithmetic(evidence: Evidence) -> Finding:
+    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree with one
+    another.
+
+    The learning rate is compared with the control arm's at the same step, where there is one.
+    """
+    history = evidence.history
+    if not history.runs:
+        return unknown("no step was committed")
+    lineage = history.lineage
+    problems = [f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage]
+    for run in history.runs:
+        problems += _counters(run)
+        problems += _sample_count(evidence, run)
+    if history.finished is not None:
+        claimed = history.finished.data["committed_step"]
+        if claimed != history.committed_step and not _hidden(evidence, claimed):
+            problems.append(
+                f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
+            )
+        if history.outcome == "completed" and history.committed_step != history.info.steps:
+            problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
+    problems += _learning_rates(evidence)
+    return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
+
+
+def _hidden(evidence: Evidence, claimed: int) -> bool:
+    """Whether a job that did not get to its end claims fewer steps because it could not see them: a fault hid what a
+    member had done until that was taken for hung, and no generation was ready after it, which would have told."""
+    history = evidence.history
+    if claimed > history.committed_step or history.outcome == "completed":
+        return False
+    last = history.worked[-1].number
+    hiding = [
+        (e.injected.time_ns, e.process) for e in evidence.measures.episodes
+        if e.seems_still and e.injected and e.failure
+        and e.failure.data["process"] == e.process and e.failure.generation == last
+    ]  # fmt: skip
+    return all(
+        run.generation == last
+        and any(since < run.end_ns and name in {c.actor for c in run.commits} for since, name in hiding)
+        for step, run in history.lineage.items()
+        if step > claimed
+    )
+
+
+def _counters(run: StepRun) -> list[str]:
+    problems = []
+    for event in run.commits:
+        for name in ("optimizer_step", "scheduler_step"):
+            value = event.data[name]
+            if value is not None and value != run.step:
+                problems.append(f"{name} {value} after step {run.step} on rank {event.data['rank']}")
+    return problems
+
+
+def _unjustified(history: History, times: int) -> list[str]:
+    """Samples left out although the step had not been refused so often: twice, or once where a whole share is left out
+    at once (``nonfinite: skip``)."""
+    refused: dict[int, set[int]] = {}
+    for event in history.log.of(Kind.NONFINITE_CAUGHT):
+        refused.setdefault(event.step or 0, set()).add(event.generation)
+    skips = skips_of(history)
+    return [
+        f"sample {s} was left out from step {n} on"
+        for s, n in skips.items()
+        if len(refused.get(n, ())) < times
+    ]
+
+
+def _cut_off(evidence: Evidence, run: StepRun) -> bool:
+    """Whether a member may have taken a share of which nothing is left, because its log has a hole or no end."""
+    takers = {event.actor for event in run.batches}
+    broken = any(log.problems for name, log in evidence.log.actors.items() if name not in takers)
+    return broken and len(takers) < run.world
+
+
+def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
+    info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
+    ids = batch(run.step, info.global_batch, info.order_samples, info.order_seed)
+    due = len(without(ids, run.step, skips))
+    taken = len(run.samples)
+    if taken < due:
+        taken += witnessed(evidence.history, run, Counter(without(ids, run.step, skips))).total()
+    problems = []
+    for event in run.commits:
+        count = event.data["samples"]
+        if count != taken and not _cut_off(evidence, run):
+            problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
+        elif count == taken != due and not (
+            evidence.shrinks_batch and run.world < evidence.history.info.ranks
+        ):
+            problems.append(f"step {run.step} had {count} samples instead of {due}")
+    return problems[:1]
+
+
+def _learning_rates(evidence: Evidence) -> list[str]:
+    control = evidence.control_history
+    if control is None or evidence.shrinks_batch:
+        return []
+    theirs = {step: run.commits[0].data["lr"] for step, run in control.lineage.items()}
+    return [
+        f"learning rate {event.data['lr']!r} at step {step}, the control arm had {theirs[step]!r}"
+        for step, run in evidence.history.lineage.items()
+        for event in run.commits[:1]
+        if step in theirs and event.data["lr"] != theirs[step]
+    ]

@@ -1,0 +1,178 @@
+"""How it ended: every process by its exit status, the job at its full size, and something learned on the way."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.judge.checkers.job.refilled import too_small
+from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from harness.judge.measure.incidents import CORRUPTIONS, sound_digests
+from harness.judge.results import Finding
+from recovery.checkpoint.memory import ROLE as KEEPER
+
+LEARNING_STEPS = 10
+"""So many steps with one and the same loss, or with a learning rate of zero, are no training."""
+OURS = ("gpt", "mlp")
+"""Workloads known to learn something in every step; what a script trains, nobody knows here."""
+
+
+def ending(evidence: Evidence) -> Finding:
+    """Every process ended as it was asked to, or as a fault explains; no survivor raised an error; nobody who could
+    have filled a job that ended too small was left waiting, or never started; and the job learned: gradients, learning
+    rates, losses and parameters are those of one that trains. Of a command: a job that is done had one whose last
+    attempt ended well.
+    """
+    history = evidence.history
+    if history.info.observed:
+        return _of_a_command(evidence)
+    ends = _ends(evidence)
+    sure = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
+    idle = list(_learned_nothing(evidence))
+    ours = evidence.cell.scenario.workload.kind in OURS
+    if sure or (idle and ours):
+        return failed(some([*sure, *idle]))
+    if idle:
+        return unknown(f"{some(idle)}: whether the script trains anything is not known")
+    world = history.worked[-1].world if history.worked else 0
+    size = f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
+    return passed(f"{len(ends)} processes ended as asked or explained; {size}")
+
+
+def _of_a_command(evidence: Evidence) -> Finding:
+    """How a command of a job that did not get to its end, or was ended by the harness, exits says nothing."""
+    ended = list(evidence.log.of(Kind.COMMAND_ENDED))
+    how = f"its command ended with {_how(ended[-1])}" if ended else "its command was never seen to end"
+    problems = []
+    if evidence.history.outcome == "completed":
+        if not ended or ended[-1].data["exit_code"] != 0 or ended[-1].data["signal"] is not None:
+            problems.append(f"the job is said to be completed, and {how}")
+        elif ended[-1].data["asked"]:
+            problems.append("the job is said to be completed, and its command was asked to end")
+    for event in ended[:-1]:
+        if event.data["exit_code"] == 0:
+            problems.append(
+                f"attempt {event.data['attempt']} of the command ended well, and was started again"
+            )
+    return failed(some(problems)) if problems else passed(f"{how}; what else it did is not known")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """One process's exit. ``asked_ns``: when it was first asked to end, None: never, or not known; ``hit``: by a fault,
+    or declared failed."""
+
+    event: Event
+    asked_ns: int | None
+    hit: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.event.data["process"])
+
+
+def _ends(evidence: Evidence) -> dict[str, _End]:
+    log = evidence.log
+    hit = {name for episode in evidence.measures.episodes for name in (*episode.processes, *episode.replica)}
+    hit |= {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
+    keepers = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER}
+    return {
+        event.data["process"]: _End(
+            event=event, asked_ns=event.data.get("asked_ns"), hit=event.data["process"] in hit
+        )
+        for event in log.of(Kind.PROCESS_EXITED)
+        if event.data["process"] not in keepers
+    }
+
+
+def _how(event: Event) -> str:
+    code, signum = event.data["exit_code"], event.data["signal"]
+    if signum is None:
+        return f"exit code {code}"
+    known = signum in {each.value for each in signal.Signals}
+    return signal.Signals(signum).name if known else f"signal {signum}"
+
+
+def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
+    log, history = evidence.log, evidence.history
+    adopted = (
+        log.first(Kind.COORDINATOR_ADOPTED) is not None
+    )  # the next one knows of the dead, not who asked them
+    gone = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
+    storage = any(episode.injected and not episode.processes for episode in evidence.measures.episodes)
+    for name, end in ends.items():
+        data, how = end.event.data, _how(end.event)
+        if data["expected"] and not adopted:
+            if end.asked_ns is None and ("asked_ns" in data or name in gone):
+                yield f"{name} ended with {how}, which is said to be expected, and nobody had asked it to"
+            elif end.asked_ns is not None and end.asked_ns > end.event.time_ns:
+                yield f"{name} ended with {how} before it was asked to"
+        if not data["expected"] and end.asked_ns is None and not end.hit and not history.cut_short:
+            yield f"{name} ended with {how}; no fault explains it, and nobody declared it failed"
+        odd = data["exit_code"] not in (None, 0) or data["signal"] not in (None, signal.SIGKILL.value)
+        if odd and data["expected"] and not end.hit and not storage and history.outcome == "completed":
+            yield f"{name} was asked to end, and ended with {how}"
+
+
+def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
+    """An error is the last that a process says, ends it, and is some fault's doing, or that of the job's end."""
+    history = evidence.history
+    for name, log in evidence.log.actors.items():
+        for error, following in itertools.zip_longest(log.events, log.events[1:]):
+            if error.kind is not Kind.ERROR_RAISED:
+                continue
+            what, end = f"{name} raised {error.data['type']}", ends.get(name)
+            asked = end is not None and end.asked_ns is not None and end.asked_ns <= error.time_ns
+            if following is not None:
+                yield f"{what}, and went on"
+            elif end is not None and end.event.data["exit_code"] == 0:
+                yield f"{what}, and ended with exit code 0"
+            elif not (asked or history.cut_short or history.unfinished or (end is not None and end.hit)):
+                yield f"{what}, and no fault explains it"
+
+
+def _learned_nothing(evidence: Evidence) -> Iterator[str]:
+    history = evidence.history
+    runs = list(history.lineage.values())
+    spoilt = [
+        e.injected.time_ns
+        for e in evidence.measures.episodes
+        if e.injected and e.kind.startswith(CORRUPTIONS)
+    ]
+    clean = [run for run in runs if run.end_ns < min(spoilt, default=2**63)]
+    for run in clean:
+        norms = {event.data["grad_norm"] for event in run.commits}
+        if norms & {None, 0.0}:
+            yield f"step {run.step} was committed with gradient norm {next(iter(norms & {None, 0.0}))}"
+            break
+    if len(clean) >= LEARNING_STEPS:
+        if all(event.data["lr"] == 0 for run in clean for event in run.commits):
+            yield f"the learning rate is zero in all of {len(clean)} steps"
+        losses = {repr(run.loss) for run in clean}
+        if len(losses) == 1:
+            yield f"the loss is {next(iter(losses))} in all of {len(clean)} steps"
+    yield from _constant(evidence)
+
+
+def _constant(evidence: Evidence) -> Iterator[str]:
+    """Parameters, or an optimizer's state, that are bit for bit the same after a step as after an earlier one, of one
+    rank in one generation."""
+    history, spec = evidence.history, evidence.cell.scenario.workload
+    # Plain gradient descent has no state; what else a script's optimizer keeps, nobody knows here.
+    stateful = spec.kind in OURS and spec.params.get("momentum") != 0
+    watched = {"parameters": "parameters", **({"optimizer": "optimizer state"} if stateful else {})}
+    rates = {run.step: float(run.commits[0].data["lr"] or 0) for run in history.lineage.values()}
+    before: dict[tuple[int, int], Event] = {}
+    for event in sound_digests(history):
+        key, step = (event.generation, event.data["rank"]), event.step or 0
+        earlier = before.get(key)
+        if earlier is not None and (earlier.step or 0) < step:
+            same = [word for part, word in watched.items() if earlier.data[part] == event.data[part]]
+            moved = any(rates.get(number) for number in range((earlier.step or 0) + 1, step + 1))
+            if same and moved:
+                yield f"{event.actor} holds the same {same[0]} after step {step} as after step {earlier.step}"
+                return
+        before[key] = event

@@ -1,0 +1,181 @@
+"""Is the result the one the unfaulted run has: bit for bit where promised, else within a band.
+
+The band compares trailing means (window w = max(5, steps / 20)) of the faulted arm's and its control's
+losses:
+
+- With control arms of at least two seeds, the largest difference may not exceed the largest difference, at
+  any step past the first window, between two control arms of different seeds, and the final one not their
+  largest difference in the last quarter of the steps. (A rank argument: a run no further from its control
+  than runs with another seed are from each other cannot be told from one of them.)
+- With one seed, the noise sigma of a single loss is taken from the control's successive differences, sigma^2
+  = sum (L[k+1] - L[k])^2 / (2 (n - 1)) (von Neumann et al., "The Mean Square Successive Difference", Annals
+  of Mathematical Statistics 12, 1941: insensitive to a slow trend). Two independent trailing means differ by
+  sigma sqrt(2/w) in standard deviation; 3 of these are allowed at the end and 4 at any step (about 200 looks
+  at 95 %, Bonferroni).
+
+Whatever the band: up to the first step with fewer ranks nothing was summed in another way than in the control arm, so
+that losses and states of these steps have to be the control's bit for bit, for any strategy. What is wrong and the same
+on all ranks shows there; from that step on it shows in the band only, unless the workload has ``determinism: elastic``,
+with which the number of ranks makes no difference to any bit.
+
+Both ways: a loss that is too good is as suspicious (a sample seen twice, a step done twice) as one that is
+too bad.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from harness.judge.measure.incidents import by_shard, diverged, final_digests
+from harness.judge.measure.measure import skips_of
+from harness.judge.record.lineage import History, history_of
+from harness.judge.results import Finding
+
+Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]
+DIGESTS = ("parameters", "optimizer", "scheduler")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """Largest difference of smoothed losses allowed at the end and anywhere; ``source``: where it comes
+    from.
+    """
+
+    final: float
+    anywhere: float
+    source: str
+
+
+def loss_equality(evidence: Evidence) -> Finding:
+    """Losses and final state equal the control arm's, bit for bit where the strategy promises it and the
+    world stayed full (or does not matter, with ``determinism: elastic``), else within the band of this module from the
+    first step with fewer ranks on.
+    """
+    comparison, witness = compare(evidence)
+    if comparison == "not compared":
+        vacuous = evidence.is_control or evidence.cell.scenario.baseline == "none"
+        return passed(f"nothing to check: {witness}") if vacuous else unknown(witness)
+    escapes = evidence.expects("sdc-escape")
+    if comparison != "bit for bit" and escapes:
+        return passed(f"{witness}; {escapes[0]} is expected to escape undetected")
+    return failed(witness) if comparison == "differs" else passed(witness)
+
+
+def compare(evidence: Evidence) -> tuple[Exactness, str]:
+    """How the arm's result compares with the control arm's, and what shows it."""
+    if evidence.is_control:
+        return "not compared", "this is the control arm"
+    control = evidence.control_history
+    if control is None:
+        none = evidence.cell.scenario.baseline == "none"
+        return (
+            "not compared",
+            "the scenario has baseline: none" if none else "the paired control arm is missing",
+        )
+    history = evidence.history
+    if control.info.seed != history.info.seed:
+        return "not compared", f"the control arm has seed {control.info.seed}, this one {history.info.seed}"
+    mine, theirs = _losses(history), _losses(control)
+    steps = sorted(mine.keys() & theirs.keys())
+    if not steps:
+        return "not compared", "the two arms have no committed step in common"
+    different = _first_difference(history, control)
+    if different is None:
+        return "bit for bit", f"bit for bit over {len(steps)} steps"
+    shrunk = [
+        run.step
+        for run in history.lineage.values()
+        if run.world < history.info.ranks and not evidence.elastic
+    ]
+    skipped = min(skips_of(history).values(), default=None)
+    corrupt = [failure.step for failure in diverged(history)]
+    if evidence.promises_exact and corrupt:
+        why = f"judged by band (gradients of a corrupted state were in the sums until step {corrupt[0]}), "
+        return _by_band(evidence, mine, theirs, steps, why)
+    if evidence.promises_exact and skipped is not None:
+        return _by_band(
+            evidence, mine, theirs, steps, f"judged by band (samples left out from step {skipped} on), "
+        )
+    if evidence.promises_exact and not shrunk:
+        return "differs", different
+    if shrunk and skipped is None and not corrupt:
+        early = _first_difference(history, control, before=min(shrunk))
+        if early is not None:
+            return "differs", f"{early}, before the world shrank at step {min(shrunk)}"
+    why = f"judged by band (the world shrank at step {min(shrunk)}), " if evidence.promises_exact else ""
+    return _by_band(evidence, mine, theirs, steps, why)
+
+
+def _losses(history: History) -> dict[int, float]:
+    return {step: run.loss for step, run in history.lineage.items()}
+
+
+def _first_difference(history: History, control: History, before: float = math.inf) -> str | None:
+    """The first thing that is not bit-identical, of the steps before that one."""
+    mine, theirs = _losses(history), _losses(control)
+    for step in sorted(step for step in mine.keys() & theirs.keys() if step < before):
+        if repr(mine[step]) != repr(theirs[step]):
+            return f"loss {mine[step]!r} at step {step}, the control arm had {theirs[step]!r}"
+    ours, others = final_digests(history), final_digests(control)
+    for step in sorted(step for step in ours.keys() & others.keys() if step < before):
+        mine_by, theirs_by = (by_shard(found[step], history.shards) for found in (ours, others))
+        for part, shard in itertools.product(DIGESTS, range(history.shards)):
+            if len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))}) > 1:
+                return f"{part} differ from the control arm's after step {step}"
+    return None
+
+
+def _by_band(
+    evidence: Evidence, mine: dict[int, float], theirs: dict[int, float], steps: list[int], why: str
+) -> tuple[Exactness, str]:
+    window = max(5, len(steps) // 20)
+    if len(steps) < 2 * window:
+        return (
+            "not compared",
+            f"{len(steps)} common steps are too few to smooth over {window}: raise workload.steps",
+        )
+    ours = _smooth([mine[step] for step in steps], window)
+    others = _smooth([theirs[step] for step in steps], window)
+    if not all(map(math.isfinite, (*ours, *others))):
+        return "differs", "a loss is not finite"
+    band = _band(evidence, [theirs[step] for step in steps], window)
+    gaps = [a - b for a, b in zip(ours, others, strict=True)]
+    widest = max(gaps, key=abs)
+    witness = (
+        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {band.final:.3g}), largest difference {widest:+.4g} "
+        f"(band {band.anywhere:.3g}) over {len(steps)} steps; band from {band.source}"
+    )
+    if abs(gaps[-1]) > band.final or abs(widest) > band.anywhere:
+        return "differs", f"{'too good' if widest < 0 else 'too bad'}: {witness}"
+    return "within the control band", witness
+
+
+def _smooth(values: Sequence[float], window: int) -> list[float]:
+    """Trailing means over full windows."""
+    return [math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)]
+
+
+def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
+    curves: dict[int, list[float]] = {}
+    for log in evidence.controls:
+        history = history_of(log)
+        losses = [run.loss for run in history.lineage.values()]
+        if len(losses) >= len(control):
+            curves.setdefault(history.info.seed, _smooth(losses[: len(control)], window))
+    if len(curves) < 2:
+        squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
+        spread = math.sqrt(squares / (2 * (len(control) - 1))) * math.sqrt(2 / window)
+        return Band(final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise")
+    quarter = max(1, len(control) // 4)
+    pairs = [
+        [abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in itertools.combinations(curves.values(), 2)
+    ]
+    return Band(
+        final=max(max(gap[-quarter:]) for gap in pairs), anywhere=max(max(gap) for gap in pairs),
+        source=f"control arms of {len(curves)} seeds",
+    )  # fmt: skip

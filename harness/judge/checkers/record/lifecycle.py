@@ -1,0 +1,46 @@
+"""Does everything in the log go through the states it must: processes, generations, checkpoints and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.events.log import Kind
+from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from harness.judge.record import causes, lives, saves
+from harness.judge.results import Finding
+from recovery.policy.interval import steps_of
+
+
+def lifecycle(evidence: Evidence) -> Finding:
+    """What ends was started, what joins a generation was ready, generations and failures are numbered without a gap,
+    who trains has joined its group and holds its state, each failure's cause is the one that its process's end shows,
+    saves begin before they end, each that is due begins, and what was restored is what its members say.
+    """
+    history, log = evidence.history, evidence.log
+    problems = list(dict.fromkeys(_problems(evidence)))
+    if problems and log.problems:
+        return unknown(f"{some(problems)}; but the log is incomplete: {log.problems[0]}")
+    if problems:
+        return failed(some(problems))
+    count = sum(1 for _ in log.of(Kind.PROCESS_SPAWNED))
+    return passed(f"{count} processes and {len(history.generations)} generations, each step by step")
+
+
+def _problems(evidence: Evidence) -> Iterator[str]:
+    history = evidence.history
+    yield from lives.processes(history)
+    yield from lives.generations(history)
+    yield from causes.causes(history)
+    if history.info.observed:
+        yield from lives.commands(history)
+        return
+    yield from saves.saves(history)
+    yield from saves.acknowledged(history)
+    yield from saves.restored(history)
+    memory = evidence.cell.scenario.workload.checkpoint.in_memory
+    if memory is not None:
+        yield from saves.due_in_memory(history, memory.every)
+    started = evidence.log.first(Kind.RUN_STARTED)
+    every = steps_of(started.data.get("checkpoint_every") or "") if started else None
+    if every and evidence.cell.scenario.workload.checkpoint.mode != "async":  # there a busy disk puts one off
+        yield from saves.due(history, every)

@@ -1,0 +1,100 @@
+"""Is the record itself whole and consistent, and is nothing left behind."""
+
+from __future__ import annotations
+
+import math
+
+from chaos.events.log import Kind
+from harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
+from harness.judge.results import Finding
+
+CLOSURE = 0.01
+CLOCK_SLACK_S = 0.001
+
+
+def time_closure(evidence: Evidence) -> Finding:
+    """Times add up: goodput and badput make the wall time within 1 %, no clock runs backwards, phases sum to
+    the recovery time, and no rank accounts for more time in its steps than passed.
+    """
+    measures, history = evidence.measures, evidence.history
+    problems = []
+    for actor, log in sorted(evidence.log.actors.items()):
+        for before, after in zip(log.events, log.events[1:], strict=False):
+            if after.time_ns < before.time_ns:
+                problems.append(f"the clock of {actor} runs backwards at seq {after.seq}")
+    residual, wall = measures.partition.residual_s, history.wall_s
+    if wall <= 0 and history.finished is not None:
+        problems.append(f"the arm took {wall:.3f} s")
+    elif wall > 0 and abs(residual) > CLOSURE * wall:
+        problems.append(f"{residual:.3f} s of {wall:.3f} s are in no class")
+    for incident in measures.incidents:
+        total = sum(span.seconds for span in incident.phases)
+        recovery_s = incident.recovery_time or 0.0
+        # infinite is a judgement of what the recovery came to, and no time
+        if incident.phases and math.isfinite(recovery_s) and abs(total - recovery_s) > 1e-6:
+            problems.append(
+                f"{incident.fault}: phases sum to {total:.6f} s, recovery took {incident.recovery_time} s"
+            )
+    problems += _overdrawn(evidence)
+    return verdict_of(problems, f"residual {residual:+.3f} s of {wall:.3f} s")
+
+
+def _overdrawn(evidence: Evidence) -> list[str]:
+    """Ranks whose own account of a generation's steps exceeds the time those steps took."""
+    problems = []
+    for generation in evidence.history.worked:
+        runs = evidence.history.runs_of(generation.number)
+        for actor in generation.members:
+            events = [event for run in runs for event in run.commits if event.actor == actor]
+            if not events:
+                continue
+            claimed = sum(float(value) for event in events for value in event.data["seconds"].values())
+            passed_s = (
+                events[-1].time_ns - min(runs[0].start_ns, _first_batch(evidence, actor, generation.number))
+            ) / 1e9
+            if claimed > passed_s * (1 + CLOSURE) + CLOCK_SLACK_S * len(events):
+                problems.append(f"{actor} accounts for {claimed:.3f} s of steps in {passed_s:.3f} s")
+    return problems
+
+
+def _first_batch(evidence: Evidence, actor: str, generation: int) -> int:
+    taken = (e for e in evidence.log.by(actor) if e.kind is Kind.BATCH_TAKEN)
+    return next((e.time_ns for e in taken if e.generation == generation), 2**63)
+
+
+def no_orphans(evidence: Evidence) -> Finding:
+    """Nothing of ours is left: no process, port or shared memory, every process seen to exit, every fault
+    healed.
+    """
+    left = evidence.log.first(Kind.LEFTOVERS)
+    if left is None:
+        return unknown("nobody looked for leftovers: the harness died before it could")
+    problems = [
+        f"{what} left: {left.data[what]}"
+        for what in ("processes", "ports", "shared_memory")
+        if left.data[what]
+    ]
+    exited = {event.data["process"] for event in evidence.log.of(Kind.PROCESS_EXITED)}
+    spawned = [event.data["process"] for event in evidence.log.of(Kind.PROCESS_SPAWNED)]
+    problems += [f"{name} was never seen to exit" for name in spawned if name not in exited]
+    for episode in evidence.measures.episodes:
+        if episode.injected and not episode.failed and episode.healed is None:
+            problems.append(f"{episode.fault} (occurrence {episode.occurrence}) was not healed")
+    return verdict_of(problems, f"{len(spawned)} processes, all gone")
+
+
+def evidence_complete(evidence: Evidence) -> Finding:
+    """No gap, torn line or unexplained end in any log; the orchestrator's has its beginning and its end."""
+    problems = list(evidence.log.problems)
+    if evidence.log.first(Kind.RUN_STARTED) is None:
+        problems.append("no run_started")
+    if evidence.log.first(Kind.RUN_FINISHED) is None:
+        problems.append("no run_finished: the harness did not get to the end")
+    silent = [
+        event.data["process"] for event in evidence.log.of(Kind.PROCESS_READY)
+        if event.data["process"] not in evidence.log.actors
+    ]  # fmt: skip
+    problems += [f"no log of {name}" for name in silent]
+    if problems:
+        return unknown(some(problems))
+    return passed(f"{len(evidence.log.events)} events of {len(evidence.log.actors)} actors")

@@ -1,0 +1,1 @@
+"""What checkers get to see, and the answers they can give."""

@@ -1,0 +1,117 @@
+"""What a checker gets to see, and the three answers it can give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from chaos.events.log import Log
+from chaos.scenario.model import Cell, FaultSpec
+from harness.judge.measure.measure import ArmMeasures, measure
+from harness.judge.record.expected import Expected
+from harness.judge.record.lineage import History, history_of
+from harness.judge.results import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Logs of one arm and what they are compared with.
+
+    ``control``: the paired control arm of a faulted one (None: there is none); ``controls``: every control
+    arm of the run with the same workload; ``exact``: strategy name -> whether it promises a bit-identical
+    result; ``source``, ``lines``: the scenario file, and the lines of its workload's keys; ``expected``: what the
+    scenario says that this arm is.
+    """
+
+    arm: str
+    cell: Cell
+    log: Log
+    control: Log | None = None
+    controls: tuple[Log, ...] = ()
+    exact: Mapping[str, bool] = field(default_factory=dict)
+    source: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
+
+    @cached_property
+    def measures(self) -> ArmMeasures:
+        """Everything measured of this arm."""
+        return measure(self.log, self.control)
+
+    @property
+    def history(self) -> History:
+        """This arm in order."""
+        return self.measures.history
+
+    @cached_property
+    def control_history(self) -> History | None:
+        """The control arm in order."""
+        return history_of(self.control) if self.control is not None else None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this arm is itself the unfaulted one."""
+        return self.arm == "control"
+
+    @property
+    def promises_exact(self) -> bool:
+        """Whether this arm promises a bit-identical result: by its strategy, or by how gradients are summed."""
+        return self.elastic or self.keeps_world
+
+    @property
+    def keeps_world(self) -> bool:
+        """Whether this arm's strategy promises that, and for it that no step is made with fewer ranks."""
+        return self.exact.get(self.cell.scenario.recovery.strategy, False)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of ranks makes no difference to the result."""
+        return self.cell.scenario.workload.determinism == "elastic"
+
+    @property
+    def shrinks_batch(self) -> bool:
+        """Whether the scenario lets the dead ranks' samples go."""
+        return self.cell.scenario.recovery.params.get("batch") == "shrink"
+
+    def place(self, key: str) -> str:
+        """``kill.yaml:9 (workload.command): `` for a message, or nothing where the line is not known."""
+        line = self.lines.get(key)
+        return f"{self.source.rsplit('/', 1)[-1]}:{line} ({key}): " if line else ""
+
+    def fault(self, name: str) -> FaultSpec | None:
+        """The scenario's fault of that id."""
+        return next((fault for fault in self.cell.scenario.faults if fault.id == name), None)
+
+    def expects(self, outcome: str) -> list[str]:
+        """Ids of faults that are expected to end so."""
+        return [fault.id for fault in self.cell.scenario.faults if fault.expect.outcome == outcome]
+
+
+Checker = Callable[[Evidence], Finding]
+
+
+def passed(witness: str) -> Finding:
+    """The invariant holds, as shown."""
+    return Finding(verdict="pass", witness=witness)
+
+
+def failed(witness: str) -> Finding:
+    """The invariant is violated, as shown."""
+    return Finding(verdict="fail", witness=witness)
+
+
+def unknown(missing: str) -> Finding:
+    """The evidence does not suffice; ``missing`` says what for."""
+    return Finding(verdict="inconclusive", witness=missing)
+
+
+def some(items: list[str], limit: int = 3) -> str:
+    """The first few of many, and how many more there are."""
+    more = len(items) - limit
+    return "; ".join(items[:limit]) + (f"; and {more} more" if more > 0 else "")
+
+
+def verdict_of(problems: list[str], witness: str) -> Finding:
+    """Fail with the problems, or pass with the witness."""
+    return failed(some(problems)) if problems else passed(witness)

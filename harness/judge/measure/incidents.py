@@ -1,0 +1,347 @@
+"""Incidents: what one hit of a fault cost, phase by phase, and how it ended (``acts``: hits of one act together).
+
+``recovery_time`` runs from the injection to the job's first commit, by a generation formed after the
+failure, of a step beyond every step that any rank had committed before. Counting a commit by a single rank
+as "before" can only lengthen it. Its phases end at: failure detected; survivors parked (or the decision,
+where survivors are not kept); last group formed by the generation that made that commit (failed attempts and
+process starts belong to this); its members hold their state; the old highest step is committed again; the
+first new commit. They share their boundaries, so they sum exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.episodes import Episode
+from harness.judge.record.lineage import NS, Generation, History, StepRun
+from harness.judge.record.node_attribution import homes, nodes_hit
+from harness.judge.record.reported import is_bad, spoilt_since
+from harness.judge.record.strength import strength_of
+from harness.judge.record.sustained import at_the_end_again, lasting
+from harness.judge.results import PHASE_NAMES, Incident, PhaseSpan
+
+Outcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
+CORRUPTIONS = ("tensor-", "data-corrupt", "poison-sample", "replica-desync")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """How a failure was answered. ``first_new``: first new step run, None if the job never got that far."""
+
+    high_water: int
+    restored: Generation | None
+    restored_step: int | None
+    first_new: StepRun | None
+    concerns_job: bool
+
+
+def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> Recovery:
+    """Find what followed a failure. A failure outside the generation (a spare's) does not concern the job.
+
+    ``acting_until_ns``: until when the fault behind it acted; what that is for, see ``sustained``.
+    """
+    failed = history.generation_at(failure.time_ns)
+    number = failed.number if failed else 0
+    mark = history.high_water(number)
+    later = [g for g in history.worked if g.number > number]
+    new = [
+        run for run in history.runs
+        if run.generation > number and run.step > mark and run.committed_ns is not None
+    ]  # fmt: skip
+    first = min(new, key=lambda run: run.committed_ns or 0, default=None)
+    if history.info.observed and first is not None:
+        found = lasting(history, number, mark, acting_until_ns)
+        first, mark = found.first, found.high_water
+    answered = [g for g in later if first is None or g.number <= first.generation]
+    lowest = min((g.resume_step for g in answered if g.resume_step is not None), default=None)
+    return Recovery(
+        high_water=mark, restored=later[0] if later else None, restored_step=lowest, first_new=first,
+        concerns_job=failed is None or failure.data["process"] in (None, *failed.members),
+    )  # fmt: skip
+
+
+def incident_of(episode: Episode, history: History, control: History | None) -> Incident:
+    """The incident of one episode. A fault that never fired gives one with occurrence -1 and outcome
+    ``not-landed``.
+    """
+    injected, failure = episode.injected, episode.failure
+    # of several (a node may take a spare and a rank with it) the first that the job had to answer
+    acting_ns = _acting_until(episode, history)
+    answers = (recovery_of(history, one, acting_ns) for one in (failure, *episode.others) if one)
+    concerned = next((answer for answer in answers if answer.concerns_job), None)
+    phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
+    restored = concerned.restored_step if concerned else None
+    lost = max(0, concerned.high_water - restored) if concerned and restored is not None else 0
+    short = _short(episode, history)
+    outcome = _outcome(episode, history, control, concerned, short=bool(short))
+    ranks = {"ranks": short} if short and outcome == "degraded" else {}
+    return Incident(
+        fault=episode.fault, kind=episode.kind, cell=history.info.cell, repeat=history.info.repeat,
+        occurrence=episode.occurrence, target=episode.target, step=injected.step if injected else None,
+        injected_s=(injected.time_ns - history.start_ns) / NS if injected else 0.0,
+        landed=episode.landed is not None,
+        witness=str(episode.landed.data["witness"]) if episode.landed else None,
+        evidence=_evidence(episode) | _harm(episode, history) | ranks,
+        healed=episode.healed is not None, detected_by=str(failure.data["cause"]) if failure else None,
+        blamed_rank=failure.data["rank"] if failure else None,
+        detection_time=_detection(episode, outcome, history.cut_short),
+        recovery_time=_recovery_time(episode, history, concerned, outcome, bad=bool(_harm(episode, history))),
+        outcome=outcome,
+        phases=phases, steps_lost=lost, restored_step=restored,
+        first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
+        decision=_decision(history, failure),
+        nodes=nodes_hit(episode, homes(history.log)), clock_bound_s=history.log.clock_bound_s,
+    )  # fmt: skip
+
+
+def _acting_until(episode: Episode, history: History) -> int:
+    """Until when a fault acted: its heal, or the end of all it hit; 0 for one that is over once done."""
+    if episode.planned is None or not episode.planned.data.get("lasts"):
+        return 0
+    gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
+    ends = [gone.get(process, history.end_ns) for process in episode.processes] or [history.end_ns]
+    return min(max(ends), episode.healed.time_ns if episode.healed else history.end_ns)
+
+
+def _evidence(episode: Episode) -> dict[str, object]:
+    if episode.landed:
+        evidence = episode.landed.data["evidence"]
+        return (
+            {k: _plain(v) for k, v in evidence.items()} if isinstance(evidence, dict) else {"seen": evidence}
+        )
+    if episode.failed:
+        return {"failed": episode.failed.data["reason"]}
+    return {} if episode.injected else {"planned": episode.planned.data["at"] if episode.planned else None}
+
+
+def _plain(value: object) -> object:
+    """A planted NaN is evidence, but no JSON number."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _seconds_between(start: Event, end_ns: int) -> float:
+    return (end_ns - start.time_ns) / NS
+
+
+def _detection(episode: Episode, outcome: Outcome, cut_short: bool) -> float | None:
+    if episode.injected is None or outcome == "not-landed":
+        return None
+    if episode.failure:
+        return _seconds_between(episode.injected, episode.failure.time_ns)
+    return math.inf if outcome in ("hang", "sdc-escape") and not cut_short else None
+
+
+def _recovery_time(
+    episode: Episode, history: History, recovery: Recovery | None, outcome: Outcome, *, bad: bool
+) -> float | None:
+    if outcome in ("hang", "fail-stop"):
+        return None if history.cut_short else math.inf
+    if bad:
+        return math.inf
+    if episode.injected is None or recovery is None:
+        return None
+    if recovery.first_new is not None:
+        return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
+    if episode.failure is None or not history.info.observed:
+        return None
+    again = at_the_end_again(history, episode.failure.time_ns, recovery.high_water)
+    return None if again is None else _seconds_between(episode.injected, again)
+
+
+def _decision(history: History, failure: Event | None) -> str:
+    if failure is None:
+        return ""
+    decisions = (e for e in history.log.of(Kind.DECISION) if e.time_ns >= failure.time_ns)
+    return next((str(event.data["reason"]) for event in decisions), "")
+
+
+def _phases(episode: Episode, history: History, recovery: Recovery) -> list[PhaseSpan]:
+    injected, failure, first = episode.injected, episode.failure, recovery.first_new
+    if injected is None or failure is None or first is None or first.committed_ns is None:
+        return []
+    worked = history.generation(first.generation)
+    stated = (worked.stated_ns or worked.ready_ns) if worked else None
+    grouped = worked.grouped_ns if worked else None
+    marks = (
+        failure.time_ns, _aborted_ns(history, failure, first.committed_ns), grouped, stated,
+        _redone_ns(history, recovery, failure.time_ns), first.committed_ns,
+    )  # fmt: skip
+    spans: list[PhaseSpan] = []
+    cursor = injected.time_ns
+    for name, mark in zip(PHASE_NAMES, marks, strict=True):
+        until = min(max(cursor, mark or cursor), first.committed_ns)
+        start = (cursor - injected.time_ns) / NS
+        spans.append(PhaseSpan(name=name, start=start, seconds=(until - cursor) / NS))
+        cursor = until
+    return spans
+
+
+def _aborted_ns(history: History, failure: Event, before_ns: int) -> int | None:
+    """When the survivors stood still; the decision's time where they are not kept."""
+    for kind in (Kind.SURVIVORS_PARKED, Kind.DECISION):
+        for event in history.log.of(kind):
+            if failure.time_ns <= event.time_ns <= before_ns:
+                return event.time_ns
+    return None
+
+
+def _redone_ns(history: History, recovery: Recovery, after_ns: int) -> int | None:
+    """When the job had committed its old highest step again; None if it never fell below it."""
+    if recovery.restored_step is None or recovery.restored_step >= recovery.high_water:
+        return None
+    redone = [
+        run.committed_ns for run in history.runs
+        if run.step == recovery.high_water and run.committed_ns is not None and run.committed_ns > after_ns
+    ]  # fmt: skip
+    return max(redone, default=None)
+
+
+def _short(episode: Episode, history: History) -> str:
+    """With how many ranks a command ended that began with more, if one of them was seen until the fault."""
+    if not history.info.observed or episode.injected is None:
+        return ""
+    found, at = strength_of(history), episode.injected.time_ns
+    return found.short if not found.gone or any(seen >= at for seen in found.gone.values()) else ""
+
+
+def _outcome(
+    episode: Episode, history: History, control: History | None, recovery: Recovery | None, *, short: bool
+) -> Outcome:
+    """``short``: whether a command ended with fewer ranks since."""
+    if episode.injected is None or episode.landed is None:
+        return "not-landed"
+    if _harm(episode, history):
+        return "sdc-escape"
+    if recovery is None:
+        found = _undetected(episode, history, control)
+        return "degraded" if short and found == "masked" else found
+    if recovery.first_new is not None or (short and history.outcome == "completed"):
+        world = history.worked[-1].world if history.worked else 0
+        full = not short if history.info.observed else world >= history.info.ranks
+        return "recovered" if full else "degraded"
+    if history.outcome == "completed" and _only_told(episode) and recovery.restored is None:
+        return "masked"  # the job was over before the deadline
+    if history.outcome == "completed":
+        # the failure came so late that nothing new was left to commit
+        return "recovered"
+    return "fail-stop" if history.outcome == "gave-up" else "hang"
+
+
+def _harm(episode: Episode, history: History) -> dict[str, object]:
+    """The first step that a rank of a command reported with a loss that is no number, after its values were spoilt, if
+    the job went on from there and never took the step back: no digest is needed to know that this did harm. After any
+    other fault, if it was the last before, and the job ended on such losses."""
+    if not history.info.observed or episode.landed is None:
+        return {}
+    lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
+    bad = [
+        event for event in history.log.of(Kind.STEP_REPORTED)
+        if is_bad(event) and event.step in lineage and lineage[event.step or 0].generation == event.generation
+    ]  # fmt: skip
+    since = spoilt_since(history)
+    if not episode.kind.startswith(CORRUPTIONS) and not _last_before(history, after_ns, bad, since):
+        return {}
+    found = min(
+        ((e.step or 0, str(float(e.data["loss"]))) for e in bad if e.time_ns > after_ns), default=None
+    )
+    if found is None or (history.outcome != "completed" and max(lineage) <= found[0]):
+        return {}
+    return {"committed_step": found[0], "committed_loss": found[1]}
+
+
+def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: int | None) -> bool:
+    """Whether a job ended on losses that are no numbers, and what was injected at that time was the last before."""
+    first = min((e.time_ns for e in bad if since is not None and (e.step or 0) >= since), default=None)
+    if first is None or any(event.time_ns <= after_ns for event in bad):
+        return False
+    return not any(after_ns < event.time_ns < first for event in history.log.of(Kind.FAULT_INJECTED))
+
+
+def _only_told(episode: Episode) -> bool:
+    """Whether nothing was lost: a process said that it will be ended, and no failure followed."""
+    return episode.failure is not None and episode.failure.data["cause"] == "notice" and not episode.others
+
+
+def _undetected(episode: Episode, history: History, control: History | None) -> Outcome:
+    after = episode.injected.time_ns if episode.injected else 0
+    went_on = history.outcome == "completed" or any(
+        (r.committed_ns or 0) > after for r in _last_runs(history)
+    )
+    if not went_on:
+        return "hang"
+    corrupt = episode.kind.startswith(CORRUPTIONS)
+    return "sdc-escape" if corrupt and control and not same_parameters(history, control) else "masked"
+
+
+def _last_runs(history: History) -> list[StepRun]:
+    """The final step run, if the run ended in good order; a job that stopped of itself did not go on."""
+    runs = [run for run in history.runs if run.survives]
+    return runs[-1:] if history.outcome not in ("timed-out", "gave-up") else []
+
+
+def diverged(history: History, step: int | None = None) -> list[Event]:
+    """Failures by which a process was named for holding another state than most, of one step or of all."""
+    return [
+        failure for failure in history.log.of(Kind.FAILURE_DETECTED)
+        if failure.data["cause"] == "diverged" and step in (None, failure.step)
+    ]  # fmt: skip
+
+
+def sound_digests(history: History) -> Iterator[Event]:
+    """State digests, without those of a process that was found to differ, or of all where nobody could say which did,
+    from the last agreement until that was noticed: replicas are not compared after each step."""
+    known = [(f, agreed_before(history, f)) for f in diverged(history)]
+    for event in history.log.of(Kind.STATE_DIGEST):
+        if not any(_is_of(failure, agreed, event) for failure, agreed in known):
+            yield event
+
+
+def _is_of(failure: Event, agreed: int, digest: Event) -> bool:
+    """Whether a digest is of a state that was found to differ."""
+    since = agreed < (digest.step or 0) <= (failure.step or 0)
+    return (
+        since and digest.generation == failure.generation and failure.data["process"] in (None, digest.actor)
+    )
+
+
+def agreed_before(history: History, failure: Event) -> int:
+    """The step at which replicas last agreed before they were found to differ."""
+    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < failure.time_ns]
+    return max((step for step in agreed if step < (failure.step or 0)), default=0)
+
+
+def final_digests(history: History) -> dict[int, dict[int, Event]]:
+    """Step -> rank -> state digest, from the generation whose run of the step survived."""
+    lineage = history.lineage
+    found: dict[int, dict[int, Event]] = {}
+    for event in sound_digests(history):
+        run = lineage.get(event.step or 0)
+        if run is not None and event.generation == run.generation:
+            found.setdefault(run.step, {})[event.data["rank"]] = event
+    return found
+
+
+def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
+    """Digests of a step by the part of the model they are of; ``found``: by rank, see ``final_digests``."""
+    parts: dict[int, list[Event]] = {}
+    for rank, event in sorted(found.items()):
+        parts.setdefault(rank % shards, []).append(event)
+    return parts
+
+
+def same_parameters(history: History, control: History) -> bool:
+    """Whether the parameters agree with the control arm's at the last step both took a digest of."""
+    mine, theirs = final_digests(history), final_digests(control)
+    common = sorted(mine.keys() & theirs.keys())
+    if not common:
+        return True
+    step = common[-1]
+    ours, others = (by_shard(found[step], history.shards) for found in (mine, theirs))
+    return all(
+        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))}) == 1
+        for shard in ours.keys() | others.keys()
+    )

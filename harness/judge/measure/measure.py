@@ -1,0 +1,245 @@
+"""Metrics of one arm, from its events alone. Definitions of the design's "Metrics"; see ``partition`` and
+``incidents``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from chaos.events.log import Kind, Log
+from harness.judge.measure.acts import acts_of, incidents_of
+from harness.judge.measure.catalogue import METRICS, MetricDef
+from harness.judge.measure.cost import failure_cost
+from harness.judge.measure.incidents import diverged
+from harness.judge.measure.partition import Ideal, Partition, ideal_of, partition
+from harness.judge.measure.pauses import checkpoint_stalls, pauses
+from harness.judge.measure.redundancy import time_to_redundancy
+from harness.judge.measure.samples import median_ci95, per_arm, summarise
+from harness.judge.record.episodes import Episode, episodes_of
+from harness.judge.record.lineage import NS, History, history_of
+from harness.judge.record.lost_node_evidence import witnessed
+from harness.judge.results import Incident
+from recovery.data.order import batch, without
+
+__all__ = [
+    "METRICS", "Accounting", "ArmMeasures", "MetricDef", "account", "clock_bound", "goodput_of", "measure",
+    "median_ci95", "per_arm", "skips_of", "summarise",
+]  # fmt: skip
+FULL_RATE = 0.9
+FULL_RATE_STEPS = 5
+_PHASE_METRICS = MappingProxyType(
+    {"abort": "abort_time", "regroup": "regroup_time", "restore": "restore_time", "redo": "redo_time"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Samples of the lineage against the reference order. ``misplaced``: first step whose samples are not
+    its own; ``witnessed``: samples that ranks of a lost node took, as the reduced counts alone tell.
+    """
+
+    steps: int
+    lost: int
+    duplicated: int
+    unexpected: int
+    misplaced: int | None
+    lost_in: Mapping[int, int]
+    skipped: int = 0
+    witnessed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmMeasures:
+    """All measures of one arm. ``values``: metric -> its values, empty where there are none; ``bounds``: metric -> how
+    far a value may be from the truth because clocks of several machines are in it.
+    """
+
+    history: History
+    episodes: tuple[Episode, ...]
+    ideal: Ideal | None
+    partition: Partition
+    incidents: tuple[Incident, ...]
+    step_time: float | None
+    values: Mapping[str, list[float]]
+    bounds: Mapping[str, float]
+
+
+def measure(log: Log, control: Log | None) -> ArmMeasures:
+    """Measure one arm against its paired control (None: against itself). Raises LogError without
+    ``run_started``.
+    """
+    history = history_of(log)
+    paired = history_of(control) if control is not None else None
+    episodes = episodes_of(history)
+    ideal = ideal_of(history, paired, episodes)
+    split = partition(history, ideal, episodes)
+    acts = acts_of(history, episodes)
+    incidents = tuple(
+        _timed(history, hits[0], incident, ideal)
+        for hits, incident in zip(acts, incidents_of(history, acts, paired), strict=True)
+    )
+    step_time = _step_time(history)
+    values = {name: list[float]() for name in METRICS}
+    for incident in incidents:
+        _add_incident(values, history, incident)
+    _add_arm(values, history, split, step_time)
+    return ArmMeasures(
+        history=history, episodes=episodes, ideal=ideal, partition=split, incidents=incidents,
+        step_time=step_time, values=values, bounds={name: clock_bound(name, history) for name in METRICS},
+    )  # fmt: skip
+
+
+def clock_bound(name: str, history: History) -> float:
+    """How far a value of a metric may be from the truth, in its unit, for the clocks of the arm's nodes.
+
+    Raises KeyError for an unknown metric.
+    """
+    known = METRICS[name]
+    bound = known.clocks * history.log.clock_bound_s
+    if known.unit != "ratio" or not bound:
+        return bound
+    return bound * len(history.worked) / history.wall_s if history.wall_s > 0 else 0.0
+
+
+def skips_of(history: History, generation: int | None = None) -> dict[int, int]:
+    """Samples that the supervisor said the job leaves out, each with the first step without it.
+
+    ``generation``: only what was decided before it began.
+    """
+    return {
+        int(sample): int(event.data["since"])
+        for event in history.log.of(Kind.SAMPLES_SKIPPED)
+        if generation is None or event.generation < generation
+        for sample in event.data["samples"]
+    }
+
+
+def goodput_of(history: History, split: Partition) -> float:
+    """Goodput of an arm: what a job did that gave up or hung until its end is of no use to anybody."""
+    return 0.0 if history.unfinished else split.goodput
+
+
+def account(history: History) -> Accounting:
+    """Compare the lineage's samples with the reference order, as multisets and step by step."""
+    info, lineage = history.info, history.lineage
+    reference: Counter[int] = Counter()
+    taken: Counter[int] = Counter()
+    misplaced: int | None = None
+    lost_in: dict[int, int] = {}
+    skipping, skipped, unseen = bool(skips_of(history)), 0, 0
+    for step in range(1, history.committed_step + 1):
+        ids = batch(step, info.global_batch, info.order_samples, info.order_seed)
+        skips = skips_of(history, lineage[step].generation if step in lineage else None) if skipping else {}
+        due = Counter(without(ids, step, skips))
+        skipped += len(ids) - due.total()
+        got = Counter(lineage[step].samples if step in lineage else [])
+        if due - got and step in lineage:
+            rest = witnessed(history, lineage[step], due)
+            got += rest
+            unseen += rest.total()
+        reference.update(due)
+        taken.update(got)
+        if due - got:
+            lost_in[step] = (due - got).total()
+        if got - due and misplaced is None:
+            misplaced = step
+    extra = taken - reference
+    duplicated = sum(count for sample, count in extra.items() if sample in reference)
+    return Accounting(
+        steps=history.committed_step, lost=(reference - taken).total(), duplicated=duplicated,
+        unexpected=extra.total() - duplicated, misplaced=misplaced, lost_in=lost_in,
+        skipped=skipped, witnessed=unseen,
+    )  # fmt: skip
+
+
+def _step_time(history: History) -> float | None:
+    paused = pauses(history)
+    times = [
+        run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in history.runs if run.survives
+    ]
+    return statistics.median(times) if times else None
+
+
+def _timed(history: History, episode: Episode, incident: Incident, ideal: Ideal | None) -> Incident:
+    """With the times until the job was whole again."""
+    if incident.outcome == "not-landed":
+        return incident
+    return incident.model_copy(
+        update={
+            "time_to_full_rate": _time_to_full_rate(history, episode, incident, ideal),
+            "time_to_redundancy": time_to_redundancy(history, episode.injected, incident),
+        }
+    )
+
+
+def _add_incident(values: dict[str, list[float]], history: History, incident: Incident) -> None:
+    if incident.outcome == "not-landed":
+        return
+    for name in ("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy"):
+        value = getattr(incident, name)
+        if value is not None:
+            values[name].append(value)
+    if incident.recovery_time is not None and incident.answered_with is None:
+        values["steps_lost"].append(math.inf if incident.never_recovered else float(incident.steps_lost))
+    if incident.recovery_time is not None or incident.outcome == "masked":
+        provisioned = history.info.ranks + history.info.spares
+        values["failure_cost"].append(failure_cost(provisioned, incident.recovery_time))
+    for span in incident.phases:
+        if span.name in _PHASE_METRICS:
+            values[_PHASE_METRICS[span.name]].append(span.seconds)
+
+
+def _time_to_full_rate(
+    history: History, episode: Episode, incident: Incident, ideal: Ideal | None
+) -> float | None:
+    """Seconds to the commit of the first step of a window at full rate; None where too few steps are left to
+    tell.
+    """
+    if incident.outcome in ("hang", "fail-stop"):
+        return None if history.cut_short else math.inf
+    if episode.injected is None or ideal is None or ideal.step_s <= 0:
+        return None
+    first, paused = incident.first_new_step or 0, pauses(history)
+    runs = [r for r in history.lineage.values() if r.step >= first and r.end_ns > episode.injected.time_ns]
+    for start in range(len(runs) - FULL_RATE_STEPS + 1):
+        window = runs[start : start + FULL_RATE_STEPS]
+        took = [run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in window]
+        rates = [
+            r.commits[0].data["samples"] / s if s > 0 else math.inf for r, s in zip(window, took, strict=True)
+        ]
+        if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
+            return (window[0].end_ns - episode.injected.time_ns) / NS
+    return math.inf if len(runs) >= FULL_RATE_STEPS else None
+
+
+def _add_arm(
+    values: dict[str, list[float]], history: History, split: Partition, step_time: float | None
+) -> None:
+    samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
+    if not history.info.observed:
+        _add_accounting(values, history)
+    values["saves_failed"].append(float(sum(1 for _ in history.log.of(Kind.CHECKPOINT_FAILED))))
+    values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
+    if step_time is not None:
+        values["step_time"].append(step_time)
+    if split.wall_s > 0 and not history.cut_short:
+        values["goodput"].append(goodput_of(history, split))
+        values["ettr"].append(split.productive_s / split.wall_s)
+        values["throughput"].append(samples / split.wall_s)
+
+
+def _add_accounting(values: dict[str, list[float]], history: History) -> None:
+    accounting = account(history)
+    # A job that ended early never used the rest; one cut short by its harness might have.
+    unused = (
+        0 if history.cut_short else (history.info.steps - history.committed_step) * history.info.global_batch
+    )
+    values["samples_lost"].append(float(accounting.lost + unused))
+    values["samples_skipped"].append(float(accounting.skipped))
+    values["samples_duplicated"].append(float(accounting.duplicated))
+    values["replicas_diverged"].append(float(len(diverged(history))))

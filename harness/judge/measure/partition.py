@@ -1,0 +1,231 @@
+"""Where the wall time of one arm went: useful time, and badput by class. It closes by construction; here is
+how.
+
+The time line from ``run_started`` to ``run_finished`` is cut into adjacent intervals: initialisation up to
+the moment the first generation holds its state; then, per generation, its step runs one after the other;
+between generations the rest of the interrupted step (``recomputation``), injection to detection
+(``detection``), up to the last ``group_formed`` of the next working generation (``regroup``: abort, failed
+attempts and process starts included) and up to the last ``state_ready`` (``restore``); after the last step
+``shutdown``. All is weighed in rank-seconds and divided by the provisioned ranks P = ranks + spares, so an
+interval counts ranks / P of its length and ``spare_idle`` is wall x spares / P.
+
+A step run whose result the final lineage does not hold is ``recomputation``. Of a surviving one, the extra
+pause of rank 0 after a checkpoint step (its gap between commit and next batch, less its median gap
+elsewhere) is ``checkpoint_save``. What remains is set against the ideal (the control arm's median step time,
+scaled by samples / global_batch) summed per context: a world smaller than asked for (excess is
+``degraded_world``), a lasting undetected fault (``straggling``), or neither (``other``; evaluations between
+steps are in it). Data time beyond the control's median, within that excess, is ``data``. Useful time of a
+context is the smaller of its ideal and its actual sum: a run that was by chance faster than its control
+earns no more than the time it took, so that goodput = useful / wall is never above the textbook formula
+(useful samples x ideal rank-seconds per sample / (wall x P)) and nothing negative has to be hidden.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.judge.measure.pauses import checkpoint_stalls, pauses
+from harness.judge.record.episodes import Episode
+from harness.judge.record.lineage import NS, Generation, History, StepRun
+
+CLASSES = (
+    "initialisation", "data", "checkpoint_save", "restore", "detection", "regroup", "recomputation",
+    "degraded_world", "straggling", "spare_idle", "shutdown", "other",
+)  # fmt: skip
+_CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "normal": "other"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ideal:
+    """What a step of the full world and batch should take, and how much of it is waiting for data, in
+    seconds.
+    """
+
+    step_s: float
+    data_s: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Wall time by class, in wall-equivalent seconds over all provisioned ranks. ``productive_s``: time in
+    surviving steps.
+    """
+
+    wall_s: float
+    useful_s: float
+    badput: Mapping[str, float]
+    productive_s: float
+
+    @property
+    def residual_s(self) -> float:
+        """Wall time that no class explains."""
+        return self.wall_s - self.useful_s - sum(self.badput.values())
+
+    @property
+    def goodput(self) -> float:
+        """Useful share of the wall time of everything provisioned."""
+        return self.useful_s / self.wall_s if self.wall_s else 0.0
+
+
+def ideal_of(history: History, control: History | None, episodes: Sequence[Episode]) -> Ideal | None:
+    """The ideal step, from the control arm; without one from this arm's own steps in a full world before the
+    first fault.
+    """
+    source = control or history
+    first = (
+        min((e.injected.time_ns for e in episodes if e.injected), default=None) if control is None else None
+    )
+    paused = pauses(source)
+    runs = [
+        run for run in source.runs
+        if run.world == source.info.ranks and (first is None or run.end_ns < first) and run.survives
+    ]  # fmt: skip
+    # the first step of a generation pays for lazy initialisation, so it is left out where there are others
+    steady = [run for run in runs if source.generation(run.generation).resume_step != run.step - 1] or runs  # type: ignore[union-attr]
+    if not steady:
+        return None
+    return Ideal(
+        step_s=statistics.median(
+            run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
+        ),
+        data_s=statistics.median(_data_s(run) for run in steady),
+        source="control arm" if control else "this arm before its first fault",
+    )
+
+
+def partition(history: History, ideal: Ideal | None, episodes: Sequence[Episode]) -> Partition:
+    """Split one arm's wall time. Without any ideal nothing is useful."""
+    spent: dict[str, float] = defaultdict(float)
+    contexts: dict[str, list[StepRun]] = defaultdict(list)
+    stalls, cursor = checkpoint_stalls(history), history.start_ns
+    for generation in history.worked:
+        runs = history.runs_of(generation.number)
+        start = max(cursor, _training_start(generation, runs))
+        _between(history, spent, cursor, start, generation, episodes)
+        cursor = start
+        for run in runs:
+            length = max(0, run.end_ns - cursor) / NS
+            if not run.survives:
+                spent["recomputation"] += length
+            else:
+                stall = min(length, stalls.get((run.generation, run.step - 1), 0.0))
+                spent["checkpoint_save"] += stall
+                contexts[_context(history, run, episodes)].append(run)
+                spent[f"run:{run.step}"] = length - stall
+            cursor = max(cursor, run.end_ns)
+    _after(history, spent, cursor, episodes)
+    useful, productive = 0.0, 0.0
+    for context, members in contexts.items():
+        took = [spent.pop(f"run:{run.step}") for run in members]
+        productive += sum(took)
+        useful += _judge_context(history, spent, ideal, context, members, took)
+    info = history.info
+    share = info.ranks / (info.ranks + info.spares)
+    badput = {name: spent[name] * share for name in CLASSES}
+    badput["spare_idle"] = history.wall_s * (1 - share)
+    return Partition(wall_s=history.wall_s, useful_s=useful * share, badput=badput, productive_s=productive)
+
+
+def _judge_context(
+    history: History,
+    spent: dict[str, float],
+    ideal: Ideal | None,
+    context: str,
+    runs: list[StepRun],
+    took: list[float],
+) -> float:
+    """Useful seconds of one context's runs; books the excess."""
+    actual = sum(took)
+    step_s, data_s = (ideal.step_s, ideal.data_s) if ideal else (0.0, 0.0)
+    due = sum(step_s * run.commits[0].data["samples"] / history.info.global_batch for run in runs)
+    excess = max(0.0, actual - due)
+    data = min(excess, max(0.0, sum(_data_s(run) - data_s for run in runs)))
+    spent["data"] += data
+    spent[_CONTEXT_CLASS[context]] += excess - data
+    return actual - excess
+
+
+def _context(history: History, run: StepRun, episodes: Iterable[Episode]) -> str:
+    if run.world < history.info.ranks:
+        return "degraded"
+    slow = any(episode.lasts_over(run.start_ns, run.end_ns) for episode in episodes)
+    return "straggling" if slow else "normal"
+
+
+def _training_start(generation: Generation, runs: list[StepRun]) -> int:
+    start = generation.stated_ns or generation.ready_ns or generation.started_ns
+    return min(start, runs[0].end_ns) if runs else start
+
+
+def _between(
+    history: History,
+    spent: dict[str, float],
+    start: int,
+    end: int,
+    generation: Generation,
+    episodes: Sequence[Episode],
+) -> None:
+    """Book the time from the last step of one generation to the first of the next."""
+    if generation is history.worked[0]:
+        spent["initialisation"] += (end - start) / NS
+        return
+    failure = _first_failure(history, start, end)
+    injected = _injection_of(failure, episodes) if failure else None
+    detected = failure.time_ns if failure else start
+    marks = [
+        ("recomputation", (injected.time_ns if injected else detected) if failure else start),
+        ("detection", detected),
+        ("regroup", generation.grouped_ns or generation.started_ns),
+        ("restore", end),
+    ]
+    _book(spent, start, end, marks)
+
+
+def _after(history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]) -> None:
+    """Book the time from the last step of all to the end of the run."""
+    failure = _first_failure(history, start, history.end_ns)
+    if history.outcome == "completed":
+        marks = [("shutdown", history.end_ns)]
+    elif failure:
+        injected = _injection_of(failure, episodes) or failure
+        marks = [
+            ("recomputation", injected.time_ns), ("detection", failure.time_ns), ("regroup", history.end_ns),
+        ]  # fmt: skip
+    elif (
+        any(e.injected and e.landed and e.failure is None for e in episodes)
+        and history.outcome == "timed-out"
+    ):
+        # nobody noticed: the job waited, undetected, until its time was up
+        marks = [("detection", history.end_ns)]
+    else:
+        marks = [("shutdown", history.end_ns)]
+    _book(spent, start, history.end_ns, marks)
+
+
+def _book(spent: dict[str, float], start: int, end: int, marks: list[tuple[str, int]]) -> None:
+    cursor = start
+    for name, mark in marks:
+        until = min(max(cursor, mark), end)
+        spent[name] += (until - cursor) / NS
+        cursor = until
+
+
+def _first_failure(history: History, start: int, end: int) -> Event | None:
+    """The first failure of a member declared after the generation before ``end`` was ready."""
+    before = [g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start]
+    since = before[-1].stated_ns or before[-1].started_ns if before else start
+    failures = history.log.of(Kind.FAILURE_DETECTED)
+    return next((event for event in failures if since <= event.time_ns <= end), None)
+
+
+def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
+    return next((episode.injected for episode in episodes if episode.failure is failure), None)
+
+
+def _data_s(run: StepRun) -> float:
+    return statistics.fmean(float(event.data["seconds"].get("data", 0.0)) for event in run.commits)

@@ -1,0 +1,63 @@
+"""When a job was again as safe from the next failure as before the last one."""
+
+from __future__ import annotations
+
+import math
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.lineage import NS, History
+from harness.judge.results import Incident
+
+
+def time_to_redundancy(history: History, injected: Event | None, incident: Incident) -> float | None:
+    """Seconds from the fault until a generation of all ranks is ready and as many ready processes wait as spares were
+    provisioned.
+
+    A process waits when it is ready, in no generation at that time, neither gone nor blamed for a failure. None where
+    nothing was lost, and where a process that would have made it whole was still starting when the arm ended;
+    infinity where the job went on, or ended, with less than it had and nothing on its way. Of a command spares cannot
+    be seen: there it is the generation alone.
+    """
+    if injected is None or incident.recovery_time is None:
+        return None
+    if incident.never_recovered:
+        return math.inf
+    spares = 0 if history.info.observed else history.info.spares
+    for time_ns in _moments(history, injected.time_ns):
+        if _whole(history, time_ns) and _waiting(history, time_ns) >= spares:
+            return (time_ns - injected.time_ns) / NS
+    return None if history.cut_short or _starting(history) else math.inf
+
+
+def _moments(history: History, since_ns: int) -> list[int]:
+    """Times at which it can have become true, after the failure was answered."""
+    ready = [g.ready_ns or g.started_ns for g in history.worked if g.started_ns > since_ns]
+    first = min(ready, default=None)
+    if first is None:
+        return []
+    joined = (e.time_ns for e in history.log.of(Kind.PROCESS_READY) if e.time_ns >= first)
+    return sorted({*ready, *joined})
+
+
+def _whole(history: History, time_ns: int) -> bool:
+    generation = history.generation_at(time_ns)
+    return generation is not None and generation.world >= history.info.ranks
+
+
+def _waiting(history: History, time_ns: int) -> int:
+    generation = history.generation_at(time_ns)
+    members = set(generation.members) if generation else set()
+    there = {e.data["process"] for e in history.log.of(Kind.PROCESS_READY) if e.time_ns <= time_ns}
+    lost = (Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
+    gone = {e.data["process"] for e in history.log.of(*lost) if e.time_ns <= time_ns}
+    return len(there - gone - members)
+
+
+def _starting(history: History) -> bool:
+    """Whether somebody was on the way when the arm ended."""
+    told = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED)
+    settled = {event.data["process"] for event in history.log.of(*told)}
+    ended = {
+        event.data["process"] for event in history.log.of(Kind.PROCESS_EXITED) if not event.data["expected"]
+    }
+    return any(e.data["process"] not in settled | ended for e in history.log.of(Kind.PROCESS_SPAWNED))

@@ -1,0 +1,1 @@
+"""An event log put in order: generations, lives of processes, checkpoints, episodes."""

@@ -1,0 +1,384 @@
+"""What must have come before what, by how processes talk to each other, and clocks that say otherwise.
+
+Every line carries the time of its act by its writer's clock, however late it reached the file. Whoever sends a message
+writes the line it is about first, so that the line of whoever acts on the message is later in truth. On one machine all
+share a clock, and the times must be in that order too; between machines they may be out of it by no more than the
+bounds of the two measured offsets.
+
+- A fault is injected before it lands, before it is healed, and before anybody sees its effect.
+- A process is started after the supervisor's line before it says so, and writes nothing after it was seen to end; a
+  node that was lost may go on unseen, so that its processes may.
+- A failure's cause is there before the failure, which is before the generation that answers it.
+- A generation is started before any of its members begins to form the group, which takes as long as the member says;
+  members hold their state before the generation is ready.
+- No rank commits a step before every member has taken its batch of it: the commit waits for the sum of all gradients.
+- Whoever is declared silent for some time showed its last sign of life that long before, and was stopped that long
+  before if it is said to be stopped; whoever a fault is seen to have killed ended after it, and its end was declared
+  after that. When a fault may have been injected: ``harness.judge.record.anchors``.
+- What the supervisor was told (a rank parked, a step's digests agree, the job is done) was so when it wrote it down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from harness.judge.record.anchors import ROUNDED_NS, Pair, injection_pairs
+from harness.judge.record.lineage import NS, History
+from recovery.checkpoint.memory import ROLE as KEEPER
+
+SAME_CLOCK_S = 0.001
+"""Allowed on one machine, whose clock is one: cores may differ by microseconds, durations are rounded."""
+DRIFT_STEPS = 40
+DRIFT_RATE = 4e-3
+DRIFT_S = 0.010
+"""A clock runs wrong when its rank's commits drift away from the others', by DRIFT_RATE at least and by DRIFT_S in all,
+over DRIFT_STEPS steps; evenly (``_EVEN``), and far beyond the noise of single steps (``_CLEAR``)."""
+_EVEN = 2.5
+_CLEAR = 8.0
+_ANSWERS = ("failure", "refill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slip:
+    """Two moments in the wrong order. ``by_s``: how far; ``blur_s``: how far the clocks allow."""
+
+    text: str
+    by_s: float
+    blur_s: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether no error of the clocks explains it."""
+        return self.by_s > self.blur_s
+
+    @property
+    def near(self) -> bool:
+        """Whether it takes the errors of several clocks to explain it."""
+        return not self.sure and self.by_s > SAME_CLOCK_S
+
+
+def slips(history: History) -> list[Slip]:
+    """Everything that is out of order, the widest first."""
+    log = history.log
+    pairs = [
+        _fault_pairs(log),
+        _life_pairs(log),
+        injection_pairs(history),
+        _blame_pairs(log),
+        _silence_pairs(log),
+    ]
+    if not history.info.observed:
+        pairs += [
+            _generation_pairs(history),
+            _failure_pairs(history),
+            _step_pairs(history),
+            _told_pairs(history),
+        ]
+    found = (_slip(log, *pair) for pair in itertools.chain(*pairs))
+    return sorted((slip for slip in found if slip is not None), key=lambda slip: -slip.by_s)
+
+
+def _slip(log: Log, earlier: Event, later: Event, text: str, between_ns: int) -> Slip | None:
+    by_ns = earlier.time_ns + between_ns - later.time_ns
+    if by_ns <= 0:
+        return None
+    blur_s = (log.clocks.bound_ns(earlier) + log.clocks.bound_ns(later)) / NS + SAME_CLOCK_S
+    return Slip(text=text, by_s=by_ns / NS, blur_s=0.0 if earlier.actor == later.actor else blur_s)
+
+
+def _fault_pairs(log: Log) -> Iterator[Pair]:
+    injected: dict[tuple[str, int], Event] = {}
+    planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
+    for event in log.of(Kind.FAULT_INJECTED):
+        injected.setdefault((event.data["fault"], event.data["occurrence"]), event)
+        if (plan := planned.get(event.data["fault"])) is not None:
+            yield plan, event, f"{event.data['fault']} was injected before it was announced", 0
+    for event in log.of(Kind.FAULT_LANDED, Kind.FAULT_HEALED, Kind.FAULT_EFFECT):
+        first = injected.get((event.data["fault"], event.data["occurrence"]))
+        what = event.kind.value.removeprefix("fault_")
+        if first is not None:
+            yield first, event, f"{event.data['fault']} {what} before it was injected", 0
+
+
+def _life_pairs(log: Log) -> Iterator[Pair]:
+    """Everything that a process says lies within its life."""
+    own = log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
+    lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
+    home = {e.data["process"]: e.data.get("node") for e in own if e.kind is Kind.PROCESS_SPAWNED}
+    for before, event in itertools.pairwise(own):
+        name = str(event.data.get("process"))
+        lines = log.actors[name].events if name in log.actors and name != ORCHESTRATOR else ()
+        if not lines or event.data.get("role") == KEEPER:
+            continue
+        if event.kind is Kind.PROCESS_SPAWNED:
+            yield before, lines[0], f"{name} began before it was started", 0
+        elif event.kind is Kind.PROCESS_READY:
+            yield lines[0], event, f"{name} was ready before it began", 0
+        elif event.kind is Kind.PROCESS_EXITED and home.get(name) not in lost:
+            latest = max(lines, key=lambda line: line.time_ns)
+            yield latest, event, f"{name} wrote {latest.kind.value} after it had ended", 0
+
+
+def _generation_pairs(history: History) -> Iterator[Pair]:
+    log = history.log
+    started = {event.generation: event for event in log.of(Kind.GENERATION_STARTED)}
+    ready = {event.generation: event for event in log.of(Kind.GENERATION_READY)}
+    for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY):
+        begin, end = started.get(event.generation), ready.get(event.generation)
+        if begin is None or event.actor not in begin.data["members"]:
+            continue
+        what = f"{event.actor} of generation {event.generation}"
+        if event.kind is Kind.GROUP_FORMED:
+            took_ns = int(max(0.0, float(event.data["seconds"])) * NS)
+            yield (
+                begin,
+                event,
+                f"{what} had begun to form its group before the generation was started",
+                took_ns,
+            )
+        elif end is not None:
+            yield begin, event, f"{what} held its state before the generation was started", 0
+            yield event, end, f"{what} held its state after the generation was ready", 0
+    failures = list(log.of(Kind.FAILURE_DETECTED))
+    for number, event in started.items():
+        causes = [failure for failure in failures if failure.generation < number]
+        if event.data["cause"] in _ANSWERS and causes:
+            first = min(causes, key=lambda failure: failure.time_ns)
+            yield first, event, f"generation {number} answers a failure that was declared after it began", 0
+
+
+def _failure_pairs(history: History) -> Iterator[Pair]:
+    """A process that is declared gone says nothing more; values are refused before they are declared."""
+    log = history.log
+    away = _on_lost_nodes(log)
+    for failure in log.of(Kind.FAILURE_DETECTED):
+        name, cause = failure.data["process"], failure.data["cause"]
+        if cause == "exit" and name in log.actors and name not in away:
+            lines = log.actors[name].events
+            if lines:
+                latest = max(lines, key=lambda line: line.time_ns)
+                yield latest, failure, f"{name} wrote {latest.kind.value} after its end had been declared", 0
+        if cause == "nonfinite":
+            seen = [e for e in log.of(Kind.NONFINITE_CAUGHT) if e.generation == failure.generation]
+            if seen:
+                first = min(seen, key=lambda event: event.time_ns)
+                yield first, failure, "non-finite values were declared before any rank had refused them", 0
+
+
+def _blame_pairs(log: Log) -> Iterator[Pair]:
+    """Nobody ends of a fault before it, and no end is declared for what it is before it was noticed."""
+    away = _on_lost_nodes(log)
+    exits: dict[str, Event] = {}
+    for event in log.of(Kind.PROCESS_EXITED):
+        if event.data["process"] not in away:
+            exits.setdefault(event.data["process"], event)
+    ended = {e.data["process"]: e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
+    for name, failure in ended.items():
+        gone = exits.get(name)
+        if gone is not None and str(failure.data["detail"]).startswith(_how(gone)):
+            yield gone, failure, f"the end of {name} was declared before it had ended", 0
+    for name, hit in _killed(log, exits).items():
+        yield hit, exits[name], f"{name} had ended before it was hit by {hit.data['fault']}", 0
+        if name in ended:
+            yield (
+                hit,
+                ended[name],
+                f"the end of {name} was declared before {hit.data['fault']} was injected",
+                0,
+            )
+
+
+def _on_lost_nodes(log: Log) -> set[str]:
+    """Processes that may have gone on unseen, whatever was said of them."""
+    lost = {event.data["node"] for event in log.of(Kind.NODE_LOST)}
+    return {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("node") in lost}
+
+
+def _how(gone: Event) -> str:
+    """As the one who declares it has it."""
+    signum = gone.data["signal"]
+    return f"signal {signum}" if signum is not None else f"exit code {gone.data['exit_code']}"
+
+
+def _killed(log: Log, exits: Mapping[str, Event]) -> Mapping[str, Event]:
+    """Process -> the first injection on it, where it ended by the signal that one of them is seen to have sent."""
+    first: dict[str, Event] = {}
+    by: dict[tuple[str, int], str] = {}
+    for event in log.of(Kind.FAULT_INJECTED):
+        name = (event.data["target"] or {}).get("process")
+        if isinstance(name, str):
+            first.setdefault(name, event)
+            by[event.data["fault"], event.data["occurrence"]] = name
+    found = {}
+    for event in log.of(Kind.FAULT_LANDED):
+        name = by.get((event.data["fault"], event.data["occurrence"]))
+        evidence = event.data["evidence"]
+        signum = evidence.get("signal") if isinstance(evidence, dict) else None
+        if name is not None and name in exits and signum is not None and exits[name].data["signal"] == signum:
+            found[name] = first[name]
+    return found
+
+
+def _silence_pairs(log: Log) -> Iterator[Pair]:
+    """Whoever is declared silent for so long showed its last sign of life before that, and whoever was stopped was
+    hit before that."""
+    stopped: dict[str, Event] = {}
+    for event in log.of(Kind.FAULT_INJECTED):
+        target = event.data["target"] or {}
+        several = target.get("processes")
+        for name in (target.get("process"), *(several if isinstance(several, list) else ())):
+            if isinstance(name, str):
+                stopped.setdefault(name, event)
+    for failure in log.of(Kind.FAILURE_DETECTED):
+        silent_s = failure.data.get("silent_s")
+        if silent_s is None:
+            continue
+        name, silent_ns = failure.data["process"], round(silent_s * NS) - ROUNDED_NS
+        text = f"{name or 'the job'} is declared silent for {silent_s:.3f} s"
+        for last, ago_ns in _last_signs(log, failure):
+            yield last, failure, f"{text} so soon after its last sign of life", silent_ns - ago_ns
+        if failure.data.get("stopped") and name in stopped:
+            hit = stopped[name]
+            yield (
+                hit,
+                failure,
+                f"{text} as one that was stopped, so soon after {hit.data['fault']}",
+                silent_ns,
+            )
+
+
+def _last_signs(log: Log, failure: Event) -> Iterator[tuple[Event, int]]:
+    """What was known of it when its silence began, and how long before its line that was."""
+    if (number := failure.data.get("last_seq")) is not None:
+        lines = log.actors[failure.data["process"]].events if failure.data["process"] in log.actors else ()
+        yield from ((line, 0) for line in lines if line.seq == number)
+        return
+    newest: Event | None = None  # of a command: the report of the furthest step
+    for report in log.of(Kind.STEP_REPORTED):
+        mine = report.generation == failure.generation and report.seq < failure.seq
+        if mine and (newest is None or (report.step or 0) > (newest.step or 0)):
+            newest = report
+    if newest is not None:
+        yield newest, newest.time_ns - int(newest.data["reported_ns"])
+
+
+def unmeasured(history: History) -> Iterator[str]:
+    """Whose hangs are declared without how long they took, as in older logs."""
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if failure.data["cause"] == "hang" and "silent_s" not in failure.data:
+            yield str(failure.data["process"] or "the job")
+
+
+def hasty(history: History) -> list[str]:
+    """Silences that were declared before they were as long as they had to be."""
+    return [
+        f"{e.data['process'] or 'the job'} is declared silent after {e.data['silent_s']:.3f} s, the limit is "
+        f"{e.data['limit_s']:.3f} s"
+        for e in history.log.of(Kind.FAILURE_DETECTED)
+        if "silent_s" in e.data and "limit_s" in e.data and e.data["silent_s"] < e.data["limit_s"]
+    ]
+
+
+def _step_pairs(history: History) -> Iterator[Pair]:
+    for run in history.runs:
+        if not run.batches:
+            continue
+        taken = max(run.batches, key=lambda event: event.time_ns)
+        done = min(run.commits, key=lambda event: event.time_ns)
+        text = f"{done.actor} committed step {run.step} before {taken.actor} had taken its batch of it"
+        yield taken, done, text, 0
+
+
+def _told_pairs(history: History) -> Iterator[Pair]:
+    log = history.log
+    parked = {(event.actor, event.generation): event for event in log.of(Kind.PARKED)}
+    for event in log.of(Kind.SURVIVORS_PARKED):
+        for name in event.data["processes"]:
+            one = parked.get((name, event.generation))
+            if one is not None:
+                yield one, event, f"{name} parked after the supervisor had heard of it", 0
+    agreed = {(event.generation, event.step): event for event in log.of(Kind.REPLICAS_AGREED)}
+    finished = history.finished
+    for run in history.runs:
+        last = max(run.commits, key=lambda event: event.time_ns)
+        if (told := agreed.get((run.generation, run.step))) is not None:
+            yield last, told, f"{last.actor} committed step {run.step} after its digest had been compared", 0
+        if finished is not None and finished.data["outcome"] == "completed":
+            yield last, finished, f"{last.actor} committed step {run.step} after the job was done", 0
+
+
+def disorder(history: History) -> list[str]:
+    """Ranks that commit steps of one generation in another order than they are numbered."""
+    problems = []
+    last: dict[tuple[str, int], int] = {}
+    for name, log in history.log.actors.items():
+        for event in log.events:
+            if event.kind is not Kind.STEP_COMMITTED or event.step is None:
+                continue
+            key = (name, event.generation)
+            if event.step < last.get(key, 0):  # twice the same is another checker's
+                problems.append(
+                    f"{name} committed step {event.step} after step {last[key]} of generation {event.generation}"
+                )
+            last[key] = event.step
+    return problems
+
+
+def drifts(history: History) -> list[str]:
+    """Ranks whose clock runs at another rate than the others': their commits of the same steps drift away."""
+    commits: dict[str, list[tuple[int, int]]] = defaultdict(
+        list
+    )  # rank's process -> (others' time, its own less it)
+    for run in history.runs:
+        times = {event.actor: event.time_ns for event in run.commits}
+        for name, time_ns in times.items():
+            others = [when for other, when in times.items() if other != name]
+            if others:
+                middle = round(statistics.median(others))
+                commits[name].append((middle, time_ns - middle))
+    bounds = history.log.clock_bounds_s
+    found = []
+    for name, rows in commits.items():
+        rate = _rate(rows, slack_ns=2 * max(bounds.values(), default=0.0) * NS)
+        if rate is not None:
+            found.append(
+                (abs(rate), f"the clock of {name} runs {rate:+.2%} against those of the other ranks")
+            )
+    # Where one is wrong, the others seem so against it, and less so: the worst is the one.
+    return [max(found)[1]] if found else []
+
+
+def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
+    """At which rate the second numbers change with the first, if they do so evenly and beyond all noise."""
+    if len(rows) < DRIFT_STEPS:
+        return None
+    size = len(rows) // 4
+    parts = [sorted(rows)[index * size : (index + 1) * size] for index in range(4)]
+    middles = [
+        (statistics.median(x for x, _ in part), statistics.median(y for _, y in part)) for part in parts
+    ]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0 for a, b in itertools.pairwise(middles)]
+    low, high = sorted(map(abs, slopes))[:: len(slopes) - 1]
+    shift_ns = abs(middles[-1][1] - middles[0][1])
+    even = low >= DRIFT_RATE and high <= _EVEN * low and len({slope > 0 for slope in slopes}) == 1
+    if not even or shift_ns < DRIFT_S * NS + slack_ns:
+        return None
+    rate = (middles[-1][1] - middles[0][1]) / (middles[-1][0] - middles[0][0])
+    rest = [abs(y - middles[0][1] - rate * (x - middles[0][0])) for x, y in rows]
+    return rate if statistics.median(rest) * _CLEAR < shift_ns else None
+
+
+def durations(values: Mapping[str, Iterable[tuple[str, float]]], blur_s: float) -> list[Slip]:
+    """Durations that are negative. ``values``: what each is of -> its parts by name, in seconds; ``blur_s``: how far
+    clocks allow."""
+    return [
+        Slip(text=f"{name} of {of} took {seconds:.6f} s", by_s=-seconds, blur_s=blur_s)
+        for of, parts in values.items()
+        for name, seconds in parts
+        if seconds < 0
+    ]

@@ -1,0 +1,274 @@
+"""Faults paired with the failures they caused: the raw material of incidents, detection and outcomes.
+
+A failure belongs to an injection when it blames one of the injection's targets and comes after it, before the
+next injection on the same target. An injection may explain several: all processes of a lost node, or a notice
+and the exit that follows when nobody heeds it; the first counts as its detection. States that differ without a
+majority blame no process: such a failure belongs to every injection that changed the state of a rank of its
+generation, and so may belong to several. What is left over is given to
+the newest injection still without a failure (the blame may be wrong; the ``detection`` checker says so), unless
+another injection lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import chaos.faults
+from chaos.events.log import Event, Kind
+from chaos.fault.base import Fault, Where
+from chaos.plugins import load
+from harness.judge.record.lineage import History
+
+# occurrence number of a fault that was planned and never injected; real ones count from 0
+NEVER_FIRED = -1
+_REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
+_STATE_CHANGED = ("replica-desync", "tensor-corrupt")
+"""Kinds that can leave a rank with another state than the others, without a non-finite value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).
+
+    ``process`` and ``rank``: the true target at injection time, as far as it is a process; ``processes``: all of
+    them, where it hit more than one; ``replica``: those that held one copy of the model together with it, if it was
+    spread over several; ``failure``: the first one it explains, ``others``: those after it.
+    """
+
+    fault: str
+    kind: str
+    occurrence: int
+    target: dict[str, Any]
+    process: str | None
+    rank: int | None
+    planned: Event | None
+    injected: Event | None
+    landed: Event | None
+    failed: Event | None
+    healed: Event | None
+    failure: Event | None
+    processes: tuple[str, ...] = ()
+    others: tuple[Event, ...] = ()
+    replica: tuple[str, ...] = ()
+
+    def may_be_blamed(self, failure: Event) -> bool:
+        """Whether a failure blames what was hit: values spoilt in one shard spoil what its whole replica computes."""
+        spoilt = failure.data["cause"] == "nonfinite"
+        hit = self.processes or (None,)
+        return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
+
+    def may_have_split(self, failure: Event) -> bool:
+        """Whether a failure says that states differ, and cannot say whose is wrong, after this one changed one."""
+        if failure.data["cause"] != "diverged" or failure.data["process"] or self.injected is None:
+            return False
+        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
+        changed = self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
+        return changed and self.injected.generation == failure.generation
+
+    @property
+    def missed(self) -> bool:
+        """Whether there was nobody to hit where it was aimed at: it explains nothing, and is nobody's end."""
+        nobody = self.target.get("rank") is not None and self.target.get("process") is None
+        return self.failed is not None and (nobody or self.target.get("processes") == [])
+
+    @property
+    def _acted(self) -> bool:
+        """Whether it may have done something: one that failed for want of evidence did, until it was healed."""
+        if self.failed is None:
+            return True
+        return self.healed is not None and self.healed.time_ns > self.failed.time_ns
+
+    @property
+    def seems_still(self) -> bool:
+        """Whether who is hit works on, and is not seen to."""
+        kind = self._of
+        return kind is not None and kind.seems_still
+
+    @property
+    def _of(self) -> type[Fault] | None:
+        return load(chaos.faults.__name__, Fault).get(self.kind)
+
+    @property
+    def outlives_its_victims(self) -> bool:
+        """Whether it acts on something that nobody replaces when a process fails for it: a link, a disk, a machine."""
+        kind = self._of
+        return kind is not None and (
+            kind.where in _REPLACED_BY_NOBODY or (kind.where is Where.NODE and kind.harmless)
+        )
+
+    def lasts_over(self, start_ns: int, end_ns: int) -> bool:
+        """Whether it acted, undetected, at some time between the two (a straggler, a slow link)."""
+        if self.injected is None or not self._acted:
+            return False
+        if self.failure is not None and not self.outlives_its_victims:
+            return False
+        if self.target.get("everywhere"):
+            return False  # it makes a step fail, and none slow
+        if self.planned is None or not self.planned.data.get("lasts", True):
+            return False  # over once done, whenever its heal is noted
+        until = self.healed.time_ns if self.healed else end_ns
+        return self.injected.time_ns < end_ns and until > start_ns
+
+
+def episodes_of(history: History) -> tuple[Episode, ...]:
+    """Every occurrence of every fault in order of injection, then the planned faults that never fired."""
+    log = history.log
+    planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
+    marks = {
+        kind: _by_occurrence(log.of(kind))
+        for kind in (Kind.FAULT_LANDED, Kind.FAULT_FAILED, Kind.FAULT_HEALED)
+    }
+    found: list[Episode] = []
+    for event in log.of(Kind.FAULT_INJECTED):
+        key = (event.data["fault"], event.data["occurrence"])
+        failed = marks[Kind.FAULT_FAILED].get(key)
+        if failed is not None and failed.data.get("again"):
+            continue  # it came too late for a point, and was armed again: another occurrence tells
+        process, rank = _who(history, event)
+        found.append(
+            Episode(
+                fault=key[0],
+                kind=event.data["kind"],
+                occurrence=key[1],
+                target=dict(event.data["target"] or {}),
+                process=process,
+                rank=rank,
+                planned=planned.get(key[0]),
+                injected=event,
+                landed=marks[Kind.FAULT_LANDED].get(key),
+                failed=failed,
+                healed=marks[Kind.FAULT_HEALED].get(key),
+                failure=None,
+                processes=_all_hit(event, process),
+                replica=_replica(history, event, process),
+            )
+        )
+    fired = {episode.fault for episode in found}
+    idle = [_never_fired(event) for name, event in planned.items() if name not in fired]
+    return (*_with_failures(found, list(log.of(Kind.FAILURE_DETECTED))), *idle)
+
+
+def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
+    """Failures declared that no episode explains."""
+    claimed = {id(f) for e in episodes for f in (e.failure, *e.others) if f}
+    return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
+
+
+def _by_occurrence(events: Iterable[Event]) -> dict[tuple[str, int], Event]:
+    found: dict[tuple[str, int], Event] = {}
+    for event in events:
+        found.setdefault((event.data["fault"], event.data["occurrence"]), event)
+    return found
+
+
+def _who(history: History, event: Event) -> tuple[str | None, int | None]:
+    target = event.data["target"] or {}
+    process, rank = target.get("process"), target.get("rank")
+    generation = history.generation_at(event.time_ns)
+    members = generation.members if generation else ()
+    if process is None and rank is not None and rank < len(members):
+        process = members[rank]
+    if process in members:
+        rank = members.index(process)
+    return process, rank
+
+
+def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
+    several = (event.data["target"] or {}).get("processes")
+    if isinstance(several, list) and several:
+        return tuple(several)
+    return (process,) if process is not None else ()
+
+
+def _replica(history: History, event: Event, process: str | None) -> tuple[str, ...]:
+    """Who held one copy of the model together with the process that was hit, if it was spread."""
+    generation = history.generation_at(event.time_ns)
+    if generation is None or generation.shards == 1 or process not in generation.members:
+        return ()
+    first = generation.members.index(process) // generation.shards * generation.shards
+    return generation.members[first : first + generation.shards]
+
+
+def _never_fired(event: Event) -> Episode:
+    return Episode(
+        fault=event.data["fault"], kind=event.data["kind"], occurrence=NEVER_FIRED,
+        target=dict(event.data["target"] or {}), process=None, rank=None, planned=event, injected=None,
+        landed=None, failed=None, healed=None, failure=None,
+    )  # fmt: skip
+
+
+def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episode]:
+    paired: dict[int, list[Event]] = {}
+    left = list(failures)
+    for direct in (True, False):
+        for index, episode in enumerate(episodes):
+            if index in paired or episode.injected is None or episode.missed:
+                continue
+            start, ends = episode.injected.time_ns, _ends(episodes, index, same_target=direct)
+            values = _spoilt_everywhere(episodes, index) if direct else float("inf")
+            due = [
+                f for f in left
+                if start <= f.time_ns < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
+            ]  # fmt: skip
+            found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
+            found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
+            if found:
+                paired[index] = found
+                left = [f for f in left if f not in found or (direct and episode.may_have_split(f))]
+        left = [f for f in left if not any(f in found for found in paired.values())]
+    return [
+        replace(episode, failure=paired[index][0], others=tuple(paired[index][1:]))
+        if index in paired
+        else episode
+        for index, episode in enumerate(episodes)
+    ]
+
+
+def _first_of(episode: Episode, due: list[Event]) -> list[Event]:
+    """The first failure after an episode that hit no process by name, and those of its generation at the ends of its
+    links: who is cut off from its supervisor too does not leave what is aborted."""
+    ends = episode.target.get("processes")
+    hit = set(ends.values()) if isinstance(ends, dict) else set()
+    return due[:1] + [f for f in due[1:] if f.generation == due[0].generation and f.data["process"] in hit]
+
+
+def _explains(episode: Episode, failure: Event) -> bool:
+    """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
+    if episode.target.get("everywhere"):
+        return _of_values(failure)
+    return episode.may_be_blamed(failure) or episode.may_have_split(failure)
+
+
+def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[str | None], float]:
+    """Up to when episode ``index`` may explain a failure of a process: of one of several that it hit, until that one is
+    hit again, as the others are still as they were."""
+    hit = set(episodes[index].processes)
+    whole = _until(episodes, index, hit, same_target=same_target)
+    if not same_target or len(hit) < 2:
+        return lambda process: whole
+    each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
+    return lambda process: whole if process is None else each.get(process, whole)
+
+
+def _until(episodes: list[Episode], index: int, mine: set[str], *, same_target: bool) -> float:
+    """Time of the next injection (on the same target) after episode ``index``."""
+    if episodes[index].target.get("everywhere"):
+        return float("inf")  # another one on one of its targets does not end it
+    for other in episodes[index + 1 :]:
+        if other.injected is None or other.missed or (same_target and other.target.get("everywhere")):
+            continue
+        if not same_target or mine & set(other.processes) or mine == set(other.processes):
+            return other.injected.time_ns
+    return float("inf")
+
+
+def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
+    """Time from which on what acts everywhere, and spoils nothing but values, explains what was not finite."""
+    later = (other for other in episodes[index + 1 :] if other.injected and other.target.get("everywhere"))
+    return min((other.injected.time_ns for other in later if other.injected), default=float("inf"))
+
+
+def _of_values(failure: Event) -> bool:
+    return bool(failure.data["cause"] == "nonfinite")

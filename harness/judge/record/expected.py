@@ -1,0 +1,148 @@
+"""What a run's resolved scenario says that each arm's log must hold: who it is, what was provisioned, which faults."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import chaos.faults
+import recovery.policy.strategies
+from chaos.events.log import Event, Kind, Log
+from chaos.fault.base import Fault
+from chaos.plugins import load
+from chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
+from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
+from harness.inject.occurrence import announcement, widened
+from recovery.policy.strategy import Strategy
+
+Facts = Mapping[str, Any]
+_DONE = (Kind.STEP_COMMITTED, Kind.STEP_REPORTED)
+_TELLING = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Of one arm. ``repeat``, ``seed``: which it is, None where only its cell is known; ``spares``: the
+    strategy's; ``plan``: fault -> what is to be announced of it, as
+    ``harness.inject.occurrence.announcement`` does; ``most``: fault -> how often it may be injected at most;
+    ``or_else``: fault that hits a whole replica by ``plan`` -> the same where it hits one of it; ``twins``:
+    other arms whose log has the same content; ``problem``: why a part of this could not be worked out.
+    """
+
+    repeat: int | None = None
+    seed: int | None = None
+    spares: int | None = None
+    plan: Mapping[str, Facts] | None = None
+    most: Mapping[str, int] | None = None
+    or_else: Mapping[str, Facts] = field(default_factory=dict)
+    twins: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Expected:
+    """What an arm must be, by the scenario that the run directory holds; its plan is drawn again from its seed."""
+    seed = repeat_seed(resolved.seed, repeat)
+    scenario, spares = cell.scenario, 0
+    try:
+        if scenario.workload.command is None:
+            strategies = load(recovery.policy.strategies.__name__, Strategy)
+            spares = strategies[scenario.recovery.strategy](**scenario.recovery.params).spares_wanted
+        planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
+        other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}
+    except Exception as error:  # a scenario of another version: what is in it is not known here
+        return Expected(repeat=repeat, seed=seed, problem=f"{type(error).__name__}: {error}")
+    return Expected(
+        repeat=repeat,
+        seed=seed,
+        spares=spares,
+        plan={name: facts for name, (facts, _) in planned.items()},
+        most={name: most for name, (_, most) in planned.items()},
+        or_else={fault.id: other[fault.id][0] for fault in scenario.faults if _is_loose(fault) and other},
+    )
+
+
+def _plan(
+    cell: Cell, seed: int, spares: int, *, select: Literal["all", "one"]
+) -> dict[str, tuple[Facts, int]]:
+    """``select``: of a replica, where the scenario does not tell."""
+    kinds = load(chaos.faults.__name__, Fault)
+    faults = [_of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults]
+    scenario = cell.scenario.model_copy(update={"faults": faults})
+    plan = plan_scenario(scenario, kinds, seed=seed, spares=spares)
+    if any(kinds[each.kind].everywhere for each in plan):
+        plan = widened(plan, kinds, scenario.workload.ranks)
+    found: dict[str, tuple[Facts, int]] = {}
+    for each in plan:
+        fault = kinds[each.kind](**each.params)
+        points = [(step, fault.point(phase)) for step, phase in each.points]
+        facts = json.loads(json.dumps(announcement(each, fault, points)))
+        found[each.id] = facts, _most(each)
+    return found
+
+
+def _is_loose(fault: FaultSpec) -> bool:
+    """Whether it hits a whole replica, or one rank of it: a resolved scenario holds every default, and does not tell
+    whether ``select`` was written."""
+    return fault.target.replica is not None and fault.target.select == TargetSpec().select
+
+
+def _of_replica(fault: FaultSpec, select: Literal["all", "one"]) -> FaultSpec:
+    """The same, hitting the whole replica or one of it."""
+    return fault.model_copy(update={"target": fault.target.model_copy(update={"select": select})})
+
+
+def _most(planned: PlannedFault) -> int:
+    """Each trigger so often, on each of its targets."""
+    triggers = len(planned.points) + len(planned.times_s) + (planned.event is not None)
+    targets = max(len(planned.ranks) + len(planned.spares), len(planned.nodes), len(planned.links), 1)
+    return triggers * targets * planned.max_fires
+
+
+def twins_of(logs: Mapping[str, Log], simulated: Mapping[str, bool]) -> dict[str, tuple[str, ...]]:
+    """Arm -> the arms whose log is the same but for the names in it; ``simulated``: arm -> whether it was.
+
+    Two real arms never take the same nanoseconds. Simulated ones do where all that decides is the same: the seed, and
+    whatever cell or kind of arm it is nothing that matters differs (a bound, a description, a fault that there is not).
+    """
+    alike: dict[str, list[str]] = {}
+    for name, log in logs.items():
+        if log.first(Kind.RUN_STARTED) is not None and any(True for _ in log.of(*_DONE)):
+            alike.setdefault(_content(log, simulated=simulated[name]), []).append(name)
+    found: dict[str, tuple[str, ...]] = {}
+    for names in alike.values():
+        for one, other in itertools.permutations(names, 2):
+            if not (simulated[one] and simulated[other] and _may_be_alike(logs[one], logs[other])):
+                found[one] = (*found.get(one, ()), other)
+    return found
+
+
+def _may_be_alike(one: Log, other: Log) -> bool:
+    first, second = (log.first(Kind.RUN_STARTED) for log in (one, other))
+    assert first is not None and second is not None
+    same = all(first.data[key] == second.data[key] for key in ("repeat", "seed"))
+    return same and any(first.data[key] != second.data[key] for key in ("cell", "arm"))
+
+
+def _content(log: Log, *, simulated: bool) -> str:
+    """A digest of what happened when, and in a simulation, where time alone proves nothing, of what came out of it."""
+    started = log.first(Kind.RUN_STARTED)
+    start_ns = started.time_ns if started else 0
+    found = hashlib.blake2b(digest_size=16)
+    for name, actor in sorted(log.actors.items()):
+        found.update(f"{name}:{len(actor.events)}\n".encode())
+        for event in actor.events:
+            found.update(_line(event, start_ns, simulated=simulated))
+    return found.hexdigest()
+
+
+def _line(event: Event, start_ns: int, *, simulated: bool) -> bytes:
+    told = (
+        repr(sorted(event.data.items(), key=lambda item: item[0]))
+        if simulated and event.kind in _TELLING
+        else ""
+    )
+    return f"{event.kind.value} {event.time_ns - start_ns} {event.step} {told}\n".encode()

@@ -1,0 +1,108 @@
+"""What the log says of checkpoints in memory: which are held by a keeper that lives, and so have to be found again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from chaos.events.log import Event, Kind, Log
+from chaos.fault.aftermath import OVER_WHEN_DONE
+from harness.judge.record.episodes import Episode
+from harness.judge.record.node_attribution import homes, nodes_hit
+from recovery.checkpoint.memory import ROLE
+
+PLACE = "memory"
+STOPPED = ("T", "t")
+
+
+def keepers(log: Log) -> dict[str, Event]:
+    """Processes that keep checkpoints in memory, by name, with their start."""
+    return {
+        event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED) if event.data["role"] == ROLE
+    }
+
+
+def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> dict[str, int]:
+    """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
+    that lives then holds every shard: name -> step. One that was refused since as damaged, or let go of, does not
+    count. Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then: it does not answer.
+
+    A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
+    that ended has let everything go, and who follows it on the node begins with nothing.
+    """
+    silent = _stopped(log, since_ns, until_ns)
+    lives = [life[1:] for life in _lives(log) if life[0] not in silent]
+    nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
+    held: dict[tuple[str, int], set[int]] = defaultdict(set)
+    wanted: dict[tuple[str, int], tuple[int, int]] = {}
+    for event in log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
+        if event.data.get("place") != PLACE or event.time_ns > until_ns:
+            continue
+        name = event.data["checkpoint"]
+        if event.kind is not Kind.CHECKPOINT_COMMITTED:
+            for key in [key for key in wanted if key[0] == name]:
+                del wanted[key]
+        elif event.generation < before:
+            key = (name, event.generation)
+            wanted[key] = (event.step or 0, event.data["shards"])
+            holders = {nodes.get(event.actor), *event.data["copies"]}
+            if any(
+                node in holders and start <= event.time_ns and until_ns < end for node, start, end in lives
+            ):
+                held[key].add(event.data["shard"])
+    return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
+
+
+def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
+    """Keepers that ended before they were asked to, and no fault on them or their node explains it, nor the loss of
+    their node, which has its own account. In words."""
+    started = keepers(log)
+    home, hit = homes(log), [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes]
+    found = []
+    for event in log.of(Kind.PROCESS_EXITED):
+        name = event.data["process"]
+        if name not in started or event.data["expected"]:
+            continue
+        node = home.get(name)
+        struck = any(
+            injected and injected.time_ns <= event.time_ns and node in nodes for injected, nodes in hit
+        )
+        lost = any(e.data["node"] == node and e.seq < event.seq for e in log.of(Kind.NODE_LOST))
+        if not struck and not lost:
+            how = (
+                f"signal {event.data['signal']}"
+                if event.data["signal"]
+                else f"exit code {event.data['exit_code']}"
+            )
+            found.append(f"{name}, the keeper of node {node}, ended by itself: {how}")
+    return found
+
+
+def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
+    """Processes that the kernel showed as stopped by a fault, at any time between: until its heal, or for good where it
+    leaves them so."""
+    hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
+    ends = {
+        (e.data["fault"], e.data["occurrence"]): e.time_ns
+        for e in log.of(Kind.FAULT_HEALED)
+        if e.data["how"] != OVER_WHEN_DONE
+    }
+    found: set[str] = set()
+    for event in log.of(Kind.FAULT_LANDED):
+        key = event.data["fault"], event.data["occurrence"]
+        if (event.data["evidence"] or {}).get("os_state") not in STOPPED or key not in hit:
+            continue
+        if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
+            target = hit[key].data["target"] or {}
+            several = target.get("processes")
+            found |= {str(target.get("process")), *(several if isinstance(several, list) else ())}
+    return found
+
+
+def _lives(log: Log) -> list[tuple[str, int, int, int]]:
+    """Name, node, start and end of each keeper."""
+    ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
+    return [
+        (name, start.data["node"], start.time_ns, ends.get(name, 2**63))
+        for name, start in keepers(log).items()
+    ]

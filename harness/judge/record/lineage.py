@@ -1,0 +1,356 @@
+"""What happened in one arm, put in order: generations, executions of steps, and the lineage that survived.
+
+Definitions, used by every metric and checker:
+
+- A *step run* is one execution of one step by one generation. It ends when the last member that ever commits
+  it does so.
+- A commit is *fenced* when its generation had been succeeded (``generation_started`` of a later one) before
+  it was written. Fenced commits, and commits by processes that are no members, count for nothing here and
+  are kept apart. Where the clocks of two machines are too uncertain to tell, a commit counts, and is ``unsure`` unless
+  the supervisor knew before the fence that its writer stood still or was gone.
+- A commit at or below the step its generation resumed at ends a step of an earlier one: of sharded ranks that held
+  its reduced gradients, and were only told the end of it. It is no run of its own.
+- The *job commits* a step run when all members commit it, at the last one's time. If some member died first,
+  the all-reduce still held every member's share, so the step counts from the moment a later generation is
+  ready with ``resume_step`` at or beyond it; if the next generation resumes before it, the run was never
+  committed.
+- The *lineage* maps each step to the step run whose result the job ended with: a generation that resumes at
+  r discards every run of a step beyond r.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.errors import LogError
+from chaos.events.log import Event, Kind, Log
+
+NS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the reference
+    sample order; ``observed``: a command, seen from outside only; ``evaluate_every``: steps between evaluations by
+    rank 0, which are to take ``evaluate_s`` each.
+    """
+
+    arm: str
+    cell: str
+    repeat: int
+    seed: int
+    ranks: int
+    spares: int
+    steps: int
+    global_batch: int
+    strategy: str
+    order_seed: int
+    order_samples: int
+    observed: bool = False
+    evaluate_every: int | None = None
+    evaluate_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One membership epoch. Times are ns; None where the event is missing. ``fenced_ns``: when the next one
+    started; ``shards``: ranks that hold one copy of the model together (see ``recovery.policy.layout``).
+    """
+
+    number: int
+    members: tuple[str, ...]
+    shards: int = 1
+    cause: str
+    state: str
+    started_ns: int
+    ready_ns: int | None
+    resume_step: int | None
+    checkpoint: str | None
+    grouped_ns: int | None
+    stated_ns: int | None
+    fenced_ns: int | None
+
+    @property
+    def world(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    def shard_of(self, rank: int) -> int:
+        """The part of the model that a rank holds."""
+        return rank % self.shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """One execution of one step. ``committed_ns``: when the job committed it, None if it never did.
+
+    ``start_ns``: end of the generation's previous step run, or the moment its members held their state.
+    ``survives``: this run is the one of its step in the final lineage.
+    """
+
+    generation: int
+    step: int
+    start_ns: int
+    end_ns: int
+    committed_ns: int | None
+    world: int
+    commits: tuple[Event, ...]
+    batches: tuple[Event, ...]
+    survives: bool
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds."""
+        return (self.end_ns - self.start_ns) / NS
+
+    @property
+    def samples(self) -> list[int]:
+        """Ids of the samples all members took, dead ones included."""
+        return [sample for event in self.batches for sample in event.data["samples"]]
+
+    @property
+    def loss(self) -> float:
+        """Global loss as the lowest committing rank logged it; NaN when it logged none."""
+        value = self.commits[0].data["loss"]
+        return float("nan") if value is None else float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """One arm in order. ``foreign``: fenced commits and commits by non-members; ``unsure``: commits of which the clocks
+    do not tell whether they were fenced; ``end_ns``: the last moment known.
+    """
+
+    log: Log
+    info: RunInfo
+    start_ns: int
+    end_ns: int
+    finished: Event | None
+    generations: tuple[Generation, ...]
+    runs: tuple[StepRun, ...]
+    foreign: tuple[Event, ...]
+    unsure: tuple[Event, ...] = ()
+
+    @property
+    def lineage(self) -> Mapping[int, StepRun]:
+        """Step -> the run of it that survived, in step order."""
+        return {run.step: run for run in sorted(self.runs, key=lambda run: run.step) if run.survives}
+
+    @property
+    def committed_step(self) -> int:
+        """Highest step of the final lineage; 0 when nothing was committed."""
+        return max((run.step for run in self.runs if run.survives), default=0)
+
+    @property
+    def outcome(self) -> str:
+        """Outcome the orchestrator wrote; ``broken`` when it never came to write one."""
+        return str(self.finished.data["outcome"]) if self.finished else "broken"
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the arm was ended from outside, so that what it had not done by then says nothing."""
+        return self.outcome in ("broken", "interrupted")
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the job itself did not get to its end, other than by being ended from outside."""
+        return self.outcome in ("gave-up", "timed-out")
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from ``run_started`` to ``run_finished``, or to the last event of a log without one."""
+        return (self.end_ns - self.start_ns) / NS
+
+    @property
+    def worked(self) -> tuple[Generation, ...]:
+        """Generations that became ready (or committed something, should the ready mark be missing)."""
+        return tuple(g for g in self.generations if g.resume_step is not None)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.generations[0].shards if self.generations else 1
+
+    def generation(self, number: int) -> Generation | None:
+        """The generation of that number, or None."""
+        return next((g for g in self.generations if g.number == number), None)
+
+    def generation_at(self, time_ns: int) -> Generation | None:
+        """The newest generation started at or before a time."""
+        return next((g for g in reversed(self.generations) if g.started_ns <= time_ns), None)
+
+    def runs_of(self, generation: int) -> list[StepRun]:
+        """Step runs of one generation in step order."""
+        return [run for run in self.runs if run.generation == generation]
+
+    def high_water(self, last_generation: int) -> int:
+        """Highest step that any member of any generation up to ``last_generation`` committed; 0 when none."""
+        return max((run.step for run in self.runs if run.generation <= last_generation), default=0)
+
+
+def history_of(log: Log) -> History:
+    """Put one arm's log in order. Raises LogError when it has no ``run_started``."""
+    started = log.first(Kind.RUN_STARTED)
+    if started is None:
+        raise LogError(
+            "the log has no run_started event", hint="the harness died before the arm began; run it again"
+        )
+    if started.data.get("observed"):
+        from harness.judge.record.observed import observed_history
+
+        return observed_history(log, _info(started.data))
+    finished = log.first(Kind.RUN_FINISHED)
+    end_ns = finished.time_ns if finished else max(event.time_ns for event in log.events)
+    own, foreign, unsure = _split_commits(log, _members(log))
+    generations = _generations(log, own)
+    return History(
+        log=log, info=_info(started.data), start_ns=started.time_ns, end_ns=end_ns, finished=finished,
+        generations=generations, runs=_step_runs(log, own, generations), foreign=foreign, unsure=unsure,
+    )  # fmt: skip
+
+
+def _info(data: Mapping[str, Any]) -> RunInfo:
+    names = ("arm", "cell", "repeat", "seed", "ranks", "spares", "steps", "global_batch", "strategy")
+    order, evaluate = data["order"], data.get("evaluate") or {}
+    return RunInfo(
+        **{name: data[name] for name in names}, order_seed=order["seed"], order_samples=order["samples"],
+        observed=bool(data.get("observed", False)), evaluate_every=evaluate.get("every"),
+        evaluate_s=float(evaluate.get("takes", 0.0)),
+    )  # fmt: skip
+
+
+def _members(log: Log) -> dict[int, tuple[str, ...]]:
+    return {event.generation: tuple(event.data["members"]) for event in log.of(Kind.GENERATION_STARTED)}
+
+
+def _split_commits(
+    log: Log, members: Mapping[int, tuple[str, ...]]
+) -> tuple[list[Event], tuple[Event, ...], tuple[Event, ...]]:
+    """Commits that count, those of fenced generations or strangers, and which of the first may be fenced too."""
+    starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
+    own: list[Event] = []
+    foreign: list[Event] = []
+    unsure: list[Event] = []
+    for event in log.of(Kind.STEP_COMMITTED):
+        fence = next((time for number, time in starts if number > event.generation), None)
+        stranger = event.actor not in members.get(event.generation, ())
+        bound = log.clocks.bound_ns(event)
+        if stranger or (fence is not None and event.time_ns - bound > fence):
+            foreign.append(event)
+            continue
+        own.append(event)
+        if fence is not None and event.time_ns + bound > fence and not _known_before(log, event, fence):
+            unsure.append(event)
+    return own, tuple(foreign), tuple(unsure)
+
+
+def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
+    """Whether the supervisor had heard, before it fenced a generation, that who committed stood still or was gone."""
+    for event in log.of(Kind.SURVIVORS_PARKED, Kind.PROCESS_EXITED):
+        if event.time_ns > fence_ns:
+            return False
+        if event.kind is Kind.PROCESS_EXITED and event.data["process"] == commit.actor:
+            return True
+        if event.kind is Kind.SURVIVORS_PARKED and event.generation == commit.generation:
+            held = event.data["processes"].get(commit.actor)
+            if held is not None and held["step"] >= (commit.step or 0):
+                return True
+    return False
+
+
+def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
+    ready = {event.generation: event for event in log.of(Kind.GENERATION_READY)}
+    grouped = {event.generation: event.time_ns for event in log.of(Kind.GROUP_FORMED)}
+    stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
+    first_commit: dict[int, int] = {}
+    for event in commits:
+        if event.step is not None:
+            first_commit[event.generation] = min(event.step, first_commit.get(event.generation, event.step))
+    started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
+    made: list[Generation] = []
+    for index, event in enumerate(started):
+        number, done = event.generation, ready.get(event.generation)
+        implied = first_commit[number] - 1 if number in first_commit else None
+        if implied is not None:  # what was told of the end of an earlier one's step is no step of its own
+            implied = max(implied, int(event.data.get("finish", 0)))
+        following = started[index + 1].time_ns if index + 1 < len(started) else None
+        one = Generation(
+            number=number,
+            members=tuple(event.data["members"]),
+            shards=event.data.get("shards", 1),
+            cause=event.data["cause"],
+            state=event.data["state"],
+            started_ns=event.time_ns,
+            ready_ns=done.time_ns if done else None,
+            resume_step=done.data["resume_step"] if done else implied,
+            checkpoint=done.data["checkpoint"] if done else None,
+            grouped_ns=grouped.get(number),
+            stated_ns=stated.get(number),
+            fenced_ns=following,
+        )
+        made.append(one)
+    return tuple(made)
+
+
+def _step_runs(
+    log: Log, commits: Iterable[Event], generations: tuple[Generation, ...]
+) -> tuple[StepRun, ...]:
+    done: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    taken: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in commits:
+        done[(event.generation, event.step or 0)].append(event)
+    for event in log.of(Kind.BATCH_TAKEN):
+        taken[(event.generation, event.step or 0)].append(event)
+    worked = [g for g in generations if g.resume_step is not None]
+    resumed = {g.number: g.resume_step or 0 for g in worked}
+    surviving = owners(worked, [key for key in done if key[1] > resumed.get(key[0], 0)])
+    runs: list[StepRun] = []
+    for position, generation in enumerate(worked):
+        steps = sorted(s for number, s in done if number == generation.number and s > resumed[number])
+        cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
+        for step in steps:
+            key = (generation.number, step)
+            events = sorted(done[key], key=lambda event: event.data["rank"])
+            end = max(event.time_ns for event in events)
+            committed = _job_commit(generation, worked[position + 1 :], step, events)
+            run = StepRun(
+                generation=generation.number,
+                step=step,
+                start_ns=min(cursor, end),
+                end_ns=end,
+                committed_ns=committed,
+                world=generation.world,
+                commits=tuple(events),
+                batches=tuple(taken[key]),
+                survives=surviving.get(step) == key[0] and committed is not None,
+            )
+            runs.append(run)
+            cursor = max(cursor, end)
+    return tuple(runs)
+
+
+def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Step -> number of the generation whose run of it no later generation discarded."""
+    steps: dict[int, list[int]] = defaultdict(list)
+    for number, step in done:
+        steps[number].append(step)
+    owner: dict[int, int] = {}
+    for generation in worked:
+        resume = generation.resume_step or 0
+        owner = {step: number for step, number in owner.items() if step <= resume}
+        owner.update((step, generation.number) for step in steps[generation.number])
+    return owner
+
+
+def _job_commit(
+    generation: Generation, later: list[Generation], step: int, commits: list[Event]
+) -> int | None:
+    if {event.actor for event in commits} >= set(generation.members):
+        return max(event.time_ns for event in commits)
+    for following in later[:1]:
+        if (following.resume_step or 0) >= step:
+            return following.ready_ns or following.started_ns
+    return None

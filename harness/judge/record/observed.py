@@ -1,0 +1,194 @@
+"""An arm of a command put in order, from what could be seen of it from outside. See ``harness.judge.record.lineage``.
+
+What is known less well than of a built-in workload, and what is made of it:
+
+- A step counts as done when the first rank reports it.
+- A script may report every so many steps only. The usual distance (``stride``) is learned; the steps between two
+  reports are taken as evenly spaced in time, but as committed only with the report that shows them done, so that no
+  recovery is counted as faster than it was seen to be.
+- A generation resumes one stride before its first report. What a rollback lost is thereby counted up to one stride
+  too high, never too low.
+- Its first step began one usual step before the first report; up to there it was restoring.
+- A progress bar is drawn before anything is done, ``0/100`` also where it goes on at 20: what a later generation says
+  of the first step counts when the next steps follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chaos.events.log import Event, Kind, Log
+from harness.judge.record.lineage import Generation, History, RunInfo, StepRun, owners
+
+MOST_BETWEEN = 10_000
+UNSURE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """The first report of a step in a generation, with the samples of all ranks that reported it."""
+
+    step: int
+    time_ns: int
+    event: Event
+    samples: int | None
+
+
+def observed_history(log: Log, info: RunInfo) -> History:
+    """Put one arm's log in order."""
+    started, finished = log.first(Kind.RUN_STARTED), log.first(Kind.RUN_FINISHED)
+    assert started is not None
+    starts = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
+    reports = {event.generation: _reports(log, event) for event in starts}
+    stride = _stride(reports)
+    reports = _without_bars(reports, stride)
+    usual_ns = _usual_ns(reports)
+    sizes = [r.samples for rows in list(reports.values())[:1] for r in rows if r.samples]
+    if sizes:
+        info = replace(info, global_batch=max(1, round(statistics.median(sizes))))
+    generations = []
+    for index, event in enumerate(starts):
+        following = starts[index + 1].time_ns if index + 1 < len(starts) else None
+        generations.append(_generation(event, reports[event.generation], stride, usual_ns, following))
+    return History(
+        log=log, info=info, start_ns=started.time_ns,
+        end_ns=finished.time_ns if finished else max(event.time_ns for event in log.events), finished=finished,
+        generations=tuple(generations), runs=_runs(info, generations, reports), foreign=(),
+    )  # fmt: skip
+
+
+def stride_of(history: History) -> int:
+    """The usual distance between two reported steps."""
+    starts = history.log.of(Kind.GENERATION_STARTED)
+    return _stride({event.generation: _reports(history.log, event) for event in starts})
+
+
+def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
+    """(generation, step) -> samples that its ranks reported, each its own, of steps that every member reported.
+
+    Without generations of more ranks than the job has, and the last ``UNSURE`` steps of each: whoever does them again
+    with fewer ranks may not be seen as another generation yet.
+    """
+    told: dict[tuple[int, int], dict[int, int]] = {}
+    worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
+    for event in history.log.of(Kind.STEP_REPORTED):
+        rank, samples = event.data["rank"], event.data["samples"]
+        if rank is not None and samples is not None:
+            shares = told.setdefault((event.generation, event.step or 0), {})
+            shares[int(rank)] = min(int(samples), shares.get(int(rank), int(samples)))
+    last: dict[int, list[int]] = {}
+    for number, step in sorted(told):
+        last.setdefault(number, []).append(step)
+    return {
+        (number, step): sum(shares.values())
+        for (number, step), shares in told.items()
+        if len(shares) == worlds.get(number) and step not in last[number][-UNSURE:]
+    }
+
+
+def _reports(log: Log, generation: Event) -> list[_Report]:
+    """Steps in the order in which they were first reported, each beyond the one before."""
+    world = max(1, len(generation.data["members"]))
+    mine = [event for event in log.of(Kind.STEP_REPORTED) if event.generation == generation.generation]
+    by_step: dict[int, list[Event]] = {}
+    for event in mine:
+        by_step.setdefault(event.step or 0, []).append(event)
+    rows: list[_Report] = []
+    for step, events in by_step.items():  # in order of first report
+        if rows and step <= rows[-1].step:
+            continue
+        given = [int(event.data["samples"]) for event in events if event.data["samples"] is not None]
+        said = min(int(event.data["reported_ns"]) for event in events)
+        earliest = max(generation.time_ns, rows[-1].time_ns if rows else 0)
+        row = _Report(
+            step=step, time_ns=min(max(said, earliest), events[0].time_ns), event=events[0],
+            samples=round(sum(given) * world / len(given)) if given else None,
+        )  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, list[_Report]]:
+    """Without what later generations said of the first step, and jumped from to where they went on."""
+    return {
+        number: rows[1:]
+        if number > 1 and len(rows) > 1 and rows[0].step <= 1 and rows[1].step - rows[0].step > stride
+        else rows
+        for number, rows in reports.items()
+    }
+
+
+def _stride(reports: dict[int, list[_Report]]) -> int:
+    gaps = Counter(
+        after.step - before.step for rows in reports.values() for before, after in itertools.pairwise(rows)
+    )
+    return gaps.most_common(1)[0][0] if gaps else 1
+
+
+def _usual_ns(reports: dict[int, list[_Report]]) -> float:
+    """Median time of one step, 0 where no two reports follow each other."""
+    times = [
+        (after.time_ns - before.time_ns) / (after.step - before.step)
+        for rows in reports.values()
+        for before, after in itertools.pairwise(rows)
+    ]
+    return statistics.median(times) if times else 0.0
+
+
+def _generation(
+    event: Event, rows: Sequence[_Report], stride: int, usual_ns: float, following: int | None
+) -> Generation:
+    resume = max(0, rows[0].step - stride) if rows else None
+    ready = None
+    if rows and resume is not None:
+        ready = max(event.time_ns, round(rows[0].time_ns - usual_ns * (rows[0].step - resume)))
+    return Generation(
+        number=event.generation, members=tuple(event.data["members"]), cause=event.data["cause"], state="own",
+        started_ns=event.time_ns, ready_ns=ready, resume_step=resume, checkpoint=None, grouped_ns=event.time_ns,
+        stated_ns=ready, fenced_ns=following,
+    )  # fmt: skip
+
+
+def _runs(
+    info: RunInfo, generations: Sequence[Generation], reports: dict[int, list[_Report]]
+) -> tuple[StepRun, ...]:
+    worked = [g for g in generations if g.resume_step is not None]
+    spans = {g.number: list(_spans(g, reports[g.number])) for g in worked}
+    surviving = owners(worked, ((number, step) for number, rows in spans.items() for step, *_ in rows))
+    return tuple(
+        StepRun(
+            generation=g.number, step=step, start_ns=start, end_ns=end, committed_ns=report.time_ns, world=g.world,
+            commits=(_commit(info, g, step, report),), batches=(), survives=surviving.get(step) == g.number,
+        )
+        for g in worked
+        for step, start, end, report in spans[g.number]
+    )  # fmt: skip
+
+
+def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, int, int, _Report]]:
+    """(step, start, end, report that shows it done) for every step, those between two reports included."""
+    found = []
+    before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
+    for row in rows:
+        count = row.step - before
+        first = before + 1 if count <= MOST_BETWEEN else row.step
+        for step in range(first, row.step + 1):
+            start = cursor + (row.time_ns - cursor) * (step - first) // (row.step - first + 1)
+            end = cursor + (row.time_ns - cursor) * (step - first + 1) // (row.step - first + 1)
+            found.append((step, start, end, row))
+        before, cursor = row.step, row.time_ns
+    return found
+
+
+def _commit(info: RunInfo, generation: Generation, step: int, report: _Report) -> Event:
+    """A report in the form that commits of built-in workloads have."""
+    data: dict[str, Any] = {
+        "rank": 0, "world": generation.world, "samples": report.samples or info.global_batch,
+        "loss": report.event.data["loss"] if step == report.step else None, "seconds": {},
+    }  # fmt: skip
+    return replace(report.event, step=step, data=data)

@@ -1,0 +1,67 @@
+"""The losses that a command reported, of the steps that survived; and whether the job ended on values that are none."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.lineage import History
+
+LAST = 5
+"""Steps at the end by which a job is judged: most of them, or the very last, are no numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """What was said and is no number: how often, and the first of it."""
+
+    count: int
+    example: str
+
+
+def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
+    """Step -> rank (None: it did not say) -> the losses it reported, in the generation whose step survived."""
+    lineage = history.lineage
+    found: dict[int, dict[int | None, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for event in history.log.of(Kind.STEP_REPORTED):
+        run = lineage.get(event.step or 0)
+        if event.data["loss"] is not None and run is not None and run.generation == event.generation:
+            found[run.step][event.data["rank"]].append(float(event.data["loss"]))
+    return {step: dict(found[step]) for step in sorted(found)}
+
+
+def unread_of(history: History) -> Mapping[str, Unread]:
+    """Name (``loss``, ``rank``, ``samples``) -> what was given for it and could not be read."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for event in history.log.of(Kind.STEP_REPORTED):
+        for name, text in (event.data.get("unread") or {}).items():
+            counts[name] += 1
+            first.setdefault(name, str(text))
+    return {name: Unread(count=count, example=first[name]) for name, count in counts.items()}
+
+
+def spoilt_since(history: History) -> int | None:
+    """The step from which on the job reported losses that are no numbers, to its end; None: it ended on numbers, or
+    reported none."""
+    losses = losses_of(history)
+    bad = [step for step, by_rank in losses.items() if _is_bad(by_rank)]
+    last = list(losses)[-LAST:]
+    if not bad or (last[-1] not in bad and 2 * len(set(bad) & set(last)) <= len(last)):
+        return None
+    good = [step for step in losses if step not in set(bad)]
+    return min(
+        (step for step in bad if step > max((g for g in good if g < bad[-1]), default=0)), default=bad[-1]
+    )
+
+
+def is_bad(event: Event) -> bool:
+    """Whether a report's loss is no number."""
+    return event.data["loss"] is not None and not math.isfinite(float(event.data["loss"]))
+
+
+def _is_bad(by_rank: Mapping[int | None, list[float]]) -> bool:
+    return any(not math.isfinite(loss) for losses in by_rank.values() for loss in losses)

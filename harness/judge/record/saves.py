@@ -1,0 +1,147 @@
+"""The states that checkpoints of a log go through: begun, then committed or failed; due ones begun; restored by name.
+
+Only of ranks whose files are whole. A save that is under way when its rank ends, or its generation does, has no end in
+the log; one in memory is said to be done with the next step that is committed, and the last one never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.lineage import Generation, History
+from harness.judge.record.lives import own_lines, told
+from recovery.checkpoint.memory.header import is_memory
+
+_ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
+_Key = tuple[str, int | None]
+
+
+def saves(history: History) -> Iterator[str]:
+    """What cannot be of saves, each rank's file by itself."""
+    for name in sorted(told(history.log)):
+        yield from _of_a_rank(history, name)
+        yield from _of_a_step(history, name)
+
+
+def _of_a_rank(history: History, name: str) -> Iterator[str]:
+    open_: dict[_Key, Event] = {}
+    lapsed: set[_Key] = set()  # given up with their generation, and maybe said to have ended later
+    for event in history.log.actors[name].events:
+        key = str(event.data.get("checkpoint")), event.data.get("shard")
+        part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
+        if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":
+            unended = [each for each in open_.values() if not _in_memory(each)]
+            if unended and not _in_memory(event):
+                yield f"{name} began {key[0]} before it had ended {unended[0].data['checkpoint']}"
+                open_ = {}
+            open_[key] = event
+        elif event.kind in _ENDS or part:
+            if open_.pop(key, None) is None and key not in lapsed:
+                how = part or event.kind.value.removeprefix("checkpoint_")
+                yield f"{key[0]} was {how} by {name}, which never began it"
+        elif event.kind is Kind.PARKED:
+            lapsed |= open_.keys()
+            open_ = {}
+        elif event.kind is Kind.ACTOR_ENDED and history.outcome == "completed":
+            left = [each for each in open_.values() if not _in_memory(each)]
+            yield from (f"{name} never said how {e.data['checkpoint']} ended" for e in left)
+
+
+def _of_a_step(history: History, name: str) -> Iterator[str]:
+    """A checkpoint is named after its step, and begun after no other."""
+    held: int | None = None
+    for event in history.log.actors[name].events:
+        if event.kind in (Kind.STEP_COMMITTED, Kind.STATE_READY):
+            held = event.step
+        elif event.kind in (Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART, *_ENDS):
+            called, step = str(event.data["checkpoint"]), event.step
+            number = called.rpartition("-")[2]
+            if not number.isdecimal() or int(number) != step:
+                yield f"{name} says that {called} is of step {step}"
+            if event.kind is Kind.CHECKPOINT_SAVING and held not in (None, step):
+                yield f"{name} began {called} when it held step {held}"
+
+
+def _in_memory(event: Event) -> bool:
+    return is_memory(str(event.data.get("checkpoint")))
+
+
+def due(history: History, every: int) -> Iterator[str]:
+    """Checkpoints that the first rank had to begin after a step, and went on without."""
+    log = history.log
+    whole = told(log)
+    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if not _in_memory(e)}
+    for run in history.runs:
+        generation = history.generation(run.generation)
+        first = generation.members[0] if generation else ""
+        if run.step % every or first not in whole or (first, run.generation, run.step) in begun:
+            continue
+        if generation is not None and _went_on(history, generation, first, run.step):
+            yield f"{first} committed step {run.step}, and no checkpoint of it was begun"
+
+
+def due_in_memory(history: History, every: int) -> Iterator[str]:
+    """Checkpoints in memory that ranks of the first replica had to begin after a step, and went on without: each does,
+    however busy its keeper is."""
+    log = history.log
+    whole = told(log)
+    begun = {(e.actor, e.generation, e.step) for e in log.of(Kind.CHECKPOINT_SAVING) if _in_memory(e)}
+    for run in history.runs:
+        generation = history.generation(run.generation)
+        if run.step % every or generation is None:
+            continue
+        took = {e.actor for e in run.batches} & {e.actor for e in run.commits}
+        for name in generation.members[: history.shards]:
+            if name not in whole & took or (name, run.generation, run.step) in begun:
+                continue
+            if _went_on(history, generation, name, run.step):
+                yield f"{name} committed step {run.step}, and no checkpoint of it in memory was begun"
+
+
+def _went_on(history: History, generation: Generation, name: str, step: int) -> bool:
+    """Whether a rank came past the save after a step."""
+    mine = [e for e in history.log.actors[name].events if e.generation == generation.number]
+    later = any(e.kind is Kind.BATCH_TAKEN and (e.step or 0) > step for e in mine)
+    ended = any(e.kind is Kind.ACTOR_ENDED for e in mine)
+    return later or (ended and step == history.info.steps and history.outcome == "completed")
+
+
+def acknowledged(history: History) -> Iterator[str]:
+    """Checkpoints that the coordinator was told of, and that nobody committed."""
+    log = history.log
+    if set(log.actors) - told(log) - {own_lines(log)[0].actor}:
+        return  # whoever is missing may have
+    known = {e.step for e in log.of(Kind.CHECKPOINT_COMMITTED)}
+    for event in own_lines(log):
+        if event.kind is Kind.GENERATION_READY and event.data["checkpoint"]:
+            known.add(event.data["resume_step"])  # whoever saved it may have died before it said so
+        step = event.data["saved"] if event.kind is Kind.REPLICAS_AGREED else None
+        if step is not None and step not in known:
+            known.add(step)
+            yield f"a checkpoint of step {step} was acknowledged, and nobody committed it"
+
+
+def restored(history: History) -> Iterator[str]:
+    """Generations whose members and coordinator do not say the same of what was restored."""
+    log = history.log
+    whole = told(log)
+    for generation in history.generations:
+        if generation.ready_ns is None or not set(generation.members) <= whole:
+            continue
+        taken = {
+            e.data["source"]
+            for e in log.of(Kind.STATE_READY)
+            if e.generation == generation.number and e.data["origin"] == "checkpoint"
+        }
+        named, number = generation.checkpoint, generation.number
+        if named is None and taken:
+            yield f"members of generation {number} restored {_names(taken)}, and it is said to have restored none"
+        elif named is not None and not taken:
+            yield f"generation {number} is said to have restored {named}, and none of its members did"
+        elif named is not None and named not in taken and None not in taken:
+            yield f"generation {number} is said to have restored {named}, and its members {_names(taken)}"
+
+
+def _names(found: set[object]) -> str:
+    return ", ".join(sorted(map(str, found)))

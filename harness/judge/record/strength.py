@@ -1,0 +1,121 @@
+"""With how many ranks a command began, and with how many it ended: a job that goes on with fewer is degraded.
+
+The reports tell where every rank makes its own: a rank that reports none of the last steps no longer takes part,
+whatever became of its process. Where they do not, members of the last generation count, but for those that had
+ended, or were held stopped by a fault, before the last steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from chaos.events.log import Event, Kind
+from harness.judge.record.lineage import History
+
+LAST = 5
+"""Reported steps at the end by which it is told who still takes part."""
+STOPS = ("process-stop", "node-stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strength:
+    """Ranks found at first, and those that took part in the last steps. ``gone``: who no longer did, in words, with
+    the time since when, ns."""
+
+    began: int
+    ended: int
+    gone: Mapping[str, int]
+
+    @property
+    def short(self) -> str:
+        """``3 of 4 ranks at the end: rank 1 (w1) is gone``, or nothing where all were there."""
+        if self.ended >= self.began:
+            return ""
+        who = f": {', '.join(sorted(self.gone))} gone" if self.gone else ""
+        return f"{self.ended} of {self.began} ranks at the end{who}"
+
+
+def half_known(history: History) -> str:
+    """Why it cannot be told who did what: not all ranks of a command were found. Empty where they were."""
+    found = len(history.generations[0].members) if history.generations else 0
+    if not history.info.observed or not history.generations or found == history.info.ranks:
+        return ""
+    return f"{found} of {history.info.ranks} ranks were found"
+
+
+def strength_of(history: History) -> Strength:
+    """Of a command's arm. One that reported nothing ends as it began."""
+    began = len(history.generations[0].members) if history.generations else 0
+    last = _last_reports(history)
+    if not last or not history.worked:
+        return Strength(began=began, ended=began, gone={})
+    if _all_report(history, began):
+        there = {event.data["rank"] for event in last}
+        gone = {f"rank {rank}": at for rank, at in _missed_since(history).items() if rank not in there}
+        return Strength(began=began, ended=len(there), gone=gone if len(there) < began else {})
+    members = history.worked[-1].members
+    since, until = min(e.time_ns for e in last), max(e.time_ns for e in last)
+    away = {name: at for name, at in _ended(history).items() if at < since}
+    away |= {name: begun for name, begun, end in _stopped(history) if begun < since and end > until}
+    gone = {name: away[name] for name in members if name in away}
+    before = {name: at for name, at in _ended(history).items() if name in _replaced(history)}
+    return Strength(began=began, ended=len(members) - len(gone), gone=gone or before)
+
+
+def _last_reports(history: History) -> list[Event]:
+    """Reports of the last steps, by the last generation that made any."""
+    number = max((run.generation for run in history.runs), default=0)
+    mine = [event for event in history.log.of(Kind.STEP_REPORTED) if event.generation == number]
+    steps = sorted({event.step or 0 for event in mine})[-LAST:]
+    return [event for event in mine if (event.step or 0) in steps]
+
+
+def _all_report(history: History, began: int) -> bool:
+    """Whether every rank makes reports of its own, as it did before anything happened."""
+    ranks = {
+        event.data["rank"] for event in history.log.of(Kind.STEP_REPORTED)
+        if event.generation == history.generations[0].number
+    }  # fmt: skip
+    told = all(event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED))
+    return told and len(ranks) >= began
+
+
+def _missed_since(history: History) -> dict[int, int]:
+    """Rank -> when somebody was the first to be two reports further than it ever came, or its last report."""
+    reports = list(history.log.of(Kind.STEP_REPORTED))
+    steps = sorted({event.step or 0 for event in reports})
+    last = {int(event.data["rank"]): event for event in reports}
+    missed = {}
+    for rank, own in last.items():
+        beyond = [step for step in steps if step > (own.step or 0)][1:2]
+        later = (
+            e.time_ns for e in reports if beyond and e.time_ns > own.time_ns and (e.step or 0) >= beyond[0]
+        )
+        missed[rank] = min(later, default=own.time_ns)
+    return missed
+
+
+def _ended(history: History) -> dict[str, int]:
+    return {event.data["process"]: event.time_ns for event in history.log.of(Kind.PROCESS_EXITED)}
+
+
+def _replaced(history: History) -> set[str]:
+    """Members of the generation before the last that are in it no more."""
+    if len(history.worked) < 2:
+        return set()
+    return set(history.worked[-2].members) - set(history.worked[-1].members)
+
+
+def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
+    """(process, from, until) for what faults held stopped."""
+    healed = {(e.data["fault"], e.data["occurrence"]): e.time_ns for e in history.log.of(Kind.FAULT_HEALED)}
+    landed = {(e.data["fault"], e.data["occurrence"]) for e in history.log.of(Kind.FAULT_LANDED)}
+    for event in history.log.of(Kind.FAULT_INJECTED):
+        key = (event.data["fault"], event.data["occurrence"])
+        if event.data["kind"] not in STOPS or key not in landed:
+            continue
+        target = event.data["target"] or {}
+        several = target.get("processes")
+        names = several if isinstance(several, list) else [target.get("process")]
+        yield from ((name, event.time_ns, healed.get(key, history.end_ns)) for name in names if name)

@@ -1,0 +1,138 @@
+"""When a command has recovered: with new steps that go on, not with the first line about a later step.
+
+What a program prints may be late: a progress bar is drawn again in the midst of a stall, buffered lines come out when a
+process ends, a survivor does a step or two before its launcher ends it. A new step is a recovery when new ones follow
+it, at least ``STEPS`` and up to one at least ``LASTING_S`` later, before
+
+- another failure is seen (a stall is one),
+- a generation begins that goes back behind that step, so that it was not kept,
+- the job ends unfinished;
+
+and when no stall is seen while the fault still acts, and the job does not crawl: of the ``RATED`` new steps that
+follow, or, near the end, of the last ``RATED`` of all, one at least takes no more than ``CRAWL`` times the usual step
+before the failure. A job that lost some of its ranks is slower than before, but not by that much, and one step in so
+many is quick on a busy machine too. What cannot follow any more (the next fault is injected, the job is done, somebody
+cut it short) is not asked for. What was no recovery counts as work before the failure, which is then done again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.events.log import Kind
+from harness.judge.record.lineage import NS, History, StepRun
+
+STEPS = 3
+LASTING_S = 1.0
+CRAWL = 5.0
+RATED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasting:
+    """``first``: the step that began the recovery, None: there was none; ``high_water``: the highest before it."""
+
+    first: StepRun | None
+    high_water: int
+
+
+def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> Lasting:
+    """The recovery from a failure of generation ``number``, before which ``mark`` was the highest step.
+
+    ``acting_until_ns``: until when the fault acts.
+    """
+    later = sorted(
+        (run for run in history.runs if run.generation > number and run.committed_ns is not None),
+        key=_order,
+    )
+    crawl = _Crawl(history, number, mark, later)
+    for run in later:
+        if run.step <= mark or crawl.at(run):
+            continue
+        trouble = _trouble(history, run, later, acting_until_ns)
+        if trouble is None:
+            return Lasting(first=run, high_water=mark)
+        mark = max(mark, *(one.step for one in later if (one.committed_ns or 0) <= trouble))
+    return Lasting(first=None, high_water=mark)
+
+
+class _Crawl:
+    """Whether new steps after a failure follow each other too slowly to be a recovery."""
+
+    def __init__(self, history: History, number: int, mark: int, later: Sequence[StepRun]) -> None:
+        before = [run.seconds for run in history.runs if run.generation <= number]
+        self._limit_s = CRAWL * statistics.median(before) if before else float("inf")
+        until = _next_fault_ns(history, min((r.committed_ns or 0 for r in later), default=0))
+        self._new = [run for run in later if run.step > mark and (run.committed_ns or 0) <= until]
+
+    def at(self, run: StepRun) -> bool:
+        """Whether it does where this step is done. Too few steps tell nothing."""
+        if len(self._new) <= RATED:
+            return False
+        following = self._new[bisect_right(self._new, _order(run), key=_order) :][:RATED]
+        rated = following if len(following) == RATED else self._new[-RATED:]
+        return min(one.seconds for one in rated) > self._limit_s
+
+
+def _order(run: StepRun) -> tuple[int, int]:
+    return run.committed_ns or 0, run.step
+
+
+def _next_fault_ns(history: History, since: int) -> int:
+    """When the next fault comes, or the end of the arm."""
+    faults = (e.time_ns - 1 for e in history.log.of(Kind.FAULT_INJECTED) if e.time_ns >= since)
+    return min(faults, default=history.end_ns)
+
+
+def _trouble(history: History, run: StepRun, later: Sequence[StepRun], acting_until_ns: int) -> int | None:
+    """When it showed that a new step had been no recovery, ns; None: it was one."""
+    since, log = run.committed_ns or 0, history.log
+    until = _asked_until(history, run, later)
+    failures = [
+        event.time_ns for event in log.of(Kind.FAILURE_DETECTED)
+        if since < event.time_ns <= until
+        or (event.data["cause"] == "hang" and since < event.time_ns < acting_until_ns)
+    ]  # fmt: skip
+    back = [
+        g.started_ns for g in history.worked
+        if since < g.started_ns <= until and g.number > run.generation and (g.resume_step or 0) < run.step
+    ]  # fmt: skip
+    ended = [history.end_ns] if history.unfinished and until >= history.end_ns else []
+    return min((*failures, *back, *ended), default=None)
+
+
+def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> int:
+    """Until when new steps have to follow one: as many, or as long, as is asked, or as there could be."""
+    since = run.committed_ns or 0
+    followed, high = 0, run.step
+    closed = history.end_ns
+    for one in later:
+        at = one.committed_ns or 0
+        if at <= since or one.step <= high:
+            continue
+        followed, high = followed + 1, one.step
+        if followed >= STEPS and at - since >= LASTING_S * NS:
+            closed = at
+            break
+    return min(closed, _next_fault_ns(history, since), history.end_ns)
+
+
+def at_the_end_again(history: History, failure_ns: int, high_water: int) -> int | None:
+    """When a job that failed with nothing new left to do was at its end again, ns: the highest step was done once more,
+    or, where no step was, the command that had been started again ended well. None: neither was."""
+    started = min(
+        (e.time_ns for e in history.log.of(Kind.COMMAND_STARTED) if e.time_ns > failure_ns), default=None
+    )
+    if started is None or history.outcome != "completed":
+        return None
+    redone = [
+        r.committed_ns or 0 for r in history.runs if r.step >= high_water and (r.committed_ns or 0) > started
+    ]
+    ended = [
+        event.time_ns for event in history.log.of(Kind.COMMAND_ENDED)
+        if event.time_ns > started and event.data["exit_code"] == 0
+    ]  # fmt: skip
+    return min(redone, default=None) or min(ended, default=None)

@@ -1,0 +1,1 @@
+"""From findings and values to a verdict."""

@@ -1,0 +1,274 @@
+"""From findings and values to a verdict: SLA clauses, the three-valued merge, exit codes, and the one-line
+reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from chaos import errors
+from chaos.events.figures import counted, with_unit
+from chaos.scenario.model import Cell, SlaCheck
+from chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
+from harness.judge.measure.catalogue import METRICS, MetricDef
+from harness.judge.measure.pressure import TOO_BUSY
+from harness.judge.measure.samples import Chances, median_ci95, per_arm
+from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
+
+RunVerdict = Literal["pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"]
+ROOTS = ("progress", "fault-landed", "evidence-complete")
+"""Checkers whose findings explain those of others."""
+EXIT_CODES: Mapping[str, int] = MappingProxyType(
+    {
+        "pass": errors.EXIT_PASS,
+        "fail": errors.EXIT_FAIL,
+        "inconclusive": errors.EXIT_INCONCLUSIVE,
+        "broken": errors.EXIT_HARNESS,
+        "unsafe": errors.EXIT_UNSAFE,
+        "halted": errors.EXIT_HALTED,
+        "skipped": errors.EXIT_SKIPPED,
+        "interrupted": errors.EXIT_INTERRUPTED,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A verdict, its exit code and the line that explains it."""
+
+    verdict: RunVerdict
+    exit_code: int
+    reason: str
+
+
+def judge_slas(
+    cell: Cell,
+    values: Mapping[str, Sequence[float]],
+    lines: Mapping[str, Sequence[int]],
+    missing: str,
+    bounds: Mapping[str, float] = MappingProxyType({}),
+    owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    possible: Mapping[str, Chances] = MappingProxyType({}),
+) -> list[SlaResult]:
+    """Every SLA clause of a cell. ``missing``: why a metric may have no value, as far as is known; ``bounds``:
+    metric -> how far its values may be from the truth; ``owners``: metric -> the repeat of each value;
+    ``possible``: metric -> how many values there could have been.
+    """
+    results = []
+    for metric, checks in cell.scenario.sla.items():
+        for index, check in enumerate(checks):
+            numbers = lines.get(metric, ())
+            line = numbers[index] if index < len(numbers) else None
+            bound = bounds.get(metric, 0.0)
+            results.append(
+                judge_sla(
+                    cell.id,
+                    metric,
+                    check,
+                    values.get(metric, ()),
+                    line,
+                    missing,
+                    bound=bound,
+                    arms=owners.get(metric, ()),
+                    possible=possible.get(metric, Chances()),
+                )
+            )
+    return results
+
+
+def judge_sla(
+    cell: str,
+    metric: str,
+    check: SlaCheck,
+    values: Sequence[float],
+    line: int | None,
+    missing: str,
+    *,
+    bound: float = 0.0,
+    arms: Sequence[int] = (),
+    possible: Chances = Chances(),
+) -> SlaResult:
+    """One clause, of these arms: what the next one would show is for ``harness.gating`` to say.
+
+    Too few values for its aggregate, or none, is inconclusive, and so is a margin within which the
+    values may be wrong; an infinite one never meets a bound.
+
+    Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
+    """
+    known = METRICS[metric]
+    clause = parse_clause(check.check, known.unit)
+    need = samples_needed(clause.aggregate)
+    observed: float | None = None
+    verdict: Verdict
+    if not values:
+        verdict, detail = "inconclusive", f"no value: {missing or 'nothing in the log to measure it by'}"
+    else:
+        holds, observed = evaluate(clause, values)
+        detail = (
+            f"observed {_observed(observed, known, values, arms)}, n={counted(len(values), possible.values)}"
+        )
+        if not math.isfinite(observed):
+            verdict = "fail"
+            detail += f" ({sum(map(math.isinf, values))} of {len(values)} never recovered)"
+        elif len(values) < need:
+            verdict, detail = (
+                "inconclusive",
+                f"{clause.aggregate} needs {need} values, there are {counted(len(values), possible.values)}",
+            )
+        elif bound and _within(clause, values, bound):
+            verdict = "inconclusive"
+            detail += f", which clocks of several machines blur by {quantity(bound, known.unit)}: no telling"
+        else:
+            verdict = "pass" if holds else "fail"
+    return SlaResult(
+        cell=cell, metric=metric, clause=clause.text, severity=check.severity, verdict=verdict,
+        observed=observed, unit=known.unit, values=list(values), detail=detail, line=line, arms=list(arms),
+        of=possible.values, of_arms=possible.arms,
+    )  # fmt: skip
+
+
+def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
+    """Whether values wrong by up to ``bound`` may decide a clause the other way; its aggregates move no further than
+    their values do."""
+    answers = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, 0.0, bound)}
+    return len(answers) > 1
+
+
+def quantity(value: float | None, unit: str, better: str = "neither") -> str:
+    """A value for people, rounded against us: ``0.831 s``, ``2 steps``, ``infinite``."""
+    if value is None:
+        return "none"
+    return "infinite" if not math.isfinite(value) else with_unit(value, unit, better)
+
+
+def _observed(value: float, known: MetricDef, values: Sequence[float], arms: Sequence[int]) -> str:
+    interval = median_ci95(per_arm(values, arms))
+    between = (
+        " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval)) if interval else ""
+    )
+    return f"{quantity(value, known.unit, known.better)}{between}"
+
+
+def judge_cell(
+    cell: str,
+    slas: Sequence[SlaResult],
+    invariants: Mapping[str, Finding],
+    ran: int,
+    planned: int,
+    source: str,
+    *,
+    untried: str = "",
+    unread: str = "",
+) -> tuple[Verdict, str]:
+    """Verdict and reason of a cell. A ``warn`` clause never fails; an arm that did not run makes it
+    inconclusive.
+
+    ``untried``: why nothing was put to the test, if so; such a cell does not pass. ``unread``: why the log of an arm
+    was not read.
+    """
+    hard = [sla for sla in slas if sla.severity == "fail"]
+    verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
+    if ran < planned:
+        verdicts.append("inconclusive")
+    verdict = merge(verdicts)
+    if verdict == "pass" and untried:
+        return "inconclusive", untried
+    if not hard and not invariants and ran == planned:
+        return "inconclusive", "nothing was checked: no invariant, and no SLA that may fail"
+    if verdict == "pass":
+        return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
+    unseen = invariants.get("progress")
+    if unseen is not None and unseen.verdict == verdict:
+        return verdict, unseen.witness  # a command of which nothing was seen: all else follows from that
+    if (crowded := _too_busy(invariants)) and verdict == "inconclusive" and ran == planned:
+        return verdict, crowded
+    for sla in hard:
+        if sla.verdict == verdict:
+            return verdict, sla_line(sla, source)
+    named = _root_first(invariants)
+    for name, finding in named:
+        if finding.verdict == verdict and not (verdict == "inconclusive" and ran < planned):
+            return verdict, f"{name}: {finding.witness}"
+    return verdict, unread or f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
+
+
+def _too_busy(invariants: Mapping[str, Finding]) -> str:
+    """What a quieter machine would decide, that first of all; "" where it would not, as the cause lies elsewhere."""
+    open_ones = [(name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"]
+    if any(name in ROOTS for name, _ in open_ones):
+        return ""
+    for name, found in open_ones:
+        where, said, why = found.witness.partition(TOO_BUSY)
+        if said:
+            return f"{TOO_BUSY}{name}: {where}{why}"
+    return ""
+
+
+def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
+    """Causes before consequences: a fault that never fired or a torn log makes other checkers inconclusive
+    as well.
+    """
+    return sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
+
+
+def sla_line(sla: SlaResult, source: str) -> str:
+    """One line that names the clause and the number: ``file.yaml:14 recovery_time median < 0.5s observed
+    0.83 s, n=5``.
+    """
+    place = f"{source.rsplit('/', 1)[-1]}:{sla.line}  " if sla.line else ""
+    return f"{place}{sla.metric}  {sla.clause}   {sla.detail}"
+
+
+def judge_run(
+    cells: Sequence[CellResult], slas: Sequence[SlaResult], outcomes: Mapping[str, tuple[str, str]],
+    unsafe: Sequence[str], landed: tuple[int, int], skipped: Sequence[str],
+) -> Gate:  # fmt: skip
+    """The verdict of a run. Unsafe beats all others, then interrupted, broken, halted, fail, inconclusive,
+    pass.
+
+    ``outcomes``: arm -> how it ended and why, where it wrote an end; ``landed``: faults landed and
+    healed, faults fired; ``skipped``: one line for each cell a capability was missing for.
+    With no cell at all, nothing ran.
+    """
+    if unsafe:
+        return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
+    for outcome, verdict in (("interrupted", "interrupted"), ("broken", "broken"), ("halted", "halted")):
+        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
+        if arms:
+            gate = _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+            terminated = (verdict, "SIGTERM") in outcomes.values()
+            return replace(gate, exit_code=errors.EXIT_TERMINATED) if terminated else gate
+    if not cells:
+        return _gate("skipped", skipped[0] if skipped else "nothing ran")
+    merged = merge([cell.verdict for cell in cells])
+    if merged != "pass":
+        worst = next(cell for cell in cells if cell.verdict == merged)
+        name = f"{worst.id}: " if len(cells) > 1 else ""
+        return _gate(merged, name + worst.reason)
+    hard = [sla for sla in slas if sla.severity == "fail"]
+    checked = [finding for cell in cells for finding in cell.invariants.values()]
+    aside = f"; skipped: {'; '.join(skipped)}" if skipped else ""
+    return _gate(
+        "pass",
+        f"{len(hard)} of {len(hard)} SLAs, {len(checked)} of {len(checked)} invariants, "
+        f"{landed[0]} of {landed[1]} faults landed and healed{aside}",
+    )
+
+
+def _gate(verdict: RunVerdict, reason: str) -> Gate:
+    return Gate(verdict=verdict, exit_code=EXIT_CODES[verdict], reason=reason)
+
+
+def _ended(verdict: str, arms: Sequence[str], cells: Sequence[CellResult]) -> str:
+    failing = [cell.reason for cell in cells if cell.verdict == "fail"]
+    also = f" (and: {failing[0]})" if failing else ""
+    words = {
+        "interrupted": "interrupted",
+        "broken": "the harness or the machine failed",
+        "halted": "a stop condition held",
+    }
+    return f"{words[verdict]} in {arms[0]}{also}"

@@ -1,0 +1,135 @@
+"""Real limits on memory and processor time: a control group of its own for one process, version 1 or 2.
+
+Groups are made below the root of the hierarchy, under names that begin with ``chaos-``, and hold nothing but the
+processes that a fault hits. What a process used before it came is not counted in its new group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.undo.records import RemoveCgroup
+
+ROOT = Path("/sys/fs/cgroup")
+MIB = 1 << 20
+PERIOD_US = 20_000
+LEAST_US = 1_000
+CONTROLLERS = ("memory", "cpu")
+
+
+def lacks_cgroup() -> str | None:
+    """Why no control group can be made here; None when one can."""
+    for controller in CONTROLLERS:
+        root = _root(controller)
+        if root is None:
+            return f"there is no {controller} controller"
+        if not os.access(root, os.W_OK):
+            return f"{root} cannot be written by this user"
+    return None
+
+
+class CgroupControl:
+    """Control groups of the processes of one arm. ``pid_of``: raises KeyError for a process that is not known."""
+
+    def __init__(self, arm: str, pid_of: Callable[[str], int]) -> None:
+        self._prefix = "chaos-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", arm)
+        self._pid_of = pid_of
+        self._home: dict[Path, str] = {}  # where a process in a group came from
+
+    def undo(self, process: str) -> Sequence[RemoveCgroup]:
+        """The records by which anybody can remove the groups of a process."""
+        return [
+            RemoveCgroup(path=path) for path in dict.fromkeys(self._path(process, c) for c in CONTROLLERS)
+        ]
+
+    def limit_memory(self, process: str, mib: int) -> None:
+        """Let it have that much more than it has; the kernel kills it (and it alone) when it takes more.
+
+        Raises OSError.
+        """
+        group = self._enter(process, "memory", limits={
+            "memory.limit_in_bytes": str(mib * MIB), "memory.memsw.limit_in_bytes": str(mib * MIB),
+            "memory.max": str(mib * MIB), "memory.swap.max": "0",
+        })  # fmt: skip
+        assert group.is_dir()
+
+    def oom_kills(self, process: str) -> int:
+        """How many processes the kernel has killed in its memory group, by the kernel's own count."""
+        group = self._path(process, "memory")
+        for name in ("memory.oom_control", "memory.events"):
+            with contextlib.suppress(OSError):
+                found = re.search(r"^oom_kill (\d+)$", (group / name).read_text(), re.MULTILINE)
+                if found:
+                    return int(found[1])
+        return 0
+
+    def limit_cpu(self, process: str, share: float) -> None:
+        """Let it have that share of one processor. Raises OSError."""
+        quota = max(LEAST_US, int(PERIOD_US * share))
+        self._enter(process, "cpu", limits={
+            "cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota), "cpu.max": f"{quota} {PERIOD_US}",
+        })  # fmt: skip
+
+    def limit_cores(self, processes: Sequence[str], cores: float) -> None:
+        """Share so much processor time out among them. Raises OSError."""
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                self.limit_cpu(process, cores / len(processes))
+
+    def throttled(self, process: str) -> int:
+        """In how many periods the kernel kept it waiting."""
+        with contextlib.suppress(OSError):
+            text = (self._path(process, "cpu") / "cpu.stat").read_text()
+            found = re.search(r"^nr_throttled (\d+)$", text, re.MULTILINE)
+            return int(found[1]) if found else 0
+        return 0
+
+    def release(self, process: str) -> None:
+        """Put it back where it came from, if it lives, and remove its groups; safe to repeat. Raises OSError."""
+        for group in dict.fromkeys(self._path(process, c) for c in CONTROLLERS):
+            if not group.is_dir():
+                continue
+            home = self._home.get(group)
+            for pid in (group / "cgroup.procs").read_text().split():
+                if home is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        (Path(home) / "cgroup.procs").write_text(pid)
+            group.rmdir()
+
+    def _path(self, process: str, controller: str) -> Path:
+        return (_root(controller) or ROOT) / f"{self._prefix}-{process}"
+
+    def _enter(self, process: str, controller: str, *, limits: dict[str, str]) -> Path:
+        """Put it into its group, made if need be, with those of these limits that this version has."""
+        group, pid = self._path(process, controller), self._pid_of(process)
+        group.mkdir(exist_ok=True)
+        for name, value in limits.items():
+            if (group / name).exists():
+                (group / name).write_text(value)
+        self._home.setdefault(group, str(_home(pid, controller)))
+        (group / "cgroup.procs").write_text(str(pid))
+        return group
+
+
+def _root(controller: str) -> Path | None:
+    """The hierarchy that has a controller, if one has."""
+    if (ROOT / controller / "cgroup.procs").exists():
+        return ROOT / controller
+    with contextlib.suppress(OSError):
+        if controller in (ROOT / "cgroup.subtree_control").read_text().split():
+            return ROOT
+    return None
+
+
+def _home(pid: int, controller: str) -> Path:
+    """The group a process is in now."""
+    root = _root(controller) or ROOT
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") or (root == ROOT and not controllers):
+            return root / path.lstrip("/")
+    return root

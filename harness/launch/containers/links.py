@@ -1,0 +1,351 @@
+"""Shapes packets between nodes that are containers, in the kernel, and measures them; implements ``LinkControl``.
+
+Names of links are nodes, in decimal. What is wanted of each link is kept here, and each node's rules are made from all
+of it, so that a heal is one more state to lead to, twice as well as once. Rules die with the container they are in;
+nothing of them is left on the machine, so that they need no undo records of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.fault.targets import LinkShape
+from harness.launch.containers import rules
+from harness.launch.containers.flapping import Flaps
+from harness.launch.containers.inside import Inside, lacks_tools
+from harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
+
+Link = tuple[str, str]
+OPEN = LinkShape()
+READY_LIMIT_S = 10.0
+END_LIMIT_S = 2.0
+USUAL_SEGMENTS = 65535
+TRIALS = (
+    ("rate limit by htb", "sch_htb", ("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb"), ""),
+    ("packet filter by nft", "nf_tables", ("nft", "-f", "-"), rules.table(rules.Inward(lost={"192.0.2.1": 0.5}))),
+)  # fmt: skip
+BY_QUEUE = "a queue of packets in user space (this kernel has no netem)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A node that lives. ``life``: another one each time it begins anew; ``open``: a way into its namespace."""
+
+    address: str
+    life: int
+    open: Callable[[], Inside]
+
+
+@dataclass(kw_only=True)
+class _Rules:
+    """What is in force in one life of one node."""
+
+    place: Place
+    inside: Inside
+    device: str
+    outward: Mapping[str, rules.Outward] = field(default_factory=dict)
+    inward: rules.Inward = field(default_factory=rules.Inward)
+    numbers: dict[str, int] = field(default_factory=dict)
+    delayers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    single: bool = False
+    chained: bool = False
+
+
+class NodeLinks:
+    """``place_of``: a node that lives, None for one that does not. All calls are bounded; safe from several threads."""
+
+    def __init__(self, place_of: Callable[[int], Place | None], address_of: Callable[[int], str]) -> None:
+        self._place_of = place_of
+        self._address_of = address_of
+        self._shapes: dict[Link, LinkShape] = {}
+        self._isolated: dict[int, tuple[bool, bool]] = {}
+        self._in_force: dict[int, _Rules] = {}
+        self._lock = threading.RLock()
+        self._netem: bool | None = None
+        self._flaps = Flaps(self._turned)
+        self._probes = Probes(self._standing)
+
+    # ---- LinkControl
+
+    def refuses(self, link: Link) -> str | None:
+        """A node has no network between itself and itself."""
+        return (
+            f"both ends are on node {link[0]}: nothing between them to be shaped"
+            if link[0] == link[1]
+            else None
+        )
+
+    def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
+        """Shape them; in force when this returns. Raises RuntimeError."""
+        with self._lock:
+            for link in links:
+                self._shapes.pop(link, None) if shape == OPEN else self._shapes.update({link: shape})
+                self._flaps.set(link, shape)
+            for node in dict.fromkeys(int(end) for link in links for end in link):
+                self._lead(node, must=shape != OPEN)
+            return self._means(shape)
+
+    def probe(self, link: Link) -> int:
+        """Begin to measure it, on a thread of its own."""
+        limited = self._shapes.get(link, OPEN).bytes_per_s is not None
+        return self._probes.begin((int(link[0]), int(link[1])), AT_A_RATE if limited else AT_ANY)
+
+    def probed(self, number: int) -> Mapping[str, Any] | None:
+        """``round_trip_s`` of an uninvolved client, and ``mbit_per_s`` that arrive from the source while it sends all
+        it can, whoever's they are."""
+        return self._probes.result(number)
+
+    # ---- whole nodes
+
+    def isolate(self, node: int, *, outward: bool, inward: bool) -> None:
+        """Let nothing out of it, or into it. Raises RuntimeError."""
+        with self._lock:
+            self._isolated[node] = (outward, inward)
+            self._lead(node, must=True)
+
+    def rejoin(self, node: int) -> None:
+        """Undo ``isolate``."""
+        with self._lock:
+            self._isolated.pop(node, None)
+            self._lead(node, must=False)
+
+    def renewed(self, node: int) -> None:
+        """It began anew, without rules: what holds for its links holds for it too."""
+        with self._lock:
+            self._forget(node)
+            with contextlib.suppress(RuntimeError):  # gone again: whoever renews it next comes here
+                self._lead(node, must=False)
+
+    def close(self) -> None:
+        """End helpers, let go of namespaces. Rules go with the nodes."""
+        self._flaps.close()
+        self._probes.close()
+        with self._lock:
+            for node in list(self._in_force):
+                self._forget(node)
+
+    # ---- leading a node to what is wanted of it
+
+    def _lead(self, node: int, *, must: bool) -> None:
+        """``must``: a node that is not there, or goes meanwhile, is an error."""
+        try:
+            self._lead_on(node, must=must)
+        except RuntimeError:
+            if must or self._place_of(node) is not None:
+                raise
+            self._forget(node)
+
+    def _lead_on(self, node: int, *, must: bool) -> None:
+        inward, outward, late = self._inward(node), self._outward(node), self._late(node)
+        if node not in self._in_force and not must and not outward and not late and inward == rules.Inward():
+            return
+        found = self._standing(node)
+        if found is None:
+            if must:
+                raise RuntimeError(f"node {node} is not there now")
+            return
+        inside = found.inside
+        for address in [*inward.blocked, *inward.lost, *outward]:
+            found.numbers.setdefault(address, len(found.numbers) + 1)
+        self._segment(found, single=any(s.loss for (src, _), s in self._shapes.items() if int(src) == node))
+        said = rules.device(found.device, found.outward, outward, found.numbers)
+        if said:
+            inside.run(["tc", "-batch", "-"], "\n".join(said) + "\n")
+            found.outward = outward
+        if inward != found.inward:
+            inside.run(["nft", "-f", "-"], rules.table(inward))
+            found.inward = inward
+        self._hold(found, late)
+
+    def _standing(self, node: int) -> _Rules | None:
+        """The node's rules in its present life, None where it has none now."""
+        with self._lock:
+            place, known = self._place_of(node), self._in_force.get(node)
+            if known is not None and (place is None or place.life != known.place.life):
+                self._forget(node)
+                known = None
+            if place is not None and known is None:
+                inside = place.open()
+                known = _Rules(place=place, inside=inside, device=_device(inside, place.address))
+                self._in_force[node] = known
+            return known
+
+    def _forget(self, node: int) -> None:
+        known = self._in_force.pop(node, None)
+        if known is not None:
+            for address in list(known.delayers):
+                _end(known.delayers.pop(address))
+            known.inside.close()
+
+    def _arriving(self, node: int) -> Iterator[tuple[str, LinkShape]]:
+        """(address of the source, shape) of each shaped link to a node."""
+        for (src, dst), shape in self._shapes.items():
+            if int(dst) == node:
+                yield self._address_of(int(src)), shape
+
+    def _inward(self, node: int) -> rules.Inward:
+        blocked = {a for a, shape in self._arriving(node) if shape.blocked}
+        down = {self._address_of(int(src)) for src, dst in self._flaps.down() if int(dst) == node}
+        out, into = self._isolated.get(node, (False, False))
+        return rules.Inward(
+            blocked=frozenset(blocked | down), nothing_in=into, nothing_out=out,
+            lost={address: shape.loss for address, shape in self._arriving(node) if shape.loss},
+        )  # fmt: skip
+
+    def _late(self, node: int) -> dict[str, LinkShape]:
+        if self.has_netem():
+            return {}
+        return {address: s for address, s in self._arriving(node) if s.delay_s or s.jitter_s}
+
+    def _outward(self, node: int) -> dict[str, rules.Outward]:
+        found = {}
+        for (src, dst), shape in self._shapes.items():
+            late = self.has_netem() and (shape.delay_s > 0 or shape.jitter_s > 0)
+            if int(src) == node and (shape.bytes_per_s is not None or late):
+                found[self._address_of(int(dst))] = rules.Outward(
+                    bytes_per_s=shape.bytes_per_s, delay_s=shape.delay_s if late else 0.0,
+                    jitter_s=shape.jitter_s if late else 0.0,
+                )  # fmt: skip
+        return found
+
+    def _segment(self, found: _Rules, *, single: bool) -> None:
+        """Packets of one segment each, so that a lost one is one segment, of connections that live already too."""
+        if single != found.single:
+            most = "1" if single else str(USUAL_SEGMENTS)
+            found.inside.run(["ip", "link", "set", "dev", found.device, "gso_max_segs", most])
+            found.single = single
+
+    def _hold(self, found: _Rules, late: Mapping[str, LinkShape]) -> None:
+        """Have helpers hold what arrives late: first the helper, then what leads packets to it; the other way back."""
+        if late.keys() != found.delayers.keys():
+            for address in late.keys() - found.delayers.keys():
+                found.delayers[address] = _delayer(found, address)
+        for address, shape in late.items():
+            _tell(found.delayers[address], shape)
+        if late or found.chained:
+            found.inside.run(["iptables-restore", "--noflush"], rules.queues({a: _queue(a) for a in late}))
+            if not found.chained:
+                found.inside.run(["iptables", "-t", "mangle", "-I", "INPUT", "-j", rules.CHAIN])
+                found.chained = True
+        for address in found.delayers.keys() - late.keys():
+            _end(found.delayers.pop(address))
+
+    def has_netem(self) -> bool:
+        """Whether the kernel can delay packets by itself; tried once, in a namespace that ends with the trial."""
+        if self._netem is None:
+            self._netem = kernel_has_netem()
+        return self._netem
+
+    def _turned(self, links: Sequence[Link]) -> None:
+        """Flapping links went down or came up."""
+        with self._lock:
+            for node in dict.fromkeys(int(dst) for _, dst in links):
+                with contextlib.suppress(RuntimeError):  # its node is gone: another turn comes
+                    self._lead(node, must=False)
+
+    def _means(self, shape: LinkShape) -> str:
+        late = "netem" if self._netem else BY_QUEUE
+        used = {
+            "htb": shape.bytes_per_s is not None, late: shape.delay_s > 0 or shape.jitter_s > 0,
+            "nft drop of single segments": shape.loss > 0, "nft drop": shape.blocked,
+            "nft drop in turn": shape.down_s > 0,
+        }  # fmt: skip
+        return ", ".join(means for means, wanted in used.items() if wanted) or "nothing"
+
+
+def lacks_links() -> str | None:
+    """Why packets between nodes cannot be shaped here now, with what to do; None when they can.
+
+    Tried in network namespaces that end with the trial, where this user may make some; else the nodes will show.
+    """
+    if (missing := lacks_tools()) is not None or os.geteuid() != 0:
+        return missing
+    for name, module, argv, text in TRIALS:
+        said = refused(argv, text)
+        if said:
+            return f"this kernel offers no {name} ({said}): modprobe {module}, or use launcher local with its proxy"
+    return None
+
+
+def kernel_has_netem() -> bool:
+    """Tried in a network namespace of its own; where that is not allowed, no."""
+    return not refused(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], "")
+
+
+def refused(argv: Sequence[str], text: str) -> str:
+    """What a command complains about in a network namespace of its own; "" when it works there."""
+    try:
+        ran = subprocess.run(
+            ["unshare", "--net", *argv],
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=READY_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (ran.stderr.strip().splitlines() or ["no reason given"])[0] if ran.returncode else ""
+
+
+def _device(inside: Inside, address: str) -> str:
+    """The node's device that has the address: after a reconnection it may be called otherwise."""
+    for line in inside.run(["ip", "-o", "-4", "addr", "show"]).splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3].split("/")[0] == address:
+            return words[1]
+    raise RuntimeError(f"no network device of the node has its address {address}")
+
+
+def _queue(address: str) -> int:
+    """The last two bytes tell sources of one network apart."""
+    third, fourth = address.split(".")[2:]
+    return (int(third) << 8) | int(fourth)
+
+
+def _delayer(found: _Rules, address: str) -> subprocess.Popen[bytes]:
+    helper = found.inside.stay(
+        [sys.executable, "-m", "harness.launch.containers.delaying", str(_queue(address))]
+    )
+    assert helper.stdout is not None
+    ready = threading.Timer(READY_LIMIT_S, helper.kill)
+    ready.start()
+    try:
+        said = helper.stdout.readline()
+    finally:
+        ready.cancel()
+    if said != b"ready\n":
+        _end(helper)
+        raise RuntimeError(
+            "packets cannot be held: the kernel gives no queue to user space (NFQUEUE), nor has it netem"
+        )
+    return helper
+
+
+def _tell(helper: subprocess.Popen[bytes], shape: LinkShape) -> None:
+    assert helper.stdin is not None
+    try:
+        helper.stdin.write(f"{shape.delay_s} {shape.jitter_s}\n".encode())
+        helper.stdin.flush()
+    except OSError as error:
+        raise RuntimeError(f"the helper that holds packets is gone: {error.strerror}") from error
+
+
+def _end(helper: subprocess.Popen[bytes]) -> None:
+    """By the end of its input; what it holds goes on."""
+    for pipe in (helper.stdin, helper.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        helper.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        helper.kill()
+        helper.wait(END_LIMIT_S)

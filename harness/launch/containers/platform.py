@@ -1,0 +1,395 @@
+"""Nodes as containers: implements ``harness.launch.nodes.platform.Platform``.
+
+Each node is one container with the agent as its first process, on the run's own network, with an address that it keeps
+when it begins anew. A container that has ended stays until then, or until the end of the run: how it ended is evidence.
+Nothing is privileged; ``NET_ADMIN`` is given only where a fault of the run needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from chaos.fault.base import Need
+from harness.host.container_engine import (
+    DIRECTORY_LABEL,
+    HOLDER_LABEL,
+    NODE_LABEL,
+    RUN_LABEL,
+    asking,
+    connect,
+    engine_url,
+)
+from harness.launch.containers.image import Image, bound, host_image, user_image
+from harness.launch.containers.inside import ByEngine, ByNamespace, may_enter
+from harness.launch.containers.links import BY_QUEUE, NodeLinks, Place
+from harness.launch.containers.machines import PERIOD_US, ContainerMachines
+from harness.launch.containers.network import Network, make_network
+from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
+from harness.launch.launcher import LinkControl, MachineControl
+from harness.launch.nodes.platform import Wanted
+from harness.undo.containers import RemoveContainers, RemoveNetworks
+from harness.undo.ledger import Ledger
+from harness.undo.live import Holder
+from harness.undo.records import MARKER
+
+MIB = 1 << 20
+SETTLING_S = 4.0
+NOTICED_S = 5.0  # the engine hears of an end later than who holds the process
+LOOK_EVERY_S = 0.02
+ENDED = ("exited", "dead", "removing")
+SAID_LINES = 3
+NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
+"""Needs whose faults change devices, queues or filters inside a node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of every node. ``cpus``, ``memory_mib``: at most, None: as much as there is; ``gpus``: devices of each node,
+    "all": every node sees all; ``mounts``: more directories to bind, read-only."""
+
+    image: str = ""
+    python: str = "python3"
+    cpus: float | None = None
+    memory_mib: int | None = None
+    shm_mib: int = 1024
+    gpus: int | str = 0
+    subnet: str = ""
+    outside: bool = False
+    mounts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The present container of a node. ``pid``: of its first process on this machine, 0 where that cannot be known;
+    ``pidfd``: -1 then."""
+
+    container: Any
+    pid: int
+    pidfd: int
+    at_s: float
+    life: int
+
+
+class DockerPlatform:
+    """The containers and the network of one run. Raises InfrastructureError when the engine refuses."""
+
+    def __init__(self, wanted: Wanted, settings: Settings) -> None:
+        self.client = connect()
+        self.run = os.environ[MARKER]
+        self.name = f"chaos-{re.sub(r'[^A-Za-z0-9_.-]', '-', wanted.run.root.name)}-{self.run[-6:]}"
+        self._wanted, self._settings = wanted, settings
+        self._labels = {
+            RUN_LABEL: self.run, DIRECTORY_LABEL: str(wanted.run.root.resolve()),
+            HOLDER_LABEL: Holder.me(self.run).model_dump_json(),
+        }  # fmt: skip
+        self._undo = (
+            RemoveContainers(engine=engine_url(), run=self.run), RemoveNetworks(engine=engine_url(), run=self.run),
+        )  # fmt: skip
+        self._records = [wanted.will(undo) for undo in self._undo]
+        self._ledger = Ledger(wanted.run.ledger)
+        self._nodes: dict[int, Started] = {}
+        self._lives: dict[int, int] = {}
+        self._lock = threading.Lock()  # a lost node is begun anew on a thread of its own
+        self._root = wanted.run.root.resolve()
+        self._shared: SharedDirectory | None = None
+        self._links = NodeLinks(self._place, self.address)
+        self._machines = ContainerMachines(self, self._links)
+        try:
+            if Need.MOUNT in wanted.needs:
+                self._shared = SharedDirectory(self._root, wanted.will)
+            self._image = self._find_image()
+            self._network = make_network(
+                self.client, self.name, labels=self._labels, seed=self.run, nodes=wanted.nodes,
+                subnet=settings.subnet, outside=settings.outside,
+            )  # fmt: skip
+            self.host = self._network.gateway
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def emulates(self) -> str:
+        """Of these nodes, and of the network between them as this kernel has it."""
+        told = "nodes are containers of one machine: they share its processors, disk and clock"
+        if Need.LINKS in self._wanted.needs and not self._links.has_netem():
+            told += f"; a link's delay would be by {BY_QUEUE}"
+        return told
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """Of this engine."""
+        return self._machines
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The kernel's, between containers."""
+        return self._links
+
+    @property
+    def network(self) -> Network:
+        """Of the run."""
+        return self._network
+
+    @property
+    def container_image(self) -> str:
+        """The id of what nodes start from."""
+        return self._image.id
+
+    @property
+    def net_admin(self) -> bool:
+        """Whether nodes may change their own network, as nobody else here may."""
+        return bool(self._wanted.needs & NET_ADMIN_FOR) and not may_enter()
+
+    @property
+    def nodes(self) -> int:
+        """How many there can be."""
+        return self._wanted.nodes
+
+    def address(self, node: int) -> str:
+        """Fixed from the beginning."""
+        return self._network.address(node)
+
+    def container(self, node: int) -> Any:
+        """The present container of a node. Raises ProcessLookupError when it was never started."""
+        return self._started(node).container
+
+    def init_pid(self, node: int) -> int:
+        """The first process of a node, as this machine numbers it; 0 when that cannot be known or it has ended.
+        Raises ProcessLookupError."""
+        found = self._started(node)
+        return 0 if _ended(found) else found.pid
+
+    def init_pidfd(self, node: int) -> int:
+        """Held open on that process as long as the node lives; -1 where there is none. Raises ProcessLookupError."""
+        return self._started(node).pidfd
+
+    def memory_mib(self) -> int | None:
+        """The limit that every node has anyway."""
+        return self._settings.memory_mib
+
+    def cores(self) -> float | None:
+        """The quota that every node has anyway."""
+        return self._settings.cpus
+
+    def _place(self, node: int) -> Place | None:
+        """Where its packets can be handled."""
+        with self._lock:
+            found = self._nodes.get(node)
+        if found is None or _ended(found):
+            return None
+        pid, container, python = found.pid, found.container, self._image.python
+        enter = pid > 0 and may_enter()
+        return Place(
+            address=self.address(node), life=found.life,
+            open=lambda: ByNamespace(pid) if enter else ByEngine(container, python),
+        )  # fmt: skip
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """A container; the one before is removed."""
+        with self._lock:
+            before = self._nodes.pop(node, None)
+            life = self._lives[node] = self._lives.get(node, 0) + 1
+        if before is not None:
+            self._keep_output(node, before)
+            _close(before)
+            with asking(f"remove the lost node {before.container.name}"):
+                _remove(before.container)
+        name = f"{self.name}-n{node}"
+        with asking(f"start node {node} as {name}"):
+            made = self.client.containers.create(**self._container(node, name, command, environment))
+            try:
+                made.start()
+                made.reload()
+            except BaseException:
+                _remove(made)  # its name is wanted when it is tried again
+                raise
+        pid = int(made.attrs["State"]["Pid"])
+        pidfd = _hold(pid, str(made.id))
+        found = Started(
+            container=made, pid=pid if pidfd >= 0 else 0, pidfd=pidfd, at_s=time.monotonic(), life=life
+        )
+        with self._lock:
+            self._nodes[node] = found
+        self._links.renewed(node)
+
+    def replaceable(self, node: int) -> bool:
+        """Always: by another container."""
+        return True
+
+    def gone(self, node: int) -> str | None:
+        """By the held pidfd of its first process; the engine is asked only where that is not visible."""
+        with self._lock:
+            found = self._nodes.get(node)
+        if found is None:
+            return "it has no container"
+        if not _ended(found):
+            return None
+        if time.monotonic() - found.at_s < SETTLING_S:
+            # An agent that ends so early has failed to start: what it said matters more than the milliseconds.
+            return f"its container ended at once: {_last_words(found)}"
+        return "its container ended"
+
+    def drain(self, node: int, reason: str) -> str | None:
+        """An engine places nobody by itself."""
+        return None
+
+    def close(self) -> Sequence[str]:
+        """Remove containers and network; what the agents printed is kept in the run's directory."""
+        self._links.close()
+        with self._lock:
+            nodes, self._nodes = self._nodes, {}
+        for node, found in nodes.items():
+            self._keep_output(node, found)
+            _close(found)
+        left = []
+        for undo, record in zip(self._undo, self._records, strict=True):
+            outcome = undo.undo()
+            (self._ledger.undone if outcome.ok else self._ledger.failed)(record, outcome.text)
+            left += [] if outcome.ok else [outcome.text]
+        left += filter(None, [self._shared.close() if self._shared else ""])
+        self.client.close()
+        return left
+
+    def _find_image(self) -> Image:
+        name = self._settings.image
+        if name:
+            found = user_image(
+                self.client, name, self._settings.python, mounts=self._settings.mounts, labels=self._labels
+            )
+        else:
+            found = host_image(self.client)
+        return replace(found, binds=[*found.binds, *self._settings.mounts])
+
+    def _container(
+        self, node: int, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> dict[str, Any]:
+        from docker.types import Ulimit
+
+        settings, image, root = self._settings, self._image, str(self._root)
+        binds = bound(image.binds)
+        binds[root] = {"bind": root, "mode": f"rw,{PROPAGATION}" if self._shared else "rw"}
+        return {
+            "image": image.id, "entrypoint": [image.python], "command": list(command[1:]), "name": name,
+            "hostname": f"n{node}", "labels": {**self._labels, NODE_LABEL: str(node)}, "detach": True,
+            "environment": {**image.environment, **environment, MARKER: self.run},
+            "user": f"{os.getuid()}:{os.getgid()}", "working_dir": "/tmp", "volumes": binds,
+            "network": self._network.name, "networking_config": {self._network.name: self._endpoint(node)},
+            "dns_opt": ["timeout:1", "attempts:1"],
+            "extra_hosts": self._names(),
+            "shm_size": settings.shm_mib * MIB,
+            # Under it, what the engine runs as root in the container of another user has no capability at all.
+            "security_opt": [] if self.net_admin else ["no-new-privileges"],
+            "cap_drop": ["MKNOD", "NET_RAW"], "cap_add": ["NET_ADMIN"] if self.net_admin else [],
+            # As a quota: nodes that were given nano_cpus cannot be given another one while they run.
+            "cpu_period": PERIOD_US, "cpu_quota": None if settings.cpus is None else int(settings.cpus * PERIOD_US),
+            "mem_limit": None if settings.memory_mib is None else settings.memory_mib * MIB,
+            "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if settings.gpus else [],
+            "device_requests": _gpus(settings.gpus, node),
+        }  # fmt: skip
+
+    def _names(self) -> dict[str, str]:
+        """Of all addresses of the run, also as IPv4 within IPv6: a script's own torch looks up the name of every one it
+        connects to, and waits for a name server that there may not be."""
+        names = {"harness": self.host, **{f"n{node}": self.address(node) for node in range(self.nodes)}}
+        return names | {f"{name}-mapped": f"::ffff:{address}" for name, address in names.items()}
+
+    def _endpoint(self, node: int) -> Any:
+        """Its own address on the run's network."""
+        return self.client.api.create_endpoint_config(ipv4_address=self.address(node), aliases=[f"n{node}"])
+
+    def _started(self, node: int) -> Started:
+        with self._lock:
+            found = self._nodes.get(node)
+        if found is None:
+            raise ProcessLookupError(f"node {node} has no container")
+        return found
+
+    def _keep_output(self, node: int, found: Started) -> None:
+        """What the agent printed outlives its container, as far as the engine still tells."""
+        place = Path(self._wanted.run.root) / "nodes"
+        with contextlib.suppress(InfrastructureError, OSError), asking("say what it printed"):
+            said = found.container.logs()
+            if said:
+                place.mkdir(exist_ok=True)
+                (place / f"n{node}.{found.life}.log").write_bytes(said)
+
+
+def _gpus(gpus: int | str, node: int) -> list[Any]:
+    from docker.types import DeviceRequest
+
+    if not gpus:
+        return []
+    if gpus == "all":
+        return [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    first = int(gpus) * node
+    ids = [str(index) for index in range(first, first + int(gpus))]
+    return [DeviceRequest(device_ids=ids, capabilities=[["gpu"]])]
+
+
+def _hold(pid: int, container: str) -> int:
+    """A pidfd of a container's first process; -1 where pids of the engine mean something else here."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    try:
+        if container in Path(f"/proc/{pid}/cgroup").read_text():
+            return pidfd
+    except OSError:
+        pass
+    os.close(pidfd)
+    return -1
+
+
+def _ended(found: Started) -> bool:
+    if found.pidfd >= 0:
+        poll = select.poll()
+        poll.register(found.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+    try:
+        with asking("say whether it runs"):
+            found.container.reload()
+    except InfrastructureError:
+        return False  # the engine is away; its containers may well live
+    return found.container.status in ENDED
+
+
+def _last_words(found: Started) -> str:
+    """Of one that has ended."""
+    deadline = time.monotonic() + NOTICED_S
+    try:
+        with asking("say how it ended"):
+            found.container.reload()
+            while found.container.status not in ENDED and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY_S)
+                found.container.reload()
+            state = found.container.attrs["State"]
+            said = found.container.logs(tail=SAID_LINES).decode(errors="replace").split("\n")
+    except InfrastructureError as error:
+        return error.message
+    killed = ", killed for want of memory" if state["OOMKilled"] else ""
+    words = " / ".join(line.strip() for line in said if line.strip())
+    return f"exit code {state['ExitCode']}{killed}" + (f", it said: {words}" if words else "")
+
+
+def _remove(container: Any) -> None:
+    """Kill and remove it, unless somebody else has."""
+    from docker.errors import NotFound
+
+    with contextlib.suppress(NotFound):
+        container.remove(force=True, v=True)
+
+
+def _close(found: Started) -> None:
+    if found.pidfd >= 0:
+        os.close(found.pidfd)

@@ -1,0 +1,158 @@
+"""What this machine has: CUDA devices through NVML, cores, memory. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Collection, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from chaos.scenario.model import Cell, WorkloadSpec
+from harness.host.slurm_facts import facts
+from harness.launch.capabilities import unmet
+
+ON_NODE = "@n"
+
+
+def cuda_devices() -> list[str]:
+    """Names of the NVIDIA devices, by NVML; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def missing(cell: Cell) -> str | None:
+    """What a cell requires and this machine lacks, or None."""
+    needs, devices = cell.scenario.requires, cuda_devices()
+    wanted = max(needs.cuda_devices, 1 if cell.scenario.workload.device == "cuda" else 0)
+    if len(devices) < wanted:
+        return f"needs {wanted} CUDA devices, this machine has {len(devices)}"
+    cores = os.cpu_count() or 1
+    if cores < needs.cores:
+        return f"needs {needs.cores} cores, this machine has {cores}"
+    if memory_gib() < needs.memory_gib:
+        return f"needs {needs.memory_gib:g} GiB of memory, this machine has {memory_gib():.1f}"
+    return unmet(needs)
+
+
+def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
+    """Devices to deal out, and the backend: NCCL where every process gets a GPU of its own, gloo otherwise.
+
+    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on. On CPU there is an
+    emulated slot for each process the job starts with, so that a lost device means the same there.
+    """
+    if workload.device == "cpu" or not devices:
+        return slots(workload.ranks + spares), "gloo"
+    return [
+        f"cuda:{index}" for index in range(devices)
+    ], "nccl" if devices >= workload.ranks + spares else "gloo"
+
+
+def slots(count: int) -> list[str]:
+    """That many emulated devices."""
+    return [f"cpu:{index}" for index in range(count)]
+
+
+def torch_name(place: str) -> str:
+    """What torch calls a device that was dealt out."""
+    return "cpu" if place.startswith("cpu") else place.partition(ON_NODE)[0]
+
+
+def on_node(place: str, node: int) -> str:
+    """The name of a device of a node among those of all nodes: ``cuda:0@n1``."""
+    return f"{place}{ON_NODE}{node}"
+
+
+class Board:
+    """Which process is on which device, and which devices take nobody. ``places_on``: names of a node's devices, the
+    same for the same device only."""
+
+    def __init__(self, places_on: Callable[[int], Sequence[str]], nodes: Collection[int] = (0,)) -> None:
+        self._places_on = places_on
+        self._nodes = nodes
+        self._refused: set[str] = set()
+        self._device_of: dict[str, str] = {}
+
+    def takes(self, node: int) -> bool:
+        """Whether a node has a device that is not refused."""
+        return bool(self._free(node))
+
+    def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
+        """The device for a process about to start on a node: the one with the fewest living processes, the first of
+        equals, so that a replacement gets the lost rank's; none that is refused."""
+        taken = [device for name, device in self._device_of.items() if name in living]
+        free = self._free(node)
+        device = min(free, key=lambda place: (taken.count(place), free.index(place)))
+        self._device_of[process] = device
+        return device
+
+    def device_of(self, process: str) -> str | None:
+        """The device a process was started on."""
+        return self._device_of.get(process)
+
+    def refuse(self, process: str) -> str:
+        """Let nobody start any more on a process's device, and name it. Raises RuntimeError when no other is left."""
+        device = self._device_of[process]
+        others = {place for node in self._nodes for place in self._free(node)} - {device}
+        if not others:
+            raise RuntimeError(f"{device} is the last device there is")
+        self._refused.add(device)
+        return device
+
+    def accept(self, process: str) -> None:
+        """Let processes start on its device again."""
+        self._refused.discard(self._device_of[process])
+
+    def _free(self, node: int) -> list[str]:
+        return [place for place in self._places_on(node) if place not in self._refused]
+
+
+def memory_gib() -> float:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def processor() -> str:
+    """Model name of the processor as Linux has it; the architecture where it has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of the software that matters."""
+    found = {}
+    for name in ("trainchaos", "torch", "numpy", "pydantic", "xxhash"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """The machine and the versions that matter, for ``system.json``."""
+    return {
+        "host": platform.node(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "processor": processor(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count() or 1,
+        "memory_gib": round(memory_gib(), 1),
+        "cuda_devices": cuda_devices(),
+        "versions": versions(),
+        **facts(os.environ),
+    }

@@ -1,0 +1,270 @@
+"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``, ended by the end of its control socket.
+
+One thread copies bytes; only a probe, which waits for its own bytes to come through, has a thread of its own.
+A rank asks for a way to a peer and gets a port of its own for it; so it works for whatever group is formed when.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from harness.launch.links.messages import (
+    REQUEST,
+    CloseForward,
+    Done,
+    Forward,
+    Link,
+    Probe,
+    Route,
+    Routed,
+    SetShape,
+    line,
+)
+from harness.launch.links.pipe import Pipe
+from harness.launch.links.probe import probe
+from harness.launch.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
+from recovery.process.processes import die_with
+
+IDLE_S = 1.0
+RETRY_S = 0.02  # between looks at whether a blocked link lets a connection be made
+
+Ready = Callable[[], None]
+
+
+@dataclass
+class _Rule:
+    shape: LinkShape
+    since_s: float
+
+
+class _Connection:
+    """A rank's connection, and the one to its peer, made as soon as the links both ways are open."""
+
+    def __init__(self, link: Link, near: socket.socket, far: tuple[str, int]) -> None:
+        self.link = link
+        self.near = near
+        self.far_at = far
+        self.far: socket.socket | None = None
+        self.pipes: tuple[Pipe, ...] = ()
+        self.watched: dict[socket.socket, int] = {}
+
+
+class Proxy:
+    """The event loop. ``control``: to the launcher, which may say anything; ranks may only ask for routes. ``host``:
+    the address at which they find it."""
+
+    def __init__(self, control: socket.socket, host: str) -> None:
+        self._host = host
+        self._selector = selectors.DefaultSelector()
+        self._rules: dict[Link, _Rule] = {}
+        self._connections: list[_Connection] = []
+        self._buffer = bytearray(OPEN_CHUNK)
+        self._servers: dict[int, socket.socket] = {}
+        self._over = False
+        self._seed = 0
+        self._lock = threading.Lock()  # answers of probes
+        self._control = control
+        self._listen_to(control, trusted=True)
+        self.door = self._listen(self._welcome)
+
+    def run(self) -> None:
+        """Until the launcher closes its side."""
+        while not self._over:
+            now_s = time.monotonic()
+            wake_s = min((self._next_s(c, now_s) for c in self._connections), default=now_s + IDLE_S)
+            for key, _ in self._selector.select(max(0.0, min(IDLE_S, wake_s - now_s))):
+                key.data()
+            now_s = time.monotonic()
+            for connection in list(self._connections):
+                self._serve(connection, now_s)
+
+    # ---- requests
+
+    def _listen(self, accepted: Callable[[socket.socket], None], *, once: bool = False) -> int:
+        server = socket.create_server((self._host, 0), backlog=64)
+        server.setblocking(False)
+
+        def ready() -> None:
+            try:
+                sock, _ = server.accept()
+            except OSError:
+                return
+            if once:
+                self._selector.unregister(server)
+                server.close()
+            sock.setblocking(False)
+            accepted(sock)
+
+        self._selector.register(server, selectors.EVENT_READ, ready)
+        port = int(server.getsockname()[1])
+        if not once:
+            self._servers[port] = server
+        return port
+
+    def _welcome(self, sock: socket.socket) -> None:
+        self._listen_to(sock, trusted=False)
+
+    def _listen_to(self, sock: socket.socket, *, trusted: bool) -> None:
+        sock.setblocking(False)
+        pending = bytearray()
+
+        def ready() -> None:
+            try:
+                data = sock.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            pending.extend(data)
+            while (end := pending.find(b"\n")) >= 0:
+                try:
+                    self._obey(bytes(pending[:end]), sock, trusted=trusted)
+                except ValueError:
+                    data = b""  # no rank of ours says that
+                del pending[: end + 1]
+            if not data:
+                self._selector.unregister(sock)
+                sock.close()
+                self._over = self._over or trusted
+
+        self._selector.register(sock, selectors.EVENT_READ, ready)
+
+    def _obey(self, text: bytes, sock: socket.socket, *, trusted: bool) -> None:
+        request = REQUEST.validate_json(text)
+        if isinstance(request, Route):
+            accepted = partial(self._accepted, request.link, (request.host, request.port))
+            self._answer(sock, line(Routed(port=self._listen(accepted, once=True))))
+        elif isinstance(request, Forward):
+            accepted = partial(self._accepted, request.link, (request.host, request.port))
+            self._answer(sock, line(Routed(port=self._listen(accepted))))
+        elif isinstance(request, CloseForward):
+            server = self._servers.pop(request.port)
+            self._selector.unregister(server)
+            server.close()
+            self._answer(sock, line(Done()))
+        elif isinstance(request, SetShape):
+            self._shape(request)
+            self._answer(sock, line(Done()))
+        elif isinstance(request, Probe) and trusted:
+            port = self._probe_port(request.link)
+            threading.Thread(target=self._probe, args=(request, *port), daemon=True).start()
+
+    def _answer(self, sock: socket.socket, data: bytes) -> None:
+        with self._lock:
+            try:
+                sock.sendall(data)
+            except OSError:
+                pass  # whoever asked is gone
+
+    def _shape(self, request: SetShape) -> None:
+        now_s = time.monotonic()
+        for link in request.links:
+            self._rules[link] = _Rule(request.shape, now_s)
+            for pipe in (p for c in self._connections for p in c.pipes if p.link == link):
+                pipe.pacer = self._pacer(link)
+
+    def _pacer(self, link: Link) -> Pacer:
+        rule = self._rules.get(link) or _Rule(OPEN, 0.0)
+        self._seed += 1
+        return Pacer(rule.shape, rule.since_s, self._seed)
+
+    # ---- probes
+
+    def _probe_port(self, link: Link) -> tuple[socket.socket, int]:
+        """A server of the probe's own, and the port that leads to it through the shaped link."""
+        server = socket.create_server((self._host, 0))
+        port = self._listen(partial(self._accepted, link, server.getsockname()[:2]), once=True)
+        return server, port
+
+    def _probe(self, request: Probe, server: socket.socket, port: int) -> None:
+        rule = self._rules.get(request.link) or _Rule(OPEN, 0.0)
+        self._answer(
+            self._control, line(probe(request.number, server, (self._host, port), rule.shape.bytes_per_s))
+        )
+
+    # ---- bytes
+
+    def _accepted(self, link: Link, far: tuple[str, int], near: socket.socket) -> None:
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections.append(_Connection(link, near, far))
+
+    def _next_s(self, connection: _Connection, now_s: float) -> float:
+        if connection.far is None:
+            return now_s + RETRY_S
+        return min(pipe.next_s(now_s) for pipe in connection.pipes)
+
+    def _serve(self, connection: _Connection, now_s: float) -> None:
+        if connection.far is None and not self._reach(connection, now_s):
+            return
+        whole = all([pipe.move(now_s, self._buffer) for pipe in connection.pipes])
+        if not whole or all(pipe.over for pipe in connection.pipes):
+            self._close(connection)
+        else:
+            self._watch(connection, now_s)
+
+    def _reach(self, connection: _Connection, now_s: float) -> bool:
+        """Connect on, once both ways are open: a connection needs answers too."""
+        source, sink = connection.link
+        back = (sink, source)
+        if any(self._pacer(link).opens_s(now_s) > now_s for link in (connection.link, back)):
+            return False
+        try:
+            far = socket.create_connection(connection.far_at, timeout=IDLE_S)
+        except OSError:
+            self._close(connection)
+            return False
+        far.setblocking(False)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.far = far
+        connection.pipes = (
+            Pipe(connection.link, connection.near, far, self._pacer(connection.link)),
+            Pipe(back, far, connection.near, self._pacer(back)),
+        )
+        return True
+
+    def _watch(self, connection: _Connection, now_s: float) -> None:
+        wanted: dict[socket.socket, int] = {}
+        for pipe in connection.pipes:
+            if pipe.wants_read(now_s):
+                wanted[pipe.source] = wanted.get(pipe.source, 0) | selectors.EVENT_READ
+            if pipe.wants_write:
+                wanted[pipe.sink] = wanted.get(pipe.sink, 0) | selectors.EVENT_WRITE
+        if wanted == connection.watched:
+            return
+        for sock in connection.watched:
+            self._selector.unregister(sock)
+        for sock, events in wanted.items():
+            self._selector.register(sock, events, lambda: None)
+        connection.watched = wanted
+
+    def _close(self, connection: _Connection) -> None:
+        for sock in connection.watched:
+            self._selector.unregister(sock)
+        connection.near.close()
+        if connection.far is not None:
+            connection.far.close()
+        self._connections.remove(connection)
+
+
+def main() -> None:
+    """Say the door's port, then serve. Arguments: the control socket's descriptor, the parent's pid, the address."""
+    die_with(int(sys.argv[2]))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    served = Proxy(control, sys.argv[3])
+    control.setblocking(True)
+    control.sendall(line(Routed(port=served.door)))
+    control.setblocking(False)
+    served.run()
+    os._exit(0)  # a probe may still wait
+
+
+if __name__ == "__main__":
+    main()

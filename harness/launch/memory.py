@@ -1,0 +1,35 @@
+"""Checkpoints in memory of an arm of real processes: its keepers, and what a rank is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.launch.launcher import ArmSetup
+from recovery.checkpoint.memory.housing import Housing
+from recovery.checkpoint.memory.keepers import Keepers
+from recovery.policy.jobconfig import InMemory
+
+
+def keepers_for(setup: ArmSetup, housing: Callable[[], Housing]) -> Keepers | None:
+    """Start them, if the cell has checkpoints in memory. Raises InfrastructureError."""
+    scenario = setup.cell.scenario
+    spec = scenario.workload.checkpoint.in_memory
+    if spec is None:
+        return None
+    return Keepers(
+        housing(), job=_job(setup), nodes=scenario.topology.nodes, limit_bytes=spec.limit_bytes,
+        replicate=spec.replicate,
+    )  # fmt: skip
+
+
+def in_memory(setup: ArmSetup, keepers: Keepers | None, node: int) -> InMemory | None:
+    """For the rank of a node; None: the cell has no checkpoints in memory."""
+    if keepers is None:
+        return None
+    spec = setup.cell.scenario.workload.checkpoint.in_memory
+    assert spec is not None
+    return InMemory(socket=keepers.socket_of(node), job=_job(setup), every=spec.every)
+
+
+def _job(setup: ArmSetup) -> str:
+    return f"{setup.run.root.name}/{setup.id}"

@@ -1,0 +1,324 @@
+"""The processes of one arm on nodes with agents of their own; implements ``harness.launch.launcher.Cluster``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chaos.errors import InfrastructureError
+from chaos.fault.base import Need
+from harness.host import processes
+from harness.launch import devices
+from harness.launch.health import Reading
+from harness.launch.launcher import ArmSetup, Leftovers, LinkControl, MachineControl, NodeNews, Report
+from harness.launch.links.client import LinkProxy
+from harness.launch.memory import in_memory, keepers_for
+from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
+from harness.launch.nodes.housing import OnNodes
+from harness.launch.rank_setup import Desk, rank_config, strategy_of
+from harness.launch.requirements import needs_of
+from harness.launch.storage import mount_for
+from harness.launch.stores import StoreKeeper
+from harness.undo.base import Undo
+from recovery.nodes.coordinator import node_events as words
+from recovery.nodes.coordinator.berth import (
+    ClockMeasured,
+    NodeInfo,
+    NodeJoined,
+    NodeLost,
+    NodeWarned,
+    NotKept,
+)
+from recovery.nodes.coordinator.fleet import FleetReport, NodeGone
+from recovery.nodes.coordinator.salvage import gather
+from recovery.nodes.link.clock import boot_id
+from recovery.policy.jobconfig import Net
+from recovery.process import pressure
+from recovery.process.local import start_store
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
+
+if TYPE_CHECKING:
+    from harness.launch.nodes.session import NodesSession
+
+
+QUIET_S = 1.0
+
+
+class NodesCluster:
+    """``session``: whose nodes they are; all of them are there. Raises InfrastructureError."""
+
+    def __init__(self, session: NodesSession, setup: ArmSetup) -> None:
+        self._session = session
+        self._setup = setup
+        self._fleet = session.fleet
+        self._platform = session.platform
+        self._nodes = range(setup.cell.scenario.topology.nodes)
+        self._housing = OnNodes(self)
+        self._reports: list[Report] = []
+        self._news: list[NodeNews] = []
+        self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
+        self._orphans: dict[str, tuple[int, str]] = {}  # those whose node was lost
+        self._since_ns = time.time_ns()
+        self._fleet.begin(setup.id, setup.run.root.resolve())
+        self._sort(self._fleet.wait(0))
+        self._news = []
+        for node in self._nodes:
+            self._tell(*words.all_of(self._fleet.nodes()[node]))
+        self._places, self._backend = places(setup, self._fleet.nodes())
+        needs = needs_of(setup.cell)
+        host = self._platform.host
+        self.store = None
+        self._store: Any = None
+        if session.zygote is not None and Need.STORE_PROCESS in needs:
+            self.store = StoreKeeper(session.zygote.fork, host)
+            self.store_port = self.store.port
+        else:
+            self._store, self.store_port = start_store(host)
+        self.storage = mount_for(setup)
+        machines, links = self._platform.machines, self._platform.links
+        limits = machines is not None and bool(needs & {Need.MEMORY, Need.QUOTA})
+        self.groups = GroupsByNode(machines, self._node_of) if machines is not None and limits else None
+        self._links = LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
+        self._proxy: LinkProxy | None = None
+        if Need.LINKS in needs and links is None:
+            refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
+            self._proxy = LinkProxy(host)
+        self.keepers = keepers_for(setup, lambda: self._housing)
+
+    # ---- nodes
+
+    @property
+    def machines(self) -> MachineControl | None:
+        """The platform's."""
+        return self._platform.machines
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The platform's, or the proxy."""
+        return self._links if self._links is not None else self._proxy
+
+    def places_on(self, node: int) -> Sequence[str]:
+        """What its agent said that it has."""
+        return self._places[node]
+
+    def usable(self) -> list[int]:
+        """Nodes whose agents are there and say so, since whoever asked another one would wait for it; when none does,
+        those that are there, and then those that may come back."""
+        known = self._fleet.nodes()
+        left = [node for node in self._nodes if not known[node].lost]
+        there = [node for node in left if known[node].connected]
+        return [node for node in there if known[node].silent_s < QUIET_S] or there or left
+
+    def news(self) -> list[NodeNews]:
+        """See harness.launch.launcher.Cluster."""
+        found, self._news = self._news, []
+        return found
+
+    def away(self) -> None:
+        """Connections to all agents end for real; they go on alone."""
+        self._fleet.away()
+
+    def back(self) -> None:
+        """They dial again."""
+        self._fleet.back()
+
+    # ---- processes
+
+    def identity(self) -> dict[str, Any]:
+        """This process, this host, this moment, and this machine's clock."""
+        return {
+            "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns(), "boot": boot_id(),
+            "emulates": self._platform.emulates,
+        }  # fmt: skip
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds, here."""
+        return time.monotonic_ns()
+
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
+        """Have the node's agent start a rank; its pid there."""
+        home = self._session.scratch(node)
+        desk = Desk(
+            events=home / "events" / self._setup.id, logs=home / "logs" / self._setup.id, device=device,
+            backend=self._backend, memory=in_memory(self._setup, self.keepers, node),
+            net=Net(store_host=self._platform.host, address=self.address(node)),
+            door=self._proxy.door if self._proxy is not None else None,
+        )  # fmt: skip
+        config = rank_config(self._setup, desk, name=name, role="spare" if role == "spare" else "worker")
+        log = f"events/{self._setup.id}/{name}.jsonl"
+        self._logs[name] = (node, log)
+        return self.start(name, node, config.model_dump(mode="json"), mode=mode, log=log)
+
+    def start(
+        self, name: str, node: int, config: Mapping[str, Any], *, mode: str = "warm", log: str = ""
+    ) -> int:
+        """Start any process. Raises ConnectionError when its node is lost, InfrastructureError."""
+        try:
+            return self._fleet.spawn(name, node, config, mode=mode, log=log)
+        except NodeGone as error:
+            raise ConnectionError(error.message) from error
+
+    def output(self, node: int, name: str) -> str:
+        """Where a process of a node writes what it prints, to be forwarded to the run's logs."""
+        return str(self._session.scratch(node) / "logs" / self._setup.id / f"{name}.log")
+
+    def address(self, node: int) -> str:
+        """Where a process of a node listens."""
+        return self._fleet.nodes()[node].address
+
+    def undo(self, name: str, pid: int) -> Undo | None:
+        """Processes of a node end with its agent, and that one with the node, of which the platform keeps record."""
+        return None
+
+    def hardware(self) -> Sequence[Reading]:
+        """The monitors of other machines are not read yet."""
+        return ()
+
+    def alive(self, name: str) -> bool:
+        """Whether its exit has not been reported yet."""
+        return self._fleet.alive(name)
+
+    def send(self, name: str, message: Message) -> bool:
+        """By its agent."""
+        return self._fleet.send(name, message)
+
+    def signal(self, name: str, signum: int) -> None:
+        """By its agent, through its pidfd."""
+        self._fleet.signal(name, signum)
+
+    def mark(self, name: str) -> Mark:
+        """As last heard."""
+        return self._fleet.mark(name)
+
+    def os_state(self, name: str) -> str:
+        """As last heard."""
+        return self._fleet.os_state(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """What it got of the processors."""
+        return self._fleet.pulse(name)
+
+    def pressures(self) -> Mapping[int, tuple[int, pressure.Reading]]:
+        """How short of processors each node is, as last heard."""
+        return self._fleet.pressures()
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Of ranks and spares; a process's last messages come before its exit."""
+        if self.store is not None:
+            self.store.look()
+            self.store_port = self.store.port
+        self.hear(0.0 if self._reports else timeout_s)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def hear(self, timeout_s: float) -> None:
+        """Wait for something to happen on any node, and hand it to whom it concerns."""
+        self._sort(self._fleet.wait(timeout_s))
+        self._session.renewal.look()
+
+    def close(self) -> Leftovers:
+        """End everything on all nodes, and what is here."""
+        for node in self._nodes:
+            self._tell(*words.clock_of(self._fleet.nodes()[node]))
+        alive = self._fleet.begin("", None)
+        self._gather(self._orphans)  # what was written while they ended
+        if self.storage is not None:
+            self.storage.close()
+        if self._proxy is not None:
+            self._proxy.close()
+        if self.store is not None:
+            alive |= self.store.close()
+        self._store = None
+        memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
+        ports = [self.store_port] if processes.listens(self.store_port, self._platform.host) else []
+        left = [{"pid": pid, "process": name} for pid, name in alive.items()]
+        return Leftovers(processes=left, ports=ports, shared_memory=memory)
+
+    def _node_of(self, process: str) -> int:
+        """Of a rank, or of who keeps checkpoints there, which its limits hold for too."""
+        keeping = self.keepers is not None and self.keepers.owns(process)
+        return (
+            self.keepers.node_of(process) if self.keepers is not None and keeping else self._logs[process][0]
+        )
+
+    def _lose(self, node: int) -> None:
+        """What its ranks had written and its agent had not forwarded is wanted soon, as evidence."""
+        self._session.renewal.lost(node)
+        lost = {
+            name: place
+            for name, place in self._logs.items()
+            if place[0] == node and name not in self._orphans
+        }
+        self._orphans |= lost
+        if self._platform.gone(node):
+            self._gather(lost)
+
+    def _gather(self, lost: Mapping[str, tuple[int, str]]) -> None:
+        for node, log in lost.values():
+            try:
+                gather(self._session.scratch(node) / log, self._setup.run.root / log)
+            except OSError as error:
+                self._tell(words.not_kept(str(log), 0, f"it could not be completed: {error.strerror}"))
+
+    # ---- what the fleet says
+
+    def _tell(self, *said: words.News) -> None:
+        self._news += [NodeNews(kind=kind, data=data) for kind, data in said]
+
+    def _sort(self, found: Sequence[FleetReport]) -> None:
+        for report in found:
+            match report:
+                case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned() | NotKept():
+                    if isinstance(report, NodeJoined):
+                        self._session.renewal.back(report.node)
+                    elif isinstance(report, NodeLost):
+                        self._lose(report.node)
+                    if said := words.event_of(report):
+                        self._tell(said)
+                case _ if self._housing.owns(report.process):
+                    self._housing.reports.append(report)
+                case _:
+                    self._reports.append(report)
+
+
+def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
+    """Raise InfrastructureError when ranks of a node would not go through a link proxy at ``host``."""
+    for node, info in known.items():
+        if not _below(host, info.address):
+            raise InfrastructureError(
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects to lower ones only",
+                hint="have the coordinator at an address below those of all nodes, or leave faults on links out",
+            )
+
+
+def _below(one: str, other: str) -> bool:
+    try:
+        return socket.inet_aton(one) < socket.inet_aton(other)
+    except OSError:
+        return False  # not IPv4: nothing is known of how gloo compares them
+
+
+def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
+    """Devices of each node, and the backend that all processes can talk through: NCCL where each of those the job
+    starts with has a GPU of its own. On CPU a node has an emulated slot for each process it starts with."""
+    place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
+    spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]
+    found: dict[int, list[str]] = {}
+    single = True
+    for node in range(place.nodes):
+        wanted = max(1, len(place.ranks_on(node)) + spares.count(node))
+        there = [name for name in known[node].devices if name.startswith("cuda")]
+        if workload.device == "cuda" and not there:
+            raise InfrastructureError(
+                f"node {node} ({known[node].host}) has no CUDA device that torch can see",
+                hint="give every node a GPU, or use workload.device: cpu",
+            )
+        single = single and workload.device == "cuda" and len(there) >= wanted
+        names = there if workload.device == "cuda" else devices.slots(wanted)
+        found[node] = [devices.on_node(name, node) for name in names]
+    return found, "nccl" if single else "gloo"

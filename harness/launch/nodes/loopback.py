@@ -1,0 +1,211 @@
+"""Nodes that are agents of this machine, each on a loopback address of its own; implements ``Platform``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from harness.host.processes import with_descendants
+from harness.launch.launcher import LinkControl
+from harness.launch.nodes.platform import Wanted
+from harness.undo.records import KillProcess
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.processes import start_time
+
+END_LIMIT_S = 5.0
+BYE_LIMIT_S = 3.0
+MOST = 250 * 250
+SAID_BYTES = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """An agent's process."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    started: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it executes any more; the pidfd says so before anybody has waited for it."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class LoopbackPlatform:
+    """Agents of one run. They end when the run says so, or when it has been gone for their lease."""
+
+    emulates = "nodes are agents of one machine, which share its processors, memory, disk, clock and network"
+    host = LOOPBACK
+
+    def __init__(self, wanted: Wanted) -> None:
+        if wanted.nodes > MOST:
+            raise InfrastructureError(
+                f"{wanted.nodes} nodes: there are addresses for {MOST}", hint="use fewer"
+            )
+        self._wanted = wanted
+        self._logs = wanted.run.root / "nodes"
+        self._lives: dict[int, Life] = {}
+        self._lock = threading.Lock()  # a lost node begins anew on a thread of its own
+        self.machines = Machines(self)
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The link proxy shapes what ranks say to each other."""
+        return None
+
+    def address(self, node: int) -> str:
+        """Above that of the host, so that ranks connect to the link proxy and not the other way round."""
+        return f"127.2.{node // 250}.{node % 250 + 1}"
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start its agent."""
+        try:
+            self._logs.mkdir(exist_ok=True)
+            with (self._logs / f"n{node}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env={**os.environ, **environment},
+                )  # fmt: skip
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot start the agent of node {node}: {error.strerror}", hint="free memory or processes"
+            ) from error
+        self._wanted.will(KillProcess.of(process.pid, f"agent of node {node}"))
+        life = Life(process=process, pidfd=os.pidfd_open(process.pid), started=start_time(process.pid))
+        with self._lock:
+            before = self._lives.get(node)
+            self._lives[node] = life
+        if before is not None:
+            _reap(before)
+
+    def replaceable(self, node: int) -> bool:
+        """By another process."""
+        return True
+
+    def gone(self, node: int) -> str | None:
+        """Whether its agent has ended, and what it said last if not by a signal."""
+        with self._lock:
+            life = self._lives.get(node)
+        if life is None or not life.ended:
+            return None
+        code = life.process.poll()
+        if code is not None and code > 0:
+            return f"its agent ended with exit code {code}: {self._last_words(node)}"
+        return "its agent has ended"
+
+    def drain(self, node: int, reason: str) -> str | None:
+        """Nobody else places anything here."""
+        return None
+
+    def close(self) -> Sequence[str]:
+        """End whoever has not ended by itself."""
+        until_s = time.monotonic() + BYE_LIMIT_S
+        with self._lock:
+            lives, self._lives = self._lives, {}
+        for life in lives.values():
+            poll = select.poll()
+            poll.register(life.pidfd, select.POLLIN)
+            poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+        return [f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)]
+
+    def life(self, node: int) -> Life:
+        """The present one. Raises ProcessLookupError."""
+        with self._lock:
+            if node not in self._lives:
+                raise ProcessLookupError(errno.ESRCH, f"node {node} was never started")
+            return self._lives[node]
+
+    def _last_words(self, node: int) -> str:
+        with suppress(OSError):
+            text = (self._logs / f"n{node}.log").read_text(errors="replace")[-SAID_BYTES:]
+            return " · ".join(text.strip().splitlines()[-2:])
+        return "it said nothing"
+
+
+class Machines:
+    """Implements ``harness.launch.launcher.MachineControl``, as far as a process can stand for a machine."""
+
+    can_pause = True
+
+    def __init__(self, platform: LoopbackPlatform) -> None:
+        self._platform = platform
+
+    def kill(self, node: int) -> Mapping[str, Any]:
+        """Its agent; what runs there asked the kernel to end with it."""
+        life = self._platform.life(node)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(life.pidfd, signal.SIGKILL)
+        return {"pid": life.process.pid, "signal": "SIGKILL"}
+
+    def pause(self, node: int) -> None:
+        """Stop the agent and all that it started."""
+        self._signal_all(node, signal.SIGSTOP)
+
+    def resume(self, node: int) -> None:
+        """Let them go on."""
+        self._signal_all(node, signal.SIGCONT)
+
+    def limit_memory(self, node: int, spare_mib: int | None) -> None:
+        """Not for a process."""
+        raise _unable("limit the memory of")
+
+    def limit_cores(self, node: int, cores: float | None) -> None:
+        """Not for a process."""
+        raise _unable("limit the processor time of")
+
+    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
+        """Not on a network that all share."""
+        raise _unable("cut off")
+
+    def rejoin(self, node: int) -> None:
+        """Nothing was cut off."""
+
+    def seen(self, node: int) -> Mapping[str, Any]:
+        """The kernel's word on the agent."""
+        life = self._platform.life(node)
+        if life.ended:
+            code = life.process.poll()
+            signum = -code if code is not None and code < 0 else None
+            return {"state": "exited", "exit_code": code if signum is None else None, "signal": signum}
+        from recovery.process.processes import state
+
+        return {"state": "paused" if state(life.process.pid) in "Tt" else "running"}
+
+    def _signal_all(self, node: int, signum: int) -> None:
+        life = self._platform.life(node)
+        for pid, started in with_descendants([(life.process.pid, life.started)]):
+            with suppress(OSError):
+                fd = os.pidfd_open(pid)
+                try:
+                    if start_time(pid) == started:
+                        signal.pidfd_send_signal(fd, signum)
+                finally:
+                    os.close(fd)
+
+
+def _unable(what: str) -> OSError:
+    return OSError(errno.EOPNOTSUPP, f"an agent of this machine stands for the node: nobody can {what} it")
+
+
+def _reap(life: Life) -> bool:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(life.pidfd, signal.SIGKILL)
+    try:
+        life.process.wait(timeout=END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    os.close(life.pidfd)
+    return True

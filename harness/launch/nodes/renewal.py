@@ -1,0 +1,72 @@
+"""Nodes that begin, and begin anew when they are lost, on threads of their own: a platform takes its time for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+
+from chaos.errors import InfrastructureError
+from harness.launch.nodes.platform import Platform
+
+# Until then the others recover undisturbed: a node that begins anew, and imports torch, may share their machine.
+AGAIN_AFTER_S = 5.0
+MAX_LIVES = 100  # of one node in one run
+AT_ONCE = 32
+LOOK_S = 0.2
+
+
+class Renewal:
+    """``begin``: has the platform begin a node; may take long, and raise InfrastructureError."""
+
+    def __init__(self, platform: Platform, begin: Callable[[int], None], *, nodes: int) -> None:
+        self._platform = platform
+        self._begin = begin
+        self._due_s: dict[int, float] = {}  # lost nodes, and when they begin anew if they are gone
+        self._lives: dict[int, int] = {}
+        self._starting: dict[int, Future[None]] = {}
+        self._starter = ThreadPoolExecutor(max_workers=min(nodes, AT_ONCE), thread_name_prefix="begin-node")
+
+    def start(self, node: int) -> None:
+        """Have it begin."""
+        self._due_s.pop(node, None)
+        self._lives[node] = self._lives.get(node, 0) + 1
+        self._starting[node] = self._starter.submit(self._begin, node)
+
+    def lost(self, node: int) -> None:
+        """A node was given up; it begins anew soon if the platform has another, or comes back by itself."""
+        self._due_s[node] = time.monotonic() + AGAIN_AFTER_S
+
+    def back(self, node: int) -> None:
+        """Its agent is there."""
+        self._due_s.pop(node, None)
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Begin whose time has come; nothing is waited for."""
+        now_s = time.monotonic()
+        for node, due_s in list(self._due_s.items()):
+            idle = node not in self._starting or self._starting[node].done()
+            may = idle and (at_once or due_s <= now_s) and self._lives[node] < MAX_LIVES
+            if may and self._platform.gone(node) and self._platform.replaceable(node):
+                self.start(node)
+
+    def await_begun(self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the platform has begun it, if it is about to, or ``stopped``. Raises InfrastructureError."""
+        future = self._starting.get(node)
+        until_s = time.monotonic() + limit_s
+        while future is not None and not stopped():
+            try:
+                future.result(timeout=max(0.0, min(LOOK_S, until_s - time.monotonic())))
+                return
+            except LateError as error:
+                if time.monotonic() < until_s:
+                    continue
+                raise InfrastructureError(
+                    f"node {node} did not begin within {limit_s:.0f} s",
+                    hint="see what the platform says of it",
+                ) from error
+
+    def close(self) -> None:
+        """Begin no more, and wait for those that are."""
+        self._starter.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,167 @@
+"""The nodes of one run, kept from arm to arm: a platform and the fleet of its nodes' agents."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from chaos.fault.base import Need
+from chaos.scenario.model import Cell
+from harness.host.rundir import RunDirectory
+from harness.launch.launcher import ArmSetup, Stopped
+from harness.launch.nodes.cluster import NodesCluster
+from harness.launch.nodes.platform import Platform, Wanted
+from harness.launch.nodes.renewal import Renewal
+from harness.launch.recipe import recipe
+from harness.launch.requirements import needs_of
+from harness.undo.ledger import Ledger
+from harness.undo.records import RemoveTree
+from recovery.nodes.coordinator.fleet import Fleet
+from recovery.nodes.coordinator.software import refuse_other
+from recovery.nodes.link.clock import boot_id
+from recovery.process.forkserver import ForkServer
+from recovery.process.local import rank_environment
+from recovery.process.processes import become_subreaper
+
+REFUSALS = "refused.log"
+READY_LIMIT_S = 120.0  # for all agents to dial: each imports torch first
+
+Make = Callable[[Wanted], Platform]
+
+
+@contextmanager
+def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Iterator[NodesSession]:
+    """What a launcher of nodes opens. ``make``: its platform. Raises InfrastructureError."""
+    needs = frozenset(need for cell in cells for need in needs_of(cell))
+    ledger = Ledger(run.ledger)
+    home = RemoveTree(path=run.root.resolve() / "agents", inside=run.root.resolve())
+    record = ledger.will(home)
+    most = max(cell.scenario.topology.nodes for cell in cells)
+    platform = make(Wanted(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
+    try:
+        session = NodesSession(
+            platform,
+            home.path,
+            nodes=most,
+            keeps_store=Need.STORE_PROCESS in needs,
+            refusals=run.root / REFUSALS,
+            cells=cells,
+        )
+        try:
+            yield session
+        finally:
+            session.close()
+    finally:
+        platform.close()
+        outcome = home.undo()
+        (ledger.undone if outcome.ok else ledger.failed)(record, outcome.text)
+
+
+class NodesSession:
+    """Implements ``harness.launch.launcher.Session``. ``home``: directory for what agents need, the same on all nodes;
+    ``keeps_store``: the key-value store is a process of its own here; ``refusals``: file for who was turned away, and
+    why; ``cells``: of the run. Raises InfrastructureError."""
+
+    def __init__(
+        self, platform: Platform, home: Path, *, nodes: int, keeps_store: bool, refusals: Path,
+        cells: Sequence[Cell] = (),
+    ) -> None:  # fmt: skip
+        self.platform = platform
+        self._recipe = recipe(cells)
+        self._home = home
+        token = secrets.token_bytes(32)
+        self._token_file = _write_token(home, token)
+        self._refusals = refusals
+        self._played = False
+        self.fleet = Fleet(token=token, host=platform.host, refused=self._note_refusal)
+        self.zygote: ForkServer | None = None
+        if keeps_store:
+            become_subreaper()
+            self.zygote = ForkServer(self._recipe.entry, ("torch",), rank_environment())
+        self.renewal = Renewal(platform, self._begin, nodes=nodes)
+        for node in range(nodes):
+            self.renewal.start(node)
+
+    def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> NodesCluster:
+        """Make ready for one arm: every node of its cell is there, those lost in an arm before too.
+
+        Raises InfrastructureError, which names those that are not and says why; Stopped."""
+        if self.zygote is not None:
+            self.zygote.await_ready()
+        self._await_nodes(range(setup.cell.scenario.topology.nodes), stopped)
+        return NodesCluster(self, setup)
+
+    def scratch(self, node: int) -> Path:
+        """Where the agent of a node has its files; what is forwarded lies below it as below the run's directory."""
+        return self._home / f"n{node}"
+
+    def _note_refusal(self, why: str) -> None:
+        with suppress(OSError), self._refusals.open("a") as stream:
+            stream.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {why}\n")
+
+    def close(self) -> None:
+        """End the agents."""
+        self.renewal.close()
+        self.fleet.close()
+        if self.zygote is not None:
+            self.zygote.close()
+
+    def _begin(self, node: int) -> None:
+        host, port = self.fleet.address
+        like = self._recipe
+        address = self.platform.address(node)
+        command = [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", f"{host}:{port}", "--node", str(node),
+            "--address", address, "--token-file", str(self._token_file), "--scratch", str(self.scratch(node)),
+            "--boot", boot_id(), "--entry", like.entry, "--cold", like.cold,
+            *(word for name in like.modules for word in ("--module", name)),
+        ]  # fmt: skip
+        self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
+
+    def _resume(self, nodes: range) -> None:
+        """Whom the arm before had left standing still, until its end, goes on."""
+        machines = self.platform.machines
+        if machines is None or not machines.can_pause or not self._played:
+            self._played = True
+            return
+        for node in nodes:
+            with suppress(OSError):  # it is gone: it begins anew
+                if machines.seen(node).get("state") == "paused":
+                    machines.resume(node)
+
+    def _await_nodes(self, nodes: range, stopped: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + READY_LIMIT_S
+        self._resume(nodes)
+        self.renewal.look(at_once=True)
+        for node in nodes:
+            self.renewal.await_begun(node, limit_s=max(0.0, until_s - time.monotonic()), stopped=stopped)
+        self.fleet.await_nodes(
+            nodes, limit_s=max(0.0, until_s - time.monotonic()), gone=self.platform.gone, stopped=stopped
+        )
+        if stopped():
+            raise Stopped
+        for node in nodes:
+            self.renewal.back(node)
+            refuse_other(self.fleet.nodes()[node])
+
+
+def _write_token(home: Path, token: bytes) -> Path:
+    """For the agents alone. Raises InfrastructureError."""
+    path = home / "token"
+    try:
+        home.mkdir(mode=0o700)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, token.hex().encode() + b"\n")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint="free disk space") from error
+    return path

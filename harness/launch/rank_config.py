@@ -1,0 +1,28 @@
+"""What a rank process of an arm is told at birth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos.scenario.workload import EvaluateSpec
+from harness.launch.links.route import Address
+from recovery.process.entry import Birth
+
+
+class RankConfig(Birth):
+    """Everything a rank process of an arm is told at birth. ``job``: a JobConfig;
+    ``link_proxy``: the door of the link proxy, if connections to peers go through one;
+    ``group``: name of the arm's control groups, if its faults need some; ``faults``: kinds that may act in this arm."""
+
+    role: Literal["worker", "spare"]
+    workload: str
+    workload_params: dict[str, Any]
+    data: Path
+    device: str
+    threads: int
+    evaluate: EvaluateSpec | None = None
+    job: dict[str, Any]
+    link_proxy: Address | None = None
+    group: str | None = None
+    faults: tuple[str, ...] = ()

@@ -1,0 +1,89 @@
+"""What each rank process of an arm is told at birth."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from chaos import plugins
+from harness.launch import devices
+from harness.launch.launcher import ArmSetup
+from harness.launch.links.route import Address
+from harness.launch.rank_config import RankConfig
+from recovery.policy.jobconfig import InMemory, Net
+from recovery.policy.strategy import Strategy
+
+
+@cache
+def _device_count() -> int:
+    return len(devices.cuda_devices())
+
+
+def places(setup: ArmSetup) -> tuple[list[str], str]:
+    """This machine's devices, to deal out to the arm's processes, and the backend they can talk through."""
+    spec = setup.cell.scenario.workload
+    return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
+
+
+def strategy_of(setup: ArmSetup) -> Strategy:
+    """Of the arm's cell."""
+    spec = setup.cell.scenario.recovery
+    return plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """What a process finds where it is. ``events``, ``logs``: directories for its event log and for what it prints;
+    ``device``: one of its node's; ``memory``: checkpoints there, if the cell has them; ``door``: of the link proxy, if
+    there is one; ``group``: name of control groups, if faults need some."""
+
+    events: Path
+    logs: Path
+    device: str
+    backend: str
+    net: Net = field(default_factory=Net)
+    memory: InMemory | None = None
+    door: Address | None = None
+    group: str | None = None
+
+
+def rank_config(setup: ArmSetup, desk: Desk, *, name: str, role: str) -> RankConfig:
+    """Configuration of one process; ``parent`` is this one."""
+    scenario = setup.cell.scenario
+    spec = scenario.workload
+    strategy = strategy_of(setup)
+    job = {
+        "process": name,
+        "world": spec.ranks,
+        "shards": spec.shards,
+        "determinism": spec.determinism,
+        "steps": spec.steps,
+        "global_batch": spec.global_batch,
+        "samples": setup.data.samples,
+        "seed": setup.seed,
+        "batch": strategy.batch_policy,
+        "backend": desk.backend,
+        "net": desk.net.model_dump(),
+        "memory": desk.memory.model_dump(mode="json") if desk.memory is not None else None,
+        "job_id": f"{setup.id}-{setup.seed}",
+        "checkpoint_dir": str(setup.checkpoints.absolute()),
+        "checkpoint_every": spec.checkpoint.every,
+        "checkpoint_keep": spec.checkpoint.keep,
+        "verify_every": spec.verify_every,
+        "nonfinite": strategy.nonfinite_policy,
+        "saves": {
+            "mode": spec.checkpoint.mode,
+            "sharded": spec.checkpoint.sharded,
+            "delta": spec.checkpoint.delta or 1,
+            "mtbf_s": spec.checkpoint.mtbf,
+        },
+    }
+    return RankConfig(
+        name=name, role=role, parent=os.getpid(), events=desk.events, log=desk.logs / f"{name}.log",
+        workload=spec.kind, workload_params=spec.params, data=setup.data.path.absolute(),
+        device=devices.torch_name(desk.device), threads=1, job=job, link_proxy=desk.door, group=desk.group,
+        faults=tuple(sorted({fault.kind for fault in scenario.faults})) if setup.arm == "faulted" else (),
+        evaluate=spec.evaluate,
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""How the rank processes of a run come into being, on this machine and on nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chaos import plugins
+from chaos.scenario.model import Cell
+from recovery.process.local import rank_environment
+from recovery.process.node import Recipe
+
+FAULTS = "chaos.faults"
+WARM_MODULES = (
+    "numpy.random",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "harness.rank.fault_agent",
+    "harness.rank.training",
+    "recovery.rank.warmth",
+    "harness.workloads.gpt",
+    "harness.workloads._transformer",
+    "harness.workloads.mlp",
+)
+
+
+def recipe(cells: Iterable[Cell] = ()) -> Recipe:
+    """Forks of a process that has imported everything, the faults of ``cells`` too, or Python anew; one thread each,
+    whatever the user's shell says."""
+    kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
+    faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)
+    return Recipe(
+        entry="harness.rank.rank:start", cold="harness.rank.rank", modules=(*WARM_MODULES, *faults),
+        environment={**rank_environment(), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip

@@ -1,0 +1,48 @@
+"""What the faults of a cell need of its launcher, and whether the launcher can do it here and now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos import plugins
+from chaos.errors import ScenarioError
+from chaos.fault.base import Fault, Need
+from chaos.scenario.model import Cell
+from harness.launch.launcher import Launcher
+
+
+def needs_of(cell: Cell) -> frozenset[Need]:
+    """Everything the cell's faults need. The control arm gets the same, so that the pair stays comparable."""
+    kinds = plugins.load("chaos.faults", Fault)
+    return frozenset(
+        need for fault in cell.scenario.faults for need in kinds[fault.kind](**fault.params).wants()
+    )
+
+
+def parameters(cell: Cell, name: str) -> list[Any]:
+    """Values of a parameter of that name of the cell's faults, defaults included."""
+    kinds = plugins.load("chaos.faults", Fault)
+    faults = [kinds[fault.kind](**fault.params) for fault in cell.scenario.faults]
+    return [getattr(fault, name) for fault in faults if name in type(fault).model_fields]
+
+
+def refuse_impossible(cell: Cell, launcher: Launcher) -> None:
+    """Raise ScenarioError when the launcher can never do what a fault needs."""
+    kinds = plugins.load("chaos.faults", Fault)
+    for fault in cell.scenario.faults:
+        wanting = sorted(kinds[fault.kind](**fault.params).wants() - launcher.offers)
+        if wanting:
+            raise ScenarioError(
+                f"fault {fault.id!r} ({fault.kind}) needs {', '.join(wanting)}, "
+                f"which launcher {cell.scenario.launcher.kind} does not offer",
+                hint="use another launcher, or leave the fault out; chaos list faults shows who can do what",
+            )
+
+
+def lacking(cell: Cell, launcher: Launcher) -> str | None:
+    """Why the launcher cannot do it on this machine now, such as a missing privilege; None when it can."""
+    for need in sorted(needs_of(cell)):
+        reason = launcher.lacks(need)
+        if reason:
+            return f"{need}: {reason}"
+    return None

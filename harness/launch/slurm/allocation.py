@@ -1,0 +1,65 @@
+"""The allocation that this process is in, as its environment tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos.errors import InfrastructureError
+from harness.host.slurm_commands import Commands
+
+HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """``job``: its number; ``hosts``: its nodes, in the order of its node list: the scenario's node k is the k-th of
+    them, whatever Slurm numbers its tasks; ``restarts``: how often it was requeued."""
+
+    job: str
+    hosts: tuple[str, ...]
+    restarts: int = 0
+
+
+def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | None:
+    """The allocation; None outside of one. Raises InfrastructureError for one that nothing can be run in."""
+    job, nodelist = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
+    if not job:
+        return None
+    if not nodelist:
+        raise InfrastructureError(
+            f"SLURM_JOB_ID is {job}, but SLURM_JOB_NODELIST is not set",
+            hint="run chaos in the shell of the batch script or of salloc, with the environment it has from Slurm",
+        )
+    if _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+        raise InfrastructureError(
+            "srun has started chaos several times, once for each task",
+            hint="start it once, without srun: it starts an agent on each node by itself",
+        )
+    restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
+    return Allocation(job=job, hosts=slurm.hostnames(nodelist), restarts=restarts)
+
+
+def too_few(found: Allocation, wanted: int) -> str | None:
+    """Why an allocation is too small, and what to do; None when it is not."""
+    have = len(found.hosts)
+    if have >= wanted:
+        return None
+    return (
+        f"the scenario wants {_nodes(wanted)} (spare ones included), allocation {found.job} has {have}"
+        f" ({', '.join(found.hosts)}): ask for them with --nodes={wanted}; {HOW}"
+    )
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(environment.get(name, default))
+    except ValueError:
+        raise InfrastructureError(
+            f"{name} is {environment[name]!r}, no number",
+            hint="run chaos in the shell of the batch script or of salloc, with the environment it has from Slurm",
+        ) from None

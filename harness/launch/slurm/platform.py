@@ -1,0 +1,296 @@
+"""The nodes of an allocation as the platform of a run: an agent on each, as a job step of its own."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chaos.errors import InfrastructureError
+from harness.host.slurm_commands import Commands
+from harness.launch.launcher import LinkControl
+from harness.launch.nodes.platform import Wanted
+from harness.launch.slurm.allocation import Allocation, too_few
+from harness.launch.slurm.step import Step
+from harness.launch.slurm.watch import Watch
+from harness.undo.slurm import CancelSteps
+
+BYE_LIMIT_S = 2.0
+PROBE_PORT = 9  # nothing is sent there: the kernel is asked which way it would go
+
+
+class SlurmPlatform:
+    """Implements ``harness.launch.nodes.platform.Platform``.
+
+    A node of the scenario is a host of the allocation; hosts beyond those wait, and one of them takes over the number
+    of a node whose own host is lost. Nothing here needs the controller once the agents run, but the start of another
+    step.
+    """
+
+    emulates = ""
+
+    def __init__(self, wanted: Wanted, found: Allocation, slurm: Commands, *, host: str, drain: bool) -> None:
+        short = too_few(found, wanted.nodes)
+        if short:
+            raise InfrastructureError(short)
+        self._found = found
+        self._slurm = slurm
+        self._wanted = wanted
+        self._drain = drain
+        self._prefix = f"chaos-{secrets.token_hex(8)}-"
+        self._recorded = False
+        self._lock = threading.Lock()  # nodes begin on threads of their own
+        self._hosts = dict(enumerate(found.hosts[: wanted.nodes]))
+        self._free = list(found.hosts[wanted.nodes :])
+        self._bad: set[str] = set()
+        self._steps: dict[int, Step] = {}
+        self._old: list[Step] = []
+        self._watch = Watch(slurm, found.job, found.hosts, name=f"{self._prefix}try")
+        try:
+            self._watch.look()
+            if self._watch.over():
+                raise InfrastructureError(
+                    f"the allocation is over: {self._watch.job_words()}", hint="ask for another one"
+                )
+            self._set_bad_aside()
+        except InfrastructureError:
+            self._watch.close()
+            raise
+        self.host = host or self._own_address()
+        self._say()
+
+    @property
+    def machines(self) -> SlurmMachines:
+        """Ends nodes."""
+        return SlurmMachines(self)
+
+    @property
+    def links(self) -> LinkControl | None:
+        """The cluster's network is not for a job to shape."""
+        return None
+
+    def address(self, node: int) -> str:
+        """The agent finds out."""
+        return ""
+
+    def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """A step on the node's host; on another one, when that is lost."""
+        if self._watch.over():
+            raise InfrastructureError(
+                f"the allocation is over: {self._watch.job_words()}",
+                hint="ask for another one, and run again",
+            )
+        with self._lock:
+            host = self._seat(node)
+            if not self._recorded:
+                self._wanted.will(CancelSteps.of(self._found.job, self._prefix))
+                self._recorded = True
+            lives = sum(step.name.startswith(f"{self._prefix}n{node}.") for step in self._old)
+            name = f"{self._prefix}n{node}.{lives}"
+            log = self._wanted.run.root / "logs" / f"node-{node}.srun.log"
+            self._steps[node] = Step(
+                job=self._found.job, host=host, name=name, command=command, environment=environment, log=log
+            )
+        self._watch.ask()
+
+    def replaceable(self, node: int) -> bool:
+        """Whether there is a host for it: its own one, or one that waits."""
+        if self._watch.over():
+            return False
+        return self._usable(self._hosts[node]) or any(map(self._usable, self._free))
+
+    def gone(self, node: int) -> str | None:
+        """The step's end, and what Slurm says."""
+        step = self._steps.get(node)
+        running = step is not None and step.ended() is None
+        lost = self._watch.lost(self._hosts[node], silent=running)
+        if step is None or running:
+            return lost
+        if step.unreachable():
+            self._bad.add(step.host)
+        return lost or step.words()
+
+    def drain(self, node: int, reason: str) -> str | None:
+        """Only where the user has allowed it."""
+        if not self._drain:
+            return None
+        host = self._hosts[node]
+        try:
+            self._slurm.drain(host, f"chaos: {reason}")
+        except InfrastructureError as error:
+            return f"{host} could not be drained: {error.message}"
+        return f"{host} is drained: {reason} (scontrol update nodename={host} state=resume takes it back)"
+
+    def close(self) -> Sequence[str]:
+        """Agents have been told to end: wait a little, then cancel what is left."""
+        self._watch.close()
+        steps = [*self._steps.values(), *self._old]
+        deadline = time.monotonic() + BYE_LIMIT_S
+        if all([step.ends(max(0.0, deadline - time.monotonic())) for step in steps]):
+            return ()
+        outcome = CancelSteps.of(self._found.job, self._prefix).undo()
+        for step in steps:
+            step.kill()
+        return () if outcome.ok else (outcome.text,)
+
+    def kill(self, node: int) -> Mapping[str, Any]:
+        """End the step of a node with all in it. Raises OSError."""
+        step = self._steps.get(node)
+        if step is None or step.ended() is not None:
+            raise ProcessLookupError(f"node {node} is gone")
+        found = self._step_id(step)
+        problem = self._slurm.kill(found)
+        if problem:
+            raise OSError(problem)
+        return {"step": found, "host": step.host, "signal": 9}
+
+    def seen(self, node: int) -> Mapping[str, Any]:
+        """What Slurm says of a node's host, and srun of its step."""
+        self._watch.ask()
+        step, state = self._steps.get(node), self._watch.state(self._hosts[node])
+        code = None if step is None else step.ended()
+        return {
+            "host": self._hosts[node], "state": "exited" if code is not None else "running", "exit_code": code,
+            "slurm_state": str(state or ""), "step": "" if step is None else step.id,
+            "machine": "" if step is None else step.name,
+        }  # fmt: skip
+
+    def _step_id(self, step: Step) -> str:
+        if not step.id:
+            try:
+                found = self._slurm.steps(self._found.job)
+            except InfrastructureError as error:
+                raise OSError(error.message) from error
+            step.id = next((each.id for each in found if each.name == step.name), "")
+        if not step.id:
+            raise OSError(f"Slurm does not know step {step.name} of job {self._found.job}")
+        return step.id
+
+    def _seat(self, node: int) -> str:
+        """Where a node is to begin."""
+        before = self._steps.get(node)
+        if before is not None:
+            self._old.append(before)
+            # Given up while its step runs on: its host is silent or cut off, another one is better.
+            if before.ended() is None or not self._usable(self._hosts[node]):
+                self._move(node)
+        host = self._hosts[node]
+        if not self._usable(host):
+            raise InfrastructureError(
+                f"node {node} ({host}) is lost, and allocation {self._found.job} has no host left for it",
+                hint="ask for more nodes than the scenario has: launcher.params.reserve_nodes",
+            )
+        return host
+
+    def _usable(self, host: str) -> bool:
+        return host not in self._bad and self._watch.usable(host)
+
+    def _move(self, node: int) -> None:
+        """Give a node a host that waits; the one it had waits from now on, last, and is drained if that is allowed and
+        Slurm itself sees nothing wrong with it."""
+        for host in [host for host in self._free if self._usable(host)][:1]:
+            state = self._watch.state(self._hosts[node])
+            if state is None or not state.lost:
+                said = self.drain(node, "its agent fell silent during a run")
+                print(said or "", end="\n" if said else "", file=sys.stderr)
+            self._free.remove(host)
+            self._free.append(self._hosts[node])
+            self._hosts[node] = host
+
+    def _set_bad_aside(self) -> None:
+        """Begin on hosts that are there."""
+        for node, host in self._hosts.items():
+            if not self._usable(host):
+                self._move(node)
+        lost = [
+            f"{host} is {self._watch.state(host)}" for host in self._hosts.values() if not self._usable(host)
+        ]
+        if lost:
+            raise InfrastructureError(
+                f"allocation {self._found.job} has lost nodes that the scenario wants: {', '.join(lost)}",
+                hint="ask for another allocation, or for more nodes than the scenario has",
+            )
+
+    def _own_address(self) -> str:
+        """From which this machine reaches the nodes; a loopback address only where all of them have one. Raises
+        InfrastructureError."""
+        states = map(self._watch.state, self._found.hosts)
+        found = [_way_to(state.address) for state in states if state is not None]
+        others = [address for address in found if address and not address.startswith("127.")]
+        for address in [*others, *filter(None, found)][:1]:
+            return address
+        raise InfrastructureError(
+            "cannot find the address of this machine that the nodes reach",
+            hint="set launcher.params.host to it",
+        )
+
+    def _say(self) -> None:
+        """What a reader of the log has to know of the allocation."""
+        job, spare = self._found.job, ", ".join(self._free)
+        lines = [f"Slurm job {job}: nodes {', '.join(f'{n} on {host}' for n, host in self._hosts.items())}"]
+        lines += [f"  not used unless a node is lost: {spare}"] if spare else []
+        if self._found.restarts:
+            lines.append(f"  it was requeued (restart {self._found.restarts}): this run begins anew")
+        print("\n".join(lines), file=sys.stderr)
+
+
+class SlurmMachines:
+    """Implements ``harness.launch.nodes.platform.MachineControl``: a job can end what it runs on a node,
+    nothing else."""
+
+    can_pause = False
+
+    can_pause = False  # a signal to a step need not reach all that runs in it
+
+    def __init__(self, platform: SlurmPlatform) -> None:
+        self._platform = platform
+
+    def kill(self, node: int) -> Mapping[str, Any]:
+        """Its step is killed."""
+        return self._platform.kill(node)
+
+    def seen(self, node: int) -> Mapping[str, Any]:
+        """Slurm's and srun's words."""
+        return self._platform.seen(node)
+
+    def pause(self, node: int) -> None:
+        """Not offered."""
+        raise _never("stop a node")
+
+    def resume(self, node: int) -> None:
+        """Nothing to undo."""
+
+    def limit_memory(self, node: int, spare_mib: int | None) -> None:
+        """Not offered."""
+        if spare_mib is not None:
+            raise _never("limit a node's memory")
+
+    def limit_cores(self, node: int, cores: float | None) -> None:
+        """Not offered."""
+        if cores is not None:
+            raise _never("limit a node's processor time")
+
+    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
+        """Not offered."""
+        raise _never("cut a node off")
+
+    def rejoin(self, node: int) -> None:
+        """Nothing to undo."""
+
+
+def _never(what: str) -> OSError:
+    return OSError(f"a Slurm job cannot {what}")
+
+
+def _way_to(address: str) -> str:
+    """The local address from which a host is reached; "": none."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, PROBE_PORT))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

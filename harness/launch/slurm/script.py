@@ -1,0 +1,128 @@
+"""The batch script that asks Slurm for a scenario's nodes and runs it there."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from chaos import plugins
+from chaos.planning.planview import RunPlan
+from chaos.scenario.model import Scenario
+from harness.launch.launcher import Launcher
+from harness.launch.requirements import refuse_impossible
+
+SLACK = 3.0
+"""The time limit over the estimate, which is good to a factor of two."""
+LEAST_S = 600.0
+DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the script asks for beside nodes; the parameters of launcher ``slurm`` of the same names."""
+
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = 0
+    cpus_per_node: int = 0
+    reserve_nodes: int = 0
+    grace_s: int = 60
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
+    """The script for a planned run. ``choices``: the options that ``chaos run`` is to be given too, by name.
+
+    Raises ScenarioError when a fault needs what no Slurm job can do.
+    """
+    launcher = plugins.load("harness.launchers", Launcher)["slurm"]()
+    for each in planned.cells:
+        spec = each.cell.scenario.launcher.model_copy(update={"kind": "slurm"})
+        scenario = each.cell.scenario.model_copy(update={"launcher": spec})
+        refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
+    cells = [each.cell.scenario for each in planned.cells]
+    largest = max(cells, key=lambda cell: cell.launcher.nodes)
+    params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
+    known = {field.name for field in fields(Asked)}
+    return batch_script(
+        largest, Asked(**{name: value for name, value in params.items() if name in known}),
+        nodes=largest.launcher.nodes, estimate_s=planned.estimate_s, directory=Path.cwd(),
+        command=["run", str(path), *_options_again(largest, choices)],
+    )  # fmt: skip
+
+
+def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
+    for value in choices.get("sets", ()):
+        yield from ("--set", value)
+    if scenario.launcher.kind != "slurm" or choices.get("launcher"):
+        yield from ("--launcher", "slurm")
+    for name in ("seed", "repeat"):
+        if choices.get(name) is not None:
+            yield from (f"--{name}", str(choices[name]))
+    for cell in choices.get("only", ()):
+        yield from ("--cell", cell)
+
+
+def batch_script(
+    scenario: Scenario,
+    asked: Asked,
+    *,
+    nodes: int,
+    estimate_s: float,
+    command: Sequence[str],
+    directory: Path,
+) -> str:
+    """The script.
+
+    ``nodes``: the most that any cell has, spare ones included; ``estimate_s``: expected seconds of the whole run;
+    ``command``: what follows ``chaos``; ``directory``: where it runs, on a file system that all nodes share.
+    """
+    spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
+    about = f"{nodes} node{'s' if nodes > 1 else ''}"
+    about += f", {spare} of them spare" if spare else ""
+    about += f", and {asked.reserve_nodes} in reserve" if asked.reserve_nodes else ""
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _options(scenario, asked, nodes, estimate_s)),
+        f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a shared file system.",
+        "set -e",
+        f"cd {shlex.quote(str(directory))}",
+        *asked.setup,
+        "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and writes its verdict.",
+        f"exec {shlex.join([sys.executable, '-m', 'chaos', *command])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(scenario: Scenario, asked: Asked, nodes: int, estimate_s: float) -> Iterator[str]:
+    cpus = asked.cpus_per_node or scenario.topology.ranks_per_node
+    yield f"--job-name=chaos-{scenario.name}"
+    yield f"--nodes={nodes + asked.reserve_nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={cpus}"
+    if asked.gpus_per_node:
+        yield f"--gpus-per-node={asked.gpus_per_node}"
+    yield "--no-kill"  # the loss of a node is what is tested: the job goes on
+    yield f"--signal=B:TERM@{asked.grace_s}"
+    yield f"--time={_limit(estimate_s)}"
+    yield "--output=%x-%j.out"
+    yield "--open-mode=append"  # a requeued job goes on in the same file
+    if asked.partition:
+        yield f"--partition={asked.partition}"
+    if asked.account:
+        yield f"--account={asked.account}"
+    yield from asked.extra  # last: what is said twice counts as said last
+
+
+def _limit(estimate_s: float) -> str:
+    """Slurm's days-hours:minutes:seconds, in whole minutes."""
+    minutes = math.ceil(max(LEAST_S, estimate_s * SLACK) / MINUTE_S)
+    days, rest = divmod(minutes * MINUTE_S, DAY_S)
+    hours, rest = divmod(rest, HOUR_S)
+    return f"{days}-{hours:02}:{rest // MINUTE_S:02}:00"

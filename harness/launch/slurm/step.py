@@ -1,0 +1,100 @@
+"""One job step: an agent on one node, and the srun that holds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from harness.host.slurm_commands import UNREACHABLE, last_line, srun
+
+END_LIMIT_S = 5.0
+SRUN_LIMIT_S = 0.2
+TAIL = 4096
+KEPT = frozenset(
+    {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_WORKING_CLUSTER", "SLURM_CLUSTERS", "SLURM_DEBUG"}
+)
+"""What srun is given of the batch script's SLURM variables: the rest are defaults for the user's own steps (tasks,
+memory, binding ...) that an agent must not be subject to."""
+
+
+class Step:
+    """Begins at once. ``name``: of the step; ``log``: what srun and the agent print."""
+
+    def __init__(
+        self, *, job: str, host: str, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:  # fmt: skip
+        self.host = host
+        self.name = name
+        self.id = ""
+        self._log = log
+        words = srun(job=job, host=host, name=name, command=command)
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as out:
+                # A session of its own: Ctrl-C is for chaos to answer, and srun would end the step by it.
+                self._srun = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                    env=step_environment(os.environ, environment),
+                )  # fmt: skip
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot start srun: {error.strerror}", hint="install Slurm's commands, or set PATH"
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        """Of srun."""
+        return self._srun.pid
+
+    def ended(self) -> int | None:
+        """srun's exit code, which is the agent's, or 128 and the signal that ended it; None: it runs."""
+        return self._srun.poll()
+
+    def ends(self, limit_s: float) -> bool:
+        """Wait for srun's end; whether it ended: then nothing of the step is left."""
+        try:
+            self._srun.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return self._srun.returncode >= 0
+
+    def kill(self) -> None:
+        """End srun, which holds a step that nobody can end, such as on a lost node."""
+        if not self.ends(SRUN_LIMIT_S):
+            self._srun.kill()
+            self._srun.wait(timeout=END_LIMIT_S)
+
+    def words(self) -> str:
+        """How it ended, for people."""
+        code, said = self.ended(), last_line(self._tail())
+        if self.unreachable():
+            return f"Slurm has lost {self.host}: {said}"
+        how = (
+            f"by {signal.Signals(code - 128).name}" if code and 128 < code < 160 else f"with exit code {code}"
+        )
+        return f"its job step on {self.host} ended {how}" + (f": {said}" if said else "")
+
+    def unreachable(self) -> bool:
+        """Whether it ended because the node could not be reached, rather than by what ran there."""
+        tail = self._tail()
+        return self.ended() is not None and any(word in tail for word in UNREACHABLE)
+
+    def _tail(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+                return log.read(TAIL).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def step_environment(own: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Of srun, and by it of the agent."""
+    kept = {
+        key: value for key, value in own.items() if not key.startswith(("SLURM_", "SRUN_")) or key in KEPT
+    }
+    return {**kept, **wanted}

@@ -1,0 +1,123 @@
+"""What Slurm says of the nodes and the job, looked up on a thread of its own and only while somebody asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from chaos.errors import InfrastructureError
+from harness.host.slurm_commands import Commands, Job, NodeState
+
+EVERY_S = 1.0
+"""Between two looks while somebody asks; the controller of a large cluster has others to answer."""
+TRIED_AFTER_S = 3.0
+"""How long a node is asked about before it is tried: Slurm takes minutes to notice that one is lost."""
+END_LIMIT_S = 1.0
+
+
+class Watch:
+    """Of one allocation. Asking costs nothing: it answers what is known, and has the thread look again. ``name``: of
+    the steps that try a node whose agent is silent: a lost node is told from one whose agent is slow."""
+
+    def __init__(
+        self, slurm: Commands, job: str, hosts: Sequence[str], *, name: str, every_s: float = EVERY_S,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._slurm = slurm
+        self._job = job
+        self._hosts = hosts
+        self._name = name
+        self._every_s = every_s
+        self._clock_s = clock_s
+        self._nodes: Mapping[str, NodeState] = {}
+        self._of_job: Job | None = Job(state="RUNNING")
+        self._looked_s = -every_s
+        self._doubted: dict[str, tuple[float, float]] = {}  # silent nodes: asked about from when until when
+        self._dead: dict[str, str] = {}
+        self._asked = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="slurm-watch", daemon=True)
+        self._thread.start()
+
+    def lost(self, host: str, *, silent: bool = False) -> str | None:
+        """Why a node is lost, or the whole job; None: it is not so far as is known. ``silent``: its agent should speak
+        and does not: asked about for some seconds, it is tried whether the node runs anything at all."""
+        now_s = self._clock_s()
+        if silent:
+            since_s, last_s = self._doubted.get(host, (now_s, now_s))
+            fresh = now_s - last_s > 2 * self._every_s
+            self._doubted[host] = (now_s if fresh else since_s, now_s)
+        self.ask()
+        job, node = self._of_job, self._nodes.get(host)
+        if job is None or job.over:
+            return f"the allocation is over: {self.job_words()}"
+        if node is not None and node.lost:
+            return f"Slurm says that {host} is {node}"
+        return self._dead.get(host)
+
+    def usable(self, host: str) -> bool:
+        """Whether a step can begin there, so far as is known."""
+        node = self._nodes.get(host)
+        return host not in self._dead and not (node is not None and node.lost)
+
+    def ask(self) -> bool:
+        """Have the thread look, if what is known is older than a second; whether it will."""
+        due = self._clock_s() - self._looked_s >= self._every_s
+        if due:
+            self._asked.set()
+        return due
+
+    def over(self) -> bool:
+        """Whether the allocation is known to be over."""
+        return self._of_job is None or self._of_job.over
+
+    def job_words(self) -> str:
+        """The job and its state, for people."""
+        job = self._of_job
+        if job is None:
+            return f"Slurm does not know job {self._job} any more"
+        why = f" ({job.reason})" if job.reason not in ("", "None") else ""
+        return f"job {self._job} is {job.state}{why}"
+
+    def state(self, host: str) -> NodeState | None:
+        """The last that is known of a node."""
+        return self._nodes.get(host)
+
+    def look(self) -> None:
+        """Look now, here. Raises InfrastructureError."""
+        self._looked_s = self._clock_s()
+        self._of_job = self._slurm.job(self._job)
+        self._nodes = self._slurm.nodes(self._hosts)
+
+    def try_doubted(self) -> None:
+        """Try those that have been silent for a while. Raises InfrastructureError when the controller is silent."""
+        now_s = self._clock_s()
+        for host, (since_s, last_s) in list(self._doubted.items()):
+            if now_s - last_s > 2 * self._every_s:
+                del self._doubted[host]  # nobody asks any more
+            elif now_s - since_s >= TRIED_AFTER_S and host not in self._dead:
+                why = self._slurm.unreachable(self._job, host, name=self._name)
+                if why:
+                    self._dead[host] = f"{host} runs nothing any more: {why}"
+
+    def close(self) -> None:
+        """End the thread; one that waits for a silent controller ends when its command does."""
+        self._closed = True
+        self._asked.set()
+        self._thread.join(END_LIMIT_S)
+
+    def _work(self) -> None:
+        while True:
+            self._asked.wait(timeout=60.0)
+            if self._closed:
+                return
+            if not self._asked.is_set():
+                continue
+            try:
+                self.look()
+                self.try_doubted()
+            except InfrastructureError:
+                # The controller is away: what was known stays, and a running job does not need it.
+                self._looked_s = self._clock_s()
+            self._asked.clear()

@@ -1,0 +1,149 @@
+"""A file system of its own for one arm's checkpoints: limited in size, filled, and made read-only from outside.
+
+A tmpfs over the arm's checkpoint directory. How to unmount it is in the ledger before it is mounted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from chaos.errors import InfrastructureError
+from chaos.fault.base import Need
+from harness.launch.launcher import ArmSetup
+from harness.launch.requirements import needs_of, parameters
+from harness.undo.ledger import Ledger
+from harness.undo.records import Unmount
+
+BALLAST = ".ballast"
+PROBE = ".probe"
+DEFAULT_MIB = 64
+MIB = 1 << 20
+BUSY_LIMIT_S = 1.0
+TRY_LIMIT_S = 10.0
+_NOSUID, _NODEV, _NOEXEC, _READ_ONLY, _REMOUNT = 2, 4, 8, 1, 32
+
+
+def lacks_mount() -> str | None:
+    """Why this process cannot mount; None when it can. Tried in a mount namespace that ends with the trial."""
+    if shutil.which("unshare") is None or shutil.which("mount") is None:
+        return "mounting cannot be tried: unshare and mount of util-linux are not installed"
+    trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=64k", "chaos-trial", "/tmp"]
+    try:
+        ran = subprocess.run(trial, capture_output=True, text=True, timeout=TRY_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"mount did not answer within {TRY_LIMIT_S:.0f} s"
+    if ran.returncode == 0:
+        return None
+    return f"this user may not mount ({(ran.stderr.strip().splitlines() or ['no reason given'])[-1]}); run as root"
+
+
+def mount_for(setup: ArmSetup) -> Storage | None:
+    """The file system that an arm's faults need, mounted; None when they need none.
+
+    The control arm gets the same. Raises InfrastructureError when it cannot be mounted.
+    """
+    if Need.MOUNT not in needs_of(setup.cell):
+        return None
+    sizes = [size for size in parameters(setup.cell, "size_mib") if isinstance(size, int)]
+    return Storage(setup, size_mib=max(sizes, default=DEFAULT_MIB))
+
+
+class Storage:
+    """Implements ``chaos.fault.targets.StorageTarget``."""
+
+    def __init__(self, setup: ArmSetup, *, size_mib: int) -> None:
+        self.path = setup.checkpoints
+        self._size = size_mib * MIB
+        source = f"chaos-{setup.run.root.name}-{setup.id}"
+        self._undo = Unmount(path=self.path.resolve(), source=source)
+        self._ledger = Ledger(setup.run.ledger)
+        self._record = self._ledger.will(self._undo, arm=setup.id)
+        try:
+            _mount(source, self.path, f"size={self._size},mode=700", 0)
+        except OSError as error:
+            self._ledger.undone(self._record, "it was never mounted")
+            raise InfrastructureError(
+                f"cannot mount {self.path}: {error.strerror}", hint="mounting needs root"
+            ) from error
+
+    def fill(self, *, shrink: bool) -> None:
+        """Leave no free byte: by a ballast file, or by making the file system as small as what it holds."""
+        if shrink:
+            found = os.statvfs(self.path)
+            self._remount(f"size={max(found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)}")
+            return
+        fd = os.open(self.path / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            for size in (MIB, 4096, 1):
+                _write_until_full(fd, bytes(size))
+        finally:
+            os.close(fd)
+
+    def free(self) -> None:
+        """Remove the ballast, give the size back."""
+        self._remount(f"size={self._size}")
+        (self.path / BALLAST).unlink(missing_ok=True)
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Remount. A file that is open for writing keeps it from becoming read-only for a moment."""
+        deadline = time.monotonic() + BUSY_LIMIT_S
+        while True:
+            try:
+                self._remount(f"size={self._size}", _READ_ONLY if read_only else 0)
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
+
+    def probe(self) -> str | None:
+        """What the kernel says to one more byte."""
+        path = self.path / PROBE
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, b"x")
+            finally:
+                os.close(fd)
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            return errno.errorcode.get(error.errno or 0, str(error.errno))
+        return None
+
+    def used(self) -> bool:
+        """Whether anybody keeps anything there; what is ours does not count."""
+        with os.scandir(self.path) as entries:
+            return any(entry.name not in (BALLAST, PROBE) for entry in entries)
+
+    def close(self) -> None:
+        """Unmount, and say so in the ledger; safe to call twice."""
+        outcome = self._undo.undo()
+        note = self._ledger.undone if outcome.ok else self._ledger.failed
+        note(self._record, outcome.text)
+
+    def _remount(self, data: str, flags: int = 0) -> None:
+        _mount("none", self.path, data, _REMOUNT | flags)
+
+
+def _write_until_full(fd: int, block: bytes) -> None:
+    try:
+        while os.write(fd, block) == len(block):
+            pass
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def _mount(source: str, path: Path, data: str, flags: int) -> None:
+    """mount(2) of a tmpfs. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    every = _NOSUID | _NODEV | _NOEXEC | flags
+    if libc.mount(source.encode(), os.fsencode(path), b"tmpfs", every, data.encode()):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))

@@ -1,0 +1,142 @@
+"""The key-value store as a process of its own, behind a proxy, and another one as soon as it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.errors import InfrastructureError
+from chaos.fault.targets import LinkShape
+from harness.launch.links.client import LinkProxy
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.process.local import Children, Exited, Said, ask_store, start_store
+from recovery.process.processes import die_with, redirect_output
+from recovery.transport.wire import Channel, Extra
+
+START_LIMIT_S = 10.0
+REQUEST_LIMIT_S = 10.0
+MAX_STORES = 100
+_IN, _OUT = ("clients", "store"), ("store", "clients")
+
+Fork = Callable[[bytes, Sequence[int]], int]
+
+
+class StoreConfig(BaseModel):
+    """What the process of a store, or of an uninvolved client that measures one, is told at birth.
+
+    ``parent``: pid that must be its parent; ``host``: where the store listens; ``port``: where the client finds it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    be: Literal["store", "store-client"] = "store"
+    parent: int
+    host: str = LOOPBACK
+    port: int = 0
+
+
+def be_store(config: StoreConfig, channel: Channel) -> NoReturn:
+    """Hold a store until the supervisor's side of ``channel`` closes, or measure one; never returns."""
+    die_with(config.parent)
+    redirect_output(Path(os.devnull))  # torch is loud about a store that is killed
+    code = 1
+    if config.be == "store-client":
+        round_trip_s = ask_store(config.port, host=config.host, timeout_s=REQUEST_LIMIT_S)
+        channel.send(Extra(topic="asked", payload={"round_trip_s": round_trip_s}))
+        os._exit(0)
+    with contextlib.suppress(InfrastructureError):
+        _store, port = start_store(config.host)
+        channel.send(Extra(topic="store", payload={"port": port}))
+        while channel.receive() is not None:
+            pass
+        code = 0
+    os._exit(code)
+
+
+class StoreKeeper:
+    """Keeps one store alive; ranks find it at ``host`` and ``port``. Implements
+    ``harness.launch.launcher.StoreControl``.
+
+    The store is supervised through its pidfd; one that ended is followed by another, on another port, before
+    ``look`` returns. Raises InfrastructureError.
+    """
+
+    def __init__(self, fork: Fork, host: str = LOOPBACK) -> None:
+        self._fork = fork
+        self._host = host
+        self._children = Children()
+        self._proxy = LinkProxy(host)
+        self._count = 0
+        self._numbers = itertools.count(1)
+        self._ended: Mapping[str, Any] | None = None
+        self._round_trip_s: float | None = None
+        self._asked = False
+        self.port = 0
+        self._start()
+
+    def look(self) -> None:
+        """Start another store if this one ended."""
+        for report in self._children.wait(0):
+            if isinstance(report, Said):
+                self._round_trip_s = report.message.payload["round_trip_s"]
+            elif isinstance(report, Exited) and report.process == self._name:
+                reaped = {"reaped_signal": report.signal, "reaped_exit_code": report.exit_code}
+                self._proxy.close_forward(self.port)
+                self._start()
+                self._ended = {"store": report.process, **reaped, "next_port": self.port}
+
+    def signal(self, signum: int) -> None:
+        """See chaos.fault.targets.StoreTarget."""
+        self._ended = None
+        self._children.signal(self._name, signum)
+
+    def set_latency(self, seconds: float) -> None:
+        """See chaos.fault.targets.StoreTarget."""
+        self._proxy.shape([_IN], LinkShape(delay_s=seconds))
+        self._round_trip_s, self._asked = None, False
+
+    def ended(self) -> Mapping[str, Any] | None:
+        """How the store ended that was signalled last, once it is reaped."""
+        return self._ended
+
+    def round_trip_s(self) -> float | None:
+        """Of a client in a process of its own, which is started by the first call; None as long as it has no answer."""
+        if not self._asked:
+            self._asked = True
+            self._spawn(StoreConfig(be="store-client", parent=os.getpid(), host=self._host, port=self.port))
+        return self._round_trip_s
+
+    def close(self) -> dict[int, str]:
+        """End everything; what could not be removed, as ``Children.close``."""
+        self._proxy.close()
+        return self._children.close()
+
+    @property
+    def _name(self) -> str:
+        return f"store{self._count}"
+
+    def _spawn(self, config: StoreConfig) -> None:
+        name = self._name if config.be == "store" else f"client{next(self._numbers)}"
+        self._children.spawn(name, lambda fds: self._fork(config.model_dump_json().encode(), fds))
+
+    def _start(self) -> None:
+        self._count += 1
+        if self._count > MAX_STORES:
+            raise InfrastructureError(f"{MAX_STORES} stores in a row ended")
+        self._spawn(StoreConfig(parent=os.getpid(), host=self._host))
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline_s:
+            for report in self._children.wait(0.1):
+                if isinstance(report, Said) and report.process == self._name:
+                    self.port = self._proxy.forward(_IN, self._host, report.message.payload["port"])
+                    return
+                if isinstance(report, Exited) and report.process == self._name:
+                    raise InfrastructureError(f"the store could not start: {report.how}")
+        raise InfrastructureError(f"the store did not start within {START_LIMIT_S:.0f} s")

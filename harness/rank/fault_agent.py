@@ -1,0 +1,256 @@
+"""The fault injector's hand inside a rank: holds it at the planned point, acts when told to, and measures the
+effect.
+
+The supervisor decides; this only reports ``at_point`` and waits for ``go``, so that the undo record and the
+``fault_injected`` event are on disk before anything happens, for faults from outside and from inside alike. What is due
+when is ``harness.rank.shims.agenda``'s, as in a simulated rank; here is how a real one waits, and what its body does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from chaos import plugins
+from chaos.events.log import Kind
+from chaos.fault.base import Fault
+from chaos.fault.targets import DiskTrouble
+from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall
+from harness.rank.shims.body import BodyShim
+from harness.rank.shims.disk import DiskShim
+from harness.rank.shims.signs import SignsShim
+from harness.rank.shims.slowness import Slowness
+from harness.rank.shims.tensors import TensorShim, digest
+from recovery.data import order
+from recovery.rank.job import Job
+from recovery.transport.wire import Extra
+
+PACE_SLICE_S = 0.02
+
+
+class FaultAgent:
+    """Implements ``recovery.rank.job.Probe`` for the training thread and ``RankTarget`` for faults.
+    ``kinds``: that may act here; they are loaded now."""
+
+    def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
+        for kind in kinds:  # an import in the middle of a step would be taken for what the fault costs
+            plugins.one("chaos.faults", Fault, kind)
+        self._job = job
+        self._agenda = Agenda(self, lock=threading.Lock())
+        self._word = threading.Event()  # an answer may have come
+        self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
+        self.disk = DiskShim(sleep=self._stall, die=_die, say=self._agenda.effect)
+        self.body = BodyShim(job)
+        self.signs = SignsShim(job.marks)
+        self._tensors = TensorShim(job)
+        self._poisoned: set[int] = set()
+        self.model = job.state.model
+
+    @property
+    def active(self) -> bool:
+        """See recovery.rank.job.Probe."""
+        return self._agenda.active or self.body.broken
+
+    @property
+    def rank(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.rank
+
+    @property
+    def step(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.step
+
+    @property
+    def seed(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.seed
+
+    @property
+    def optimizer(self) -> Any:
+        """See chaos.fault.targets.RankTarget."""
+        return self._job.state.optimizer
+
+    # ---- called by the agent thread
+
+    def on_command(self, topic: str, payload: dict[str, Any]) -> None:
+        """What the injector says to this rank."""
+        if topic == "arm":
+            self.slowness.began()
+        elif topic == "hog":
+            self.body.hog(payload["at_most_mib"])
+        elif topic == "pace":
+            rate = payload["bytes_per_s"]
+            bucket = _TokenBucket(rate, payload["latency_s"], self._sleep) if rate else None
+            self._job.reducer.pace = bucket.take if bucket else None
+        elif topic == "disk":
+            self.disk.break_next_save(payload)
+            self._job.checkpoints.disk = self.disk
+        if self._agenda.hear(topic, payload):
+            self._word.set()
+
+    # ---- called by the training thread (recovery.rank.job.Probe)
+
+    def at(self, step: int, phase: str) -> None:
+        """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""
+        with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
+            for wait in waits:
+                match wait:
+                    case Hold():
+                        self._held(wait)
+                    case Stall():
+                        self._stall(wait.seconds)
+                    case Acted():
+                        pass  # what blocks here has blocked in the act
+
+    def ended(self, phase: str, seconds: float) -> None:
+        """Stretch compute phases while slowed down."""
+        self.body.check()
+        self.slowness.ended(phase, seconds)
+
+    def committed(self, step: int) -> None:
+        """End faults whose time is over."""
+        self._agenda.committed(step)
+
+    # ---- RankTarget
+
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
+        """See chaos.fault.targets.RankTarget."""
+        return self.slowness.set(factor, mode)
+
+    def set_disk(self, trouble: DiskTrouble | None) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self.disk.set_trouble(trouble, self.seed)
+        self._job.checkpoints.disk = self.disk if self.disk.active else None
+
+    def tensors(self, surface: str) -> Mapping[str, Any]:
+        """See chaos.fault.targets.RankTarget."""
+        return self._tensors.stored(surface)
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._tensors.change_forward(surface, change, self.seed, self._say())
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._tensors.change_rng(change, self._say())
+
+    def shift_samples(self, by: int) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._tensors.shift_samples(by, self._say())
+
+    def due_samples(self) -> Sequence[int]:
+        """See chaos.fault.targets.RankTarget."""
+        config = self._job.config
+        return order.batch(self.step, config.global_batch, config.samples, config.seed)
+
+    def poison_sample(self, sample: int | None) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._poisoned = set() if sample is None else self._poisoned | {sample}
+        self._job.spoil = self._spoil if self._poisoned else None
+
+    def _spoil(self, samples: list[int], loss: Tensor) -> Tensor:
+        return loss * float("nan") if self._poisoned.intersection(samples) else loss
+
+    def set_data_delay(self, seconds: float) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._agenda.data_delay_s = seconds  # from this very step on: the act comes first
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._agenda.next_step(action)
+
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        say = self._say()
+
+        def changed(loss: Tensor) -> Tensor:
+            result = change(loss)
+            say({"before": digest([loss]), "after": digest([result]), "value": str(float(result))})
+            return result
+
+        self._job.current.change_loss = changed
+
+    def _say(self) -> Callable[[Mapping[str, Any]], None]:
+        """Logs what is seen of the act under way, whenever it is seen."""
+        return partial(self._agenda.effect, self._agenda.command)
+
+    # ---- for the agenda (harness.rank.shims.agenda.Hands)
+
+    def now_ns(self) -> int:
+        """See Hands."""
+        return time.monotonic_ns()
+
+    def say(self, topic: str, payload: dict[str, Any]) -> None:
+        """See Hands."""
+        self._job.agent.channel.send(Extra(topic=topic, payload=payload))
+
+    def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
+        """See Hands."""
+        event = self._job.writer.write(
+            Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=evidence
+        )
+        self._job.marks.wrote(event.seq)
+
+    def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
+        """See Hands."""
+        before = self._tensors.digest(surface)
+        action()
+        return None if before is None else {"before": before, "after": self._tensors.digest(surface)}
+
+    # ---- waiting
+
+    def _held(self, hold: Hold) -> None:
+        """Until the supervisor answers; an abort ends it."""
+        deadline = time.monotonic() + hold.limit_s
+        while not self._agenda.answered:
+            if self._word.wait(hold.look_s):
+                self._word.clear()
+                continue
+            self._job.check()
+            self._job.marks.touch()
+            if time.monotonic() > deadline:
+                return
+
+    def _stall(self, seconds: float) -> None:
+        """Sleep without a sign of life, as in a call that does not return; an abort ends it."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, PACE_SLICE_S))
+            self._job.check()
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep in slices, showing progress (a slow rank is not a hung one) and noticing an abort."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, PACE_SLICE_S))
+            self._job.marks.touch()
+            self._job.check()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _TokenBucket:
+    """Lets ``rate`` bytes a second pass, with a burst of one slice."""
+
+    def __init__(self, rate: float, latency_s: float, sleep: Callable[[float], None]) -> None:
+        self._rate = rate
+        self._latency_s = latency_s
+        self._sleep = sleep
+        self._free_at = 0.0
+
+    def take(self, size: int) -> None:
+        """Return when ``size`` more bytes may have passed."""
+        now = time.monotonic()
+        self._free_at = max(now, self._free_at) + size / self._rate
+        self._sleep(self._free_at - now + self._latency_s)

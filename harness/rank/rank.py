@@ -1,0 +1,97 @@
+"""What runs in a rank's process: connect to the supervisor, build the workload, train until told to stop.
+
+Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both come to ``run``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from chaos import plugins
+from chaos.events.log import EventWriter
+from harness.launch.links.route import Router
+from harness.launch.rank_config import RankConfig
+from harness.launch.stores import StoreConfig, be_store
+from harness.launch.workload import Workload
+from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
+from recovery.process.entry import live
+from recovery.rank.agent import Agent
+from recovery.rank.joining import Place, Seat
+from recovery.rank.script import run_script
+from recovery.transport.progress_counters import MarkPage
+from recovery.transport.wire import Channel
+
+if TYPE_CHECKING:
+    from recovery.rank.job import Job
+
+
+def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
+    """Be that rank; never returns."""
+    live(config, control_fd, mark_fd, partial(_train, config))
+
+
+def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
+    workload = plugins.load("harness.workloads", Workload)[config.workload](**config.workload_params)
+    program = workload.program()
+    if program is None:
+        _train_built(config, channel, page, writer)
+        return
+    import torch
+
+    torch.set_num_threads(config.threads)
+    seat = Seat(supervisor="the scenario", device=config.device, **config.job)
+    admit = partial(_admit_faults, config)
+    place = Place(seat=seat, channel=channel, page=page, writer=writer, on_attach=admit)
+    run_script(program.path, program.args, place)
+
+
+def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
+    from harness.rank.training import build, train, warm_up
+    from recovery.rank.job import Job, JobConfig
+
+    job_config: JobConfig = JobConfig.model_validate(config.job)
+    trainable = build(config, job_config)
+    job = Job(job_config, Agent(channel), page, writer)
+    job.on_attach = partial(_admit_faults, config)
+    job.attach(
+        trainable.model, trainable.make_optimizer, trainable.make_scheduler, clip_norm=trainable.clip_norm,
+        units=trainable.units,
+    )  # fmt: skip
+    warm_up(job, trainable)
+    train(job, trainable, config.evaluate)
+
+
+def _admit_faults(config: RankConfig, job: Job) -> None:
+    """Let faults act in this rank from now on."""
+    from harness.rank.fault_agent import FaultAgent
+
+    router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
+    job.dial = router
+    faults = FaultAgent(job, config.group, config.faults)
+    job.probe = faults
+    job.agent.on_extra = faults.on_command
+
+
+def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
+    """A fork of the zygote becomes what ``config``, a RankConfig, StoreConfig or KeeperConfig as JSON, describes."""
+    if config.startswith(KEEPER):
+        be_keeper(KeeperConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
+    if config.startswith(b'{"be":"store'):
+        be_store(StoreConfig.model_validate_json(config), Channel(socket.socket(fileno=control_fd)))
+    run(RankConfig.model_validate_json(config), control_fd, mark_fd)
+
+
+def main() -> NoReturn:
+    """Cold start: descriptors and the configuration's file descriptor come as arguments."""
+    control_fd, mark_fd, config_fd = (int(value) for value in sys.argv[1:4])
+    with os.fdopen(config_fd, "rb") as stream:
+        config = RankConfig.model_validate_json(stream.read())
+    run(config, control_fd, mark_fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""What the injector has given one rank to do, and in which order it is done: the fault agent of a rank, without a
+clock, a thread or a body.
+
+``harness.rank.fault_agent`` goes through it on a training thread and ``harness.sim.rank.faults`` in a
+simulated rank. Both wait where it says so (``Wait``), and do at once what it asks of them (``Hands``);
+everything else is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chaos import plugins
+from chaos.fault.base import Fault, Where
+from chaos.schedule.plan import NEXT_STEP
+
+HOLD_LIMIT_S = 10.0
+LOOK_S = 0.05
+NS_PER_S = 1_000_000_000
+
+Command = Mapping[str, Any]
+"""What the injector says of an occurrence (``harness.inject.occurrence.command_of``), or of a point to hold at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Wait until ``Agenda.answered``, at most so long, and show every ``look_s`` that the rank is not hung: only the
+    fault itself may look like that."""
+
+    limit_s: float
+    look_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """Wait so long without a sign of life, as in a call that does not return."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Acted:
+    """A fault acted: wait for what keeps the rank from going on, where the act itself could not."""
+
+
+Wait = Hold | Stall | Acted
+
+
+class Hands(Protocol):
+    """Who goes through an agenda; faults act on it, as their ``chaos.fault.targets.RankTarget``."""
+
+    def now_ns(self) -> int:
+        """By its own clock."""
+
+    def say(self, topic: str, payload: dict[str, Any]) -> None:
+        """Tell the injector; on any thread."""
+
+    def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
+        """Write down what was seen of an act (``fault_effect``)."""
+
+    def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
+        """Do it, and return what it changed of the stored tensors (of ``surface``, if it has one) by ``before`` and
+        ``after``; None: nothing is measured. LookupError: what it acts on does not exist yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lasting:
+    """A fault in force, and until when."""
+
+    fault: Fault
+    command: Command
+    until_ns: float
+    until_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Next:
+    """What a fault still has to do, at the same phase of a later step."""
+
+    phase: str
+    after_step: int
+    surface: str | None
+    command: Command
+    action: Callable[[], None]
+
+
+class Agenda:
+    """Of one rank. ``lock``: where one thread listens and another trains.
+
+    ``rank``, ``step``, ``seed``: of the rank at the last point that it had something to do at; ``command``: the one
+    that it carries out, or did last; ``data_delay_s``: how much longer the data phase of each step takes.
+    """
+
+    def __init__(self, hands: Hands, *, lock: AbstractContextManager[object] | None = None) -> None:
+        self.rank = -1
+        self.step = 0
+        self.seed = 0
+        self.command: Command = {}
+        self.data_delay_s = 0.0
+        self._hands = hands
+        self._lock: AbstractContextManager[object] = lock or nullcontext()
+        self._armed: dict[tuple[int, str], list[Command]] = {}
+        self._standing: list[Command] = []
+        self._installed: set[tuple[str, int]] = set()
+        self._lasting: list[_Lasting] = []
+        self._next: list[_Next] = []
+        self._acting: Fault | None = None
+        self._holds = ""  # at a point for this fault, until the injector answers
+        self._answer: Command | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do at some point."""
+        return bool(self._armed or self._standing or self._lasting or self._next)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the injector has answered the rank that holds."""
+        return self._answer is not None
+
+    def hear(self, topic: str, payload: Mapping[str, Any]) -> bool:
+        """``arm``: {"points": [...], "standing": [...]} replaces what is armed; ``go``: act now (or not, ``act``
+        False); all else is not for it. Whether whoever holds is answered by that."""
+        if topic == "arm":
+            armed: dict[tuple[int, str], list[Command]] = {}
+            for point in payload["points"]:
+                armed.setdefault((point["step"], point["phase"]), []).append(point)
+            with self._lock:
+                self._armed, self._standing = armed, list(payload["standing"])
+        if topic != "go":
+            return False
+        with self._lock:
+            mine = payload["fault"] == self._holds
+            if mine:
+                self._answer = payload
+        if not mine:
+            self._miss(payload)
+        return mine
+
+    # ---- by whoever trains
+
+    def at(self, step: int, phase: str, *, rank: int) -> Generator[Wait, None, None]:
+        """The rank is in this phase of this step: does what is due there, between the waits. To be closed by whoever
+        cannot go on with it, as the generation is lost."""
+        for command in self._take_standing():
+            if (command["fault"], command["occurrence"]) not in self._installed:
+                self.rank, self.seed = rank, command["seed"]
+                self._act(command, command["step"])
+                yield Acted()
+        for point in self._take_armed(step, phase):
+            self.step, self.rank, self.seed = step, rank, point["seed"]
+            answer = yield from self._hold({"fault": point["fault"], "step": step, "phase": phase})
+            if answer is not None and answer["act"]:
+                self._act(answer, step)
+                yield Acted()
+        if phase == "data" and self.data_delay_s:
+            yield Stall(seconds=self.data_delay_s)
+        for item in [item for item in self._next if item.phase == phase and item.after_step < step]:
+            self._next.remove(item)
+            self.step, self.rank, self.command = step, rank, item.command
+            measured = self._hands.do(item.action, item.surface)
+            if measured is not None:
+                self.effect(item.command, measured)
+            yield Acted()
+
+    def committed(self, step: int) -> None:
+        """End faults whose time is over."""
+        for lasting in list(self._lasting):
+            if step >= lasting.until_step or self._hands.now_ns() >= lasting.until_ns:
+                lasting.fault.heal(self._hands)
+                self._lasting.remove(lasting)
+                self._hands.say("healed", _names(lasting.command))
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """See chaos.fault.targets.RankTarget. Raises RuntimeError outside an act."""
+        if self._acting is None:
+            raise RuntimeError("only an act has a next step")
+        phase, surface = self._acting.point("forward"), getattr(self._acting, "surface", None)
+        self._next.append(
+            _Next(phase=phase, after_step=self.step, surface=surface, command=self.command, action=action)
+        )
+
+    def effect(self, command: Command, evidence: Mapping[str, Any]) -> None:
+        """Log what was seen of an act, whenever it is seen."""
+        self._hands.log(step=self.step, evidence=dict(evidence), **_names(command))
+
+    # ---- one point
+
+    def _take_standing(self) -> list[Command]:
+        """What acts in all ranks acts in this one too, though it joined later."""
+        with self._lock:
+            standing, self._standing = self._standing, []
+        return standing
+
+    def _take_armed(self, step: int, phase: str) -> tuple[Command, ...]:
+        with self._lock:
+            return *self._armed.pop((step, phase), ()), *self._armed.pop((NEXT_STEP, phase), ())
+
+    def _hold(self, where: dict[str, Any]) -> Generator[Wait, None, Command | None]:
+        with self._lock:
+            self._holds, self._answer = where["fault"], None
+        self._hands.say("at_point", where)
+        try:
+            yield Hold(limit_s=HOLD_LIMIT_S, look_s=LOOK_S)
+        except GeneratorExit:
+            # What it was told in the moment in which its generation was lost, it will not do.
+            self._miss(self._leave() or {"act": False})
+            raise
+        answer = self._leave()
+        if answer is None:
+            self._hands.say("unanswered", where)
+        return answer
+
+    def _leave(self) -> Command | None:
+        """It does not hold any more; the answer, which may have come at the last moment."""
+        with self._lock:
+            answer, self._answer, self._holds = self._answer, None, ""
+        return answer
+
+    def _miss(self, go: Command) -> None:
+        """The word to act came too late: the injector is to arm the fault again."""
+        if go["act"]:
+            self._hands.say("missed", _names(go))
+
+    def _act(self, command: Command, step: int) -> None:
+        fault = plugins.one("chaos.faults", Fault, command["kind"])(**command["params"])
+        if fault.where is not Where.RANK:
+            return
+        self.step, self.command, self._acting = step, command, fault
+        if fault.everywhere:
+            self._installed.add((command["fault"], command["occurrence"]))
+        done: dict[str, Any] = {}
+        try:
+            measured = self._hands.do(
+                lambda: done.update(fault.act(self._hands)), getattr(fault, "surface", None)
+            )
+        except LookupError as error:  # as an optimizer's state before its first step: it does not land
+            self.effect(command, {"nothing": str(error)})
+            return
+        finally:
+            self._acting = None
+        self.effect(command, done | dict(measured or {}))
+        if fault.lasting:
+            self._lasting.append(self._in_force(fault, command))
+
+    def _in_force(self, fault: Fault, command: Command) -> _Lasting:
+        seconds, steps, never = command["duration_s"], command["duration_steps"], float("inf")
+        return _Lasting(
+            fault=fault,
+            command=command,
+            until_ns=self._hands.now_ns() + seconds * NS_PER_S if seconds is not None else never,
+            until_step=self.step + steps if steps is not None else never,
+        )
+
+
+def _names(command: Command) -> dict[str, Any]:
+    return {"fault": command["fault"], "occurrence": command["occurrence"]}

@@ -1,0 +1,77 @@
+"""What Ctrl-C, a termination request and a lost terminal do to a run: the first time it ends by healing, the
+second time at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
+from harness.arm.watching import StopFlag
+from harness.host.rundir import RunDirectory
+from harness.run import heal
+
+GIVE_UP_LIMIT_S = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+@contextmanager
+def noted(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
+    """Have the first signal set the flag, so that the arm ends by healing, and the second end this process.
+
+    Only the main thread may install handlers; elsewhere nothing changes. A SIGHUP that the user has chosen to
+    ignore (nohup) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(signum: int, _: object) -> None:
+        if signum == signal.SIGHUP:
+            _leave_terminal()
+        if stop.signum:
+            _give_up(run, signum)
+        stop.signum = signum
+
+    wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _give_up(run: RunDirectory, signum: int) -> NoReturn:
+    """Undo what can be undone in GIVE_UP_LIMIT_S, and end without another word of the run; a third signal does not
+    even wait for that."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
+    said = ["interrupted twice: ended at once"]
+    try:
+        outcomes = heal.finish(run, limit_s=GIVE_UP_LIMIT_S)
+        said += [f"  {outcome.text}" for outcome in outcomes if outcome.did or not outcome.ok]
+        if not all(outcome.ok for outcome in outcomes):
+            code = EXIT_UNSAFE
+            said.append(f"  something is left: chaos heal {run.root}")
+    finally:
+        with suppress(OSError):
+            os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + "\n".join([*said, ""]).encode())
+        os._exit(code)
+
+
+def _leave_terminal() -> None:
+    """The terminal is gone: what is still to be said goes nowhere instead of failing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        if stat.S_ISCHR(os.fstat(fd).st_mode):  # isatty says no once it is hung up
+            os.dup2(nowhere, fd)
+    os.close(nowhere)

@@ -1,0 +1,197 @@
+"""Shows a run to a person as it happens: one live block in a terminal, plain lines without one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any
+
+from chaos.events.log import Event, Kind
+from chaos.scenario.model import Cell
+from harness.launch.launcher import ArmSetup
+from recovery.checkpoint.memory import ROLE as KEEPER
+
+_LINES_EVERY_S = 5.0
+
+
+_AGAIN = MappingProxyType(
+    {
+        "restart": "the command's ranks were started again", "resumed": "steps are reported again",
+        "shrunk": "the others go on", "rollback": "it went back by itself",
+    }
+)  # fmt: skip
+"""Why a command's generation began."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """Nothing."""
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Nothing."""
+
+
+def describe(event: Event) -> str | None:
+    """What an event means for a person watching, or None."""
+    data = event.data
+    match event.kind:
+        case Kind.FAULT_INJECTED:
+            target = data["target"]
+            who = _whom(target)
+            at = f" in step {event.step}" if event.step else ""
+            late = f", {data['late_steps']} steps late: {data['late']}" if data.get("late_steps") else ""
+            return f"✗ {data['kind']} hits {who}{at}{late}"
+        case Kind.FAULT_FAILED:
+            return f"? {data['fault']} did not land: {data['reason']}"
+        case Kind.FAILURE_DETECTED:
+            who = f"rank {data['rank']}" if data["rank"] is not None else "no rank"
+            return f"! detected: {data['cause']}, {who} blamed ({data['detail']})"
+        case Kind.DECISION:
+            return f"↻ {data['reason']}"
+        case Kind.GENERATION_READY if event.generation > 1:
+            origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
+            ranks, step = len(data["members"]), data["resume_step"]
+            return f"↻ generation {event.generation}: {ranks} ranks go on after step {step}{origin}"
+        case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
+            count = len(data["members"])
+            return f"↻ {_AGAIN[data['cause']]}: {count} rank{'s' if count != 1 else ''}"
+        case Kind.PROCESS_EXITED if data.get("role") == KEEPER and not data["expected"]:
+            return f"! {data['process']} ended, and what it kept in memory is gone: {_end(data)}"
+        case Kind.NODE_LOST:
+            return f"! node {data['node']} is lost: {data['why']}"
+        case Kind.NODE_JOINED if event.generation > 0:
+            return f"↻ node {data['node']} is there ({data['host']})"
+        case Kind.RUN_FINISHED if data["outcome"] != "completed":
+            return f"✗ {data['outcome']}: {data['reason']}"
+    return None
+
+
+def _end(exited: Mapping[str, Any]) -> str:
+    signal = exited["signal"]
+    return f"exit code {exited['exit_code']}" if signal is None else f"signal {signal}"
+
+
+def _whom(target: Mapping[str, Any]) -> str:
+    if "process" not in target:
+        return (
+            ", ".join(_named(what, which) for what, which in target.items() if what != "processes")
+            or "the job"
+        )
+    rank = target.get("rank")
+    return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
+
+
+def _named(what: str, which: Any) -> str:
+    """``links 0→1, 0→2``, ``node 1``, ``the job's store``."""
+    if what == "links":
+        pairs = [f"{source}→{other}" for source, other in which]
+        return f"link{'s' if len(pairs) > 1 else ''} {', '.join(pairs)}"
+    if isinstance(which, list | tuple):
+        return f"{what} {', '.join(map(str, which))}"
+    return f"{which} {what}" if which == "the job's" else f"{what} {which}"
+
+
+@contextmanager
+def progress(name: str, cells: Sequence[Cell]) -> Iterator[Any]:
+    """A watcher for standard error: live in a terminal, else lines."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    total = sum(cell.scenario.repeat * (2 if cell.scenario.baseline == "paired" else 1) for cell in cells)
+    spec = cells[0].scenario.workload
+    what = spec.title
+    ranks = "rank" if spec.ranks == 1 else "ranks"
+    arms = "arm" if total == 1 else "arms"
+    console.print(f"[bold]{name}[/bold] · {what}, {spec.ranks} {ranks}, {spec.steps} steps · {total} {arms}")
+    if console.is_terminal:
+        with _Live(console, total) as watcher:
+            yield watcher
+    else:
+        yield _Lines(total)
+
+
+class _Lines:
+    """One line for each thing that happens, with the arm's own clock."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._number = 0
+        self._started_ns = 0
+        self._shown_ns = 0
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """A line if the event is worth one."""
+        if event.kind is Kind.RUN_STARTED:
+            self._number += 1
+            self._started_ns = self._shown_ns = event.time_ns
+            self._say(event.time_ns, f"[{self._number}/{self._total}] {setup.id}")
+        text = describe(event)
+        if event.kind is Kind.RUN_FINISHED and text is None:
+            text = f"✓ {event.data['committed_step']} steps"
+        if text:
+            self._say(event.time_ns, f"    {text}")
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """A line every few seconds."""
+        if now_ns - self._shown_ns > _LINES_EVERY_S * 1e9:
+            self._shown_ns = now_ns
+            self._say(now_ns, f"    step {committed}/{setup.cell.scenario.workload.steps}")
+
+    def _say(self, now_ns: int, text: str) -> None:
+        # Whoever reads along may go away (``| head``); the run goes on.
+        with suppress(OSError):
+            print(f"{(now_ns - self._started_ns) / 1e9:8.2f}s {text}", file=sys.stderr, flush=True)
+
+
+class _Live:
+    """A bar for each arm; what happens stays above it."""
+
+    def __init__(self, console: Any, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._total = total
+        self._number = 0
+        self._since = (0, 0)
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), console=console,
+        )  # fmt: skip
+        self._task: Any = None
+
+    def __enter__(self) -> _Live:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """A new bar for a new arm; a line for what happens in it."""
+        if event.kind is Kind.RUN_STARTED:
+            self._number += 1
+            self._since = (0, event.time_ns)
+            label = f"{self._number:>2}/{self._total} {setup.id}"
+            self._task = self._progress.add_task(
+                label, total=setup.cell.scenario.workload.steps, rate="starting"
+            )
+        text = describe(event)
+        if text:
+            style = {"✗": "red", "!": "yellow", "?": "yellow"}.get(text[0], "cyan")
+            self._console.print(f"     {text}", style=style, markup=False)
+        if event.kind is Kind.RUN_FINISHED and self._task is not None:
+            self._progress.update(self._task, completed=event.data["committed_step"], rate="")
+            self._progress.stop_task(self._task)
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Move the bar; throughput over the last second."""
+        step, since_ns = self._since
+        if now_ns - since_ns > 1e9:
+            rate = (committed - step) / ((now_ns - since_ns) / 1e9)
+            self._since = (committed, now_ns)
+            self._progress.update(self._task, rate=f"{rate:.1f} steps/s" if rate > 0 else "waiting")
+        self._progress.update(self._task, completed=committed)

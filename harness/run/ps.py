@@ -1,0 +1,210 @@
+"""What is live: runs with their processes, and what dead ones have left; for ``chaos ps``."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from chaos.errors import InfrastructureError, LogError
+from chaos.events.log import ORCHESTRATOR, Event, Kind
+from chaos.files import open_regular
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.undo import live
+from harness.undo.containers import RemoveContainers
+from harness.undo.ledger import read_open
+from harness.undo.records import KillMarked
+
+TAIL_BYTES = 1 << 16
+WHOLE_BYTES = 32 << 20
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a device",
+    "T": "stopped",
+    "t": "stopped",
+    "I": "idle",
+}
+
+
+class Process(BaseModel):
+    """A living process of a run. ``name``: its actor's, or its command; ``rank``: None for one that holds none;
+    ``node``: None where there are no nodes, or it is none of theirs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    name: str
+    rank: int | None
+    state: str
+    memory_mib: int
+    node: int | None = None
+
+
+class Run(BaseModel):
+    """A run that is live, or dead with something that may be left. ``since``: ISO time; ``containers``: its nodes in a
+    container engine, for people; ``to_undo``: of a dead run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: Path
+    scenario: str
+    state: Literal["live", "dead", "elsewhere"]
+    pid: int
+    since: str
+    arm: str
+    step: int
+    processes: tuple[Process, ...]
+    containers: tuple[str, ...] = ()
+    to_undo: tuple[str, ...]
+
+
+def listing(runs: Path) -> list[Run]:
+    """Every run below ``runs`` that is not over, the oldest first."""
+    return [found for found in map(_look, live.unfinished(runs)) if found is not None]
+
+
+def as_text(found: list[Run], runs: Path) -> str:
+    """For people."""
+    if not found:
+        return f"no run is live below {runs}, and nothing is left of any"
+    return "\n".join(line for run in found for line in _lines(run))
+
+
+def _look(run: RunDirectory) -> Run | None:
+    try:
+        holder = live.read_holder(run)
+    except OSError:  # of another user
+        return None
+    if holder is None:
+        return None
+    state: Literal["live", "dead", "elsewhere"] = "live" if holder.alive else "dead"
+    if not holder.here:
+        state = "elsewhere"
+    arm = _newest_arm(run)
+    names, members, step, nodes = _progress(run, arm)
+    ours = KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
+    rows = [_process(pid, names.get(pid, ""), members, nodes) for pid, _ in ours]
+    return Run(
+        run=run.root, scenario=run.root.parent.name, state=state, pid=holder.pid,
+        since=datetime.fromtimestamp(holder.since_ns / 1e9, UTC).isoformat(timespec="seconds"),
+        arm=arm, step=step, processes=tuple(sorted(rows, key=lambda row: (row.rank is None, row.rank, row.pid))),
+        containers=_containers(run) if holder.here else (), to_undo=_to_undo(run) if state == "dead" else (),
+    )  # fmt: skip
+
+
+def _lines(run: Run) -> list[str]:
+    seconds = time.time() - datetime.fromisoformat(run.since).timestamp()
+    what = {
+        "live": f"live for {seconds:.0f} s, harness {run.pid}",
+        "dead": f"dead (its harness was {run.pid})",
+    }
+    where = f", arm {run.arm}, step {run.step}" if run.arm else ""
+    found = [f"{run.scenario}  {what.get(run.state, 'on another machine')}{where}", f"  {run.run}"]
+    if run.processes:
+        found.append(f"  {'PID':>9}  {'RANK':>4}  {'MEMORY':>9}  {'STATE':<9} PROCESS")
+    for row in run.processes:
+        rank = "" if row.rank is None else str(row.rank)
+        found.append(
+            f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9} {row.name}{_on(row)}"
+        )
+    found += [f"  container: {each}" for each in run.containers]
+    found += [f"  to undo: {what}" for what in run.to_undo]
+    return found + ([f"  heal it: chaos heal {run.run}"] if run.state == "dead" else [])
+
+
+def _on(row: Process) -> str:
+    return "" if row.node is None else f" on node {row.node}"
+
+
+def _to_undo(run: RunDirectory) -> tuple[str, ...]:
+    try:
+        left = [e for e in read_open(run.ledger) if e.undo is None or not e.undo.idle()]
+    except LogError as error:
+        return (f"not known: {error.message}",)
+    return tuple(e.undo.intent() if e.undo else f"record {e.id}, of another version" for e in left)
+
+
+def _containers(run: RunDirectory) -> tuple[str, ...]:
+    found: list[str] = []
+    try:
+        entries = read_open(run.ledger)
+    except LogError:
+        return ()  # said where what is to be undone is
+    for entry in entries:
+        if isinstance(entry.undo, RemoveContainers):
+            try:
+                found += entry.undo.living()
+            except InfrastructureError as error:
+                found.append(f"not known: {error.message}")
+    return tuple(found)
+
+
+def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> Process:
+    return Process(
+        pid=pid, name=name or _command(pid), rank=members.index(name) if name in members else None,
+        state=STATES.get(processes.state(pid), "ending"), memory_mib=processes.memory_bytes(pid) >> 20,
+        node=nodes.get(name),
+    )  # fmt: skip
+
+
+def _command(pid: int) -> str:
+    """What a process runs, short: of Python the module, else the program with its arguments."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    if "-m" in words[1:-1]:
+        return words[words.index("-m") + 1]
+    words = [Path(words[0]).name, *words[1:]]
+    return " ".join(word for word in words if word)[:60]
+
+
+def _newest_arm(run: RunDirectory) -> str:
+    logs = {arm: run.events(arm) / f"{ORCHESTRATOR}.jsonl" for arm in run.arms()}
+    written = {arm: path.stat().st_mtime_ns for arm, path in logs.items() if path.exists()}
+    return max(written, key=lambda arm: written[arm], default="")
+
+
+def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], int, dict[str, int]]:
+    """Of an arm: the names by pid, the members of its present generation, the last step committed, and nodes by name
+    where there is more than one."""
+    names: dict[int, str] = {}
+    members: list[str] = []
+    nodes: dict[str, int] = {}
+    step = 0
+    for path in sorted(run.events(arm).glob("*.jsonl")) if arm else ():
+        for event in _events(path, whole=path.stem == ORCHESTRATOR):
+            data = event.data
+            if event.kind is Kind.PROCESS_SPAWNED and isinstance(data["pid"], int):
+                node = data.get("node")
+                names[data["pid"]] = str(data["process"])
+                nodes[str(data["process"])] = node if isinstance(node, int) else 0
+            elif event.kind is Kind.GENERATION_STARTED and isinstance(data["members"], list):
+                members = [str(member) for member in data["members"]]
+            elif event.kind in (Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
+                step = max(step, event.step or 0)
+    return names, members, step, nodes if len(set(nodes.values())) > 1 else {}
+
+
+def _events(path: Path, *, whole: bool) -> list[Event]:
+    """The last events of a log that is being written; lines that are not whole are left out."""
+    try:
+        with open_regular(path) as stream:
+            read = WHOLE_BYTES if whole else TAIL_BYTES
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - read))
+            lines = stream.read(read).decode(errors="replace").split("\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Event.from_line(line))
+        except LogError:
+            continue
+    return found

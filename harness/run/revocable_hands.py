@@ -1,0 +1,92 @@
+"""What a coordinator holds the world by, and loses when it is lost: a dead one can do nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.events.log import Kind
+from harness.launch.launcher import Report
+from recovery.process.starvation import Pulse
+from recovery.supervise.supervision import Hands
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Message
+
+
+class CoordinatorLost(Exception):
+    """The coordinator is gone, in the middle of whatever it was doing."""
+
+
+class Grip:
+    """Implements ``recovery.supervise.supervision.Hands`` by handing on to ``hands`` until ``lost``; every
+    call raises then.
+
+    ``before``: called before each act with its name; tests lose the coordinator there.
+    """
+
+    def __init__(self, hands: Hands, before: Callable[[str], None] | None = None) -> None:
+        self.lost = False
+        self._hands = hands
+        self._before = before
+
+    def now_s(self) -> float:
+        """See Hands."""
+        return self._hands.now_s()
+
+    def spawn(self, role: str, mode: str) -> str:
+        """See Hands."""
+        self._check("spawn")
+        name = self._hands.spawn(role, mode)
+        self._check()
+        return name
+
+    def send(self, process: str, message: Message) -> bool:
+        """See Hands."""
+        self._check("send")
+        sent = self._hands.send(process, message)
+        self._check()
+        return sent
+
+    def kill(self, process: str) -> None:
+        """See Hands."""
+        self._check("kill")
+        self._hands.kill(process)
+        self._check()
+
+    def mark(self, process: str) -> Mark:
+        """See Hands."""
+        return self._hands.mark(process)
+
+    def os_state(self, process: str) -> str:
+        """See Hands."""
+        return self._hands.os_state(process)
+
+    def pulse(self, process: str) -> Pulse:
+        """What it got of the processors."""
+        return self._hands.pulse(process)
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> object:
+        """See Hands."""
+        self._check("record")
+        event = self._hands.record(kind, step=step, generation=generation, **data)
+        self._check()
+        return event
+
+    def _check(self, act: str | None = None) -> None:
+        if act is not None and self._before is not None and not self.lost:
+            self._before(act)
+        if self.lost:
+            raise CoordinatorLost
+
+
+@dataclass(kw_only=True)
+class Absence:
+    """A time without a coordinator: since when, until when, and what it has not heard."""
+
+    since_ns: int
+    until_ns: int
+    stage: str
+    held: list[Report] = field(default_factory=list)

@@ -1,0 +1,306 @@
+"""Runs a whole scenario: every cell, repeat and arm, then judgement and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from chaos import plugins
+from chaos.errors import (
+    EXIT_HARNESS,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ChaosError,
+    InfrastructureError,
+    ScenarioError,
+)  # fmt: skip
+from chaos.fault.base import Fault
+from chaos.loading.load import LoadedScenario
+from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
+from chaos.schedule.plan import repeat_seed
+from harness.arm import pressure
+from harness.arm.watching import StopFlag, Watcher
+from harness.host.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
+from harness.host.slurm_facts import told_to_end
+from harness.judge.results import Results
+from harness.judge.verdict import judge
+from harness.launch import devices
+from harness.launch.capabilities import too_small
+from harness.launch.launcher import ArmSetup, Launcher, Session, Stopped
+from harness.launch.requirements import lacking, refuse_impossible
+from harness.launch.workload import DataInfo, Workload
+from harness.run import heal, interrupts
+from harness.run.orchestrator import Orchestrator
+from harness.run.timeouts import refuse_clashing
+from harness.script.arm import ScriptArm
+from harness.script.check import refuse_unstartable
+from harness.undo.ledger import Ledger
+from harness.undo.records import RemoveTree
+from recovery.policy.strategy import Strategy
+
+
+def run_scenario(
+    loaded: LoadedScenario, *, runs: Path, seed: int | None, live: bool, argv: Sequence[str],
+    launcher: str | None = None, only: Sequence[str] = (), watcher: Watcher | None = None,
+) -> Results:  # fmt: skip
+    """Run it and return the judged results, which are in the run directory too; reports are the caller's to
+    render.
+
+    ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty: all);
+    ``argv``: the command line, kept for reproduction. SIGINT and SIGTERM end the run after healing, with what
+    was measured so far judged. What breaks while arms run ends the run; what was logged is judged. Raises
+    InfrastructureError when the machine refuses before that, ScenarioError when the data does.
+    """
+    cells = [_with_launcher(cell, launcher) for cell in loaded.cells if cell.among(only)]
+    base_seed = cells[0].scenario.seed if seed is None else seed
+    for cell in cells:
+        _launcher(cell).check(cell)
+        refuse_impossible(cell, _launcher(cell))
+        refuse_clashing(cell.scenario)
+        refuse_unstartable(cell, f"{loaded.path}:{loaded.lines.get('workload.command', 1)}")
+    runnable, skipped = _split(cells)
+    now = datetime.now(UTC)
+    run = create_run(runs, loaded.name, base_seed, now)
+    resolved = ResolvedRun(
+        run_id=run.root.name, source=str(loaded.path), started=now.isoformat(timespec="seconds"),
+        reproduce=_reproduce(argv, base_seed), seed=base_seed, cells=runnable, skipped=skipped,
+        sla_lines=loaded.sla_lines, lines=loaded.lines,
+    )  # fmt: skip
+    stop, problem = StopFlag(), None
+    with interrupts.noted(stop, run), heal.guarded(run):
+        data = _prepare(run, runnable, resolved)
+        if runnable:
+            with _watching(watcher, live, loaded, runnable) as shown:
+                try:
+                    _play(run, runnable, data, base_seed, shown, stop)
+                except Exception as error:
+                    problem = error
+    results = _or_broken(_or_interrupted(judge.judge(run), stop), problem)
+    judge.write_results(run, results)
+    if problem is not None and not isinstance(problem, ChaosError):
+        raise problem  # a defect of ours: it needs its traceback
+    return results
+
+
+def _prepare(run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun) -> dict[str, DataInfo]:
+    """Data and facts. An error leaves no run directory behind, since nothing in it could be analysed."""
+    try:
+        data = _prepare_all(cells, run)
+        _write_facts(run, resolved)
+        point_latest(run)
+    except Exception:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
+    return data
+
+
+def _or_broken(results: Results, problem: Exception | None) -> Results:
+    """Say that the harness or the machine failed, and what to do; what was logged until then is judged all the same."""
+    if problem is None or results.verdict in ("unsafe", "interrupted"):
+        return results
+    what = " · ".join(str(problem).split("\n"))
+    reason = results.reason if results.verdict == "broken" else f"the harness or the machine failed: {what}"
+    hint = getattr(problem, "hint", "")
+    reason = reason if not hint or hint in reason else f"{reason}; {hint}"
+    return results.model_copy(update={"verdict": "broken", "exit_code": EXIT_HARNESS, "reason": reason})
+
+
+def _or_interrupted(results: Results, stop: StopFlag) -> Results:
+    """Say so when a signal came while no arm was there to write it down, and who sends such signals here."""
+    told = told_to_end(os.environ) if stop.signum == signal.SIGTERM else ""
+    if told and results.verdict == "interrupted":
+        return results.model_copy(update={"reason": f"{results.reason}; {told}"})
+    if not stop.signum or results.verdict not in ("pass", "fail", "inconclusive"):
+        return results
+    code = EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+    reason = f"{signal.Signals(stop.signum).name} between arms; {results.reason}"
+    return results.model_copy(update={"verdict": "interrupted", "exit_code": code, "reason": reason})
+
+
+def _split(cells: Sequence[Cell]) -> tuple[list[Cell], list[SkippedCell]]:
+    """Cells this machine can run, and those it cannot with the reason."""
+    runnable, skipped = [], []
+    for cell in cells:
+        reason = too_small(cell) or _launcher(cell).missing(cell) or lacking(cell, _launcher(cell))
+        if reason:
+            skipped.append(SkippedCell(cell=cell.id, reason=reason))
+        else:
+            runnable.append(cell)
+    return runnable, skipped
+
+
+def _play(
+    run: RunDirectory,
+    cells: Sequence[Cell],
+    data: Mapping[str, DataInfo],
+    base_seed: int,
+    watcher: Watcher,
+    stop: StopFlag,
+) -> None:
+    """Every arm, one after the other; launchers stay open for the whole run."""
+    kinds = plugins.load("chaos.faults", Fault)
+    blind: set[str] = set()
+    with _sessions(cells, run) as sessions:
+        for cell, repeat, arm in _order(cells, base_seed):
+            if stop.signum:
+                return
+            if cell.id in blind:
+                continue  # nothing was seen of its command, and nothing will be
+            name = arm_id(cell.id, repeat, arm)
+            ledger = Ledger(run.ledger)
+            checkpoints = ledger.will(
+                RemoveTree(path=run.checkpoints(name).absolute(), inside=run.root.absolute()), arm=name
+            )
+            run.make_arm(name)
+            setup = ArmSetup(
+                id=name,
+                cell=cell,
+                repeat=repeat,
+                arm=arm,
+                seed=repeat_seed(base_seed, repeat),
+                run=run,
+                data=data[cell.id],
+            )
+            if cell.scenario.workload.command is not None:
+                script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
+                pressure.follow(script, script.training)
+                script.run()
+                blind |= {cell.id} if not script.observer.reports else set()
+            else:
+                spec = cell.scenario.recovery
+                strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+                session = sessions[cell.scenario.launcher.model_dump_json()]
+                try:
+                    cluster = session.cluster(setup, lambda: bool(stop.signum))
+                except Stopped:
+                    return
+                played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
+                pressure.follow_built_in(played, cluster)
+                played.run()
+            ledger.undone(checkpoints, _discard_checkpoints(run, name))
+
+
+def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:
+    """All arms, repeat by repeat; within a repeat shuffled with the seed unless the scenario wants them in
+    sequence.
+
+    Interleaving spreads whatever else the machine does over all arms alike.
+    """
+    arms = []
+    rng = random.Random(seed)
+    for repeat in range(max(cell.scenario.repeat for cell in cells)):
+        block = [
+            (cell, repeat, arm)
+            for cell in cells
+            if repeat < cell.scenario.repeat
+            for arm in (("control", "faulted") if cell.scenario.baseline == "paired" else ("faulted",))
+        ]
+        if cells[0].scenario.order == "interleaved-shuffled":
+            rng.shuffle(block)
+        arms.extend(block)
+    return arms
+
+
+def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo]:
+    """Data of every cell's workload, made once each, by cell id."""
+    made: dict[str, DataInfo] = {}
+    by_cell = {}
+    try:
+        for cell in cells:
+            spec = cell.scenario.workload
+            if spec.command is not None:
+                by_cell[cell.id] = DataInfo(path=run.root, samples=0, digest="", about="the command's own")
+                continue
+            key = json.dumps([spec.kind, spec.params], sort_keys=True)
+            if key not in made:
+                directory = run.root / "data" / str(len(made))
+                directory.mkdir(parents=True)
+                workload = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
+                made[key] = workload.prepare(directory)
+            _refuse_if_fixed(spec, made[key])
+            by_cell[cell.id] = made[key]
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
+        ) from error
+    return by_cell
+
+
+def _refuse_if_fixed(spec: WorkloadSpec, data: DataInfo) -> None:
+    for name, value in data.fixed.items():
+        if getattr(spec, name) != value:
+            raise ScenarioError(
+                f"workload.{name} is {getattr(spec, name)}, and {data.about} has {name}={value}",
+                hint=f"make them the same, with workload.{name}: {value}, or leave it out of the script's join()",
+            )
+
+
+@contextmanager
+def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Session]]:
+    with ExitStack() as stack:
+        played: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if cell.scenario.workload.command is None:  # a command is started and held by itself
+                played.setdefault(cell.scenario.launcher.model_dump_json(), []).append(cell)
+        yield {key: stack.enter_context(_launcher(its[0]).session(its, run)) for key, its in played.items()}
+
+
+@contextmanager
+def _watching(
+    watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
+) -> Iterator[Watcher]:
+    from harness.run.progress import Quiet, progress
+
+    if watcher is not None:
+        yield watcher
+    elif live:
+        with progress(loaded.name, cells) as shown:
+            yield shown
+    else:
+        yield Quiet()
+
+
+def _launcher(cell: Cell) -> Launcher:
+    spec = cell.scenario.launcher
+    return plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+
+
+def _with_launcher(cell: Cell, launcher: str | None) -> Cell:
+    if launcher is None:
+        return cell
+    scenario = cell.scenario.model_copy(
+        update={"launcher": cell.scenario.launcher.model_copy(update={"kind": launcher})}
+    )
+    return cell.model_copy(update={"scenario": scenario})
+
+
+def _reproduce(argv: Sequence[str], seed: int) -> str:
+    words = list(argv)
+    if "--seed" not in words:
+        words += ["--seed", str(seed)]
+    return shlex.join(["chaos", *words])
+
+
+def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
+    try:
+        write_resolved(run, resolved)
+        run.system.write_text(json.dumps(devices.describe(), indent=2) + "\n")
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write to {run.root}: {error.strerror}", hint="free disk space"
+        ) from error
+
+
+def _discard_checkpoints(run: RunDirectory, arm: str) -> str:
+    """Checkpoints were means to an end; what they showed is in the log."""
+    shutil.rmtree(run.checkpoints(arm), ignore_errors=True)
+    return "the arm is over"

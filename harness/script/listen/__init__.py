@@ -1,0 +1,1 @@
+"""What a command says: its output, its beacon, and what they mean."""

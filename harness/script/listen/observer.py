@@ -1,0 +1,319 @@
+"""What a command's processes and reports mean: generations, failures, how far training is.
+
+An observer decides nothing and steers nothing. A *generation* is an uninterrupted stretch of progress by one set of
+rank processes; a new one begins when
+
+- rank processes are found for the first time (``start``) or some are new (``restart``);
+- steps are reported again after a hang, by the same processes (``resumed``);
+- steps beyond the interrupted one are reported after a rank was lost: the others go on without it (``shrunk``);
+- the same after a rank's script said that it raised, or any step of that rank, if all live on (``resumed``);
+- a rank reports a step below its last one: the script went back by itself (``rollback``).
+
+A failure is what can be seen from outside: a rank that ends with an error, one whose script said at its point that it
+raises, or no step for longer than the bound learned from the steps so far. What follows within a generation from the
+first (peers that fail as well) is no failure of its own, but for ranks killed within ``SAME_BLOW_S`` of it.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from chaos.events.log import Event, Kind
+from harness.script.listen.progress import Progress
+
+NS = 1e9
+STALL_FLOOR_S = 5.0  # a shared machine may well stand still for some seconds
+STALL_MEDIANS = 20.0
+STALL_LONGEST = 4.0
+LEARNED_FROM = 3
+SAME_BLOW_S = 2.0
+MOST_STEPS = 100  # times the steps announced; no count of steps
+KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+
+
+class Record(Protocol):
+    """Writes an event."""
+
+    def __call__(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write it."""
+
+
+class Observer:
+    """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's word on a process."""
+
+    def __init__(
+        self, record: Record, state_of: Callable[[str], str], *, steps: int, deadline_s: float, source: str
+    ) -> None:
+        self._record = record
+        self._state_of = state_of
+        self._steps = steps
+        self._deadline_s = deadline_s
+        self._source = source
+        self.generation = 0
+        self.members: dict[int, str] = {}
+        self.committed = 0
+        self.reports = 0
+        self.nonfinite = False
+        self._lost: set[str] = set()
+        self._steps_of: dict[int, int] = {}  # by rank, in this generation
+        self._first_step: int | None = None  # of this generation
+        self._last_step: int | None = None
+        self._reports_here = 0
+        self._last_ns = 0
+        self._stride = 1
+        self._intervals: deque[float] = deque(maxlen=200)
+        self._cause = ""  # of the first failure of this generation
+        self._failed_ns = self._failed_step = 0
+        self._failed_rank: int | None = None
+        self._failures = 0
+        self._late: list[tuple[str, int | None, int | None, int]] = []  # who ended badly after the last step
+        self._zero_based = False
+        self._busy: dict[int | None, int] = {}  # rank -> until when it says that it does something else
+        self._doing: dict[int | None, tuple[str, int]] = {}  # what that is, and since when
+        self._paused = False  # somebody was busy since the last step: the time to the next is no step's
+
+    @property
+    def failing(self) -> bool:
+        """Whether a failure was seen that nothing has followed yet."""
+        return bool(self._cause)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step was reported, as far as the reports' spacing tells."""
+        return self.reports > 0 and self.committed + self._stride > self._steps
+
+    @property
+    def first_of_generation(self) -> bool:
+        """Whether exactly one step of this generation was reported."""
+        return self._reports_here == 1
+
+    @property
+    def committed_here(self) -> int | None:
+        """The last step that this generation reported; None before its first."""
+        return self._last_step
+
+    @property
+    def last_said(self) -> int | None:
+        """The same, as the command counts it: from 0 or 1."""
+        return None if self._last_step is None else self._last_step - self._zero_based
+
+    @property
+    def resumed_after(self) -> int:
+        """The step this generation began with, as far as the reports' spacing tells; 0 in the first."""
+        return 0 if self.generation <= 1 or self._first_step is None else self._first_step - self._stride
+
+    def process_of(self, rank: int) -> str | None:
+        """Who holds a rank and lives."""
+        name = self.members.get(rank)
+        return None if name in self._lost else name
+
+    def rank_of(self, process: str) -> int | None:
+        """Which rank a process holds in this generation."""
+        return next((rank for rank, name in self.members.items() if name == process), None)
+
+    def on_ranks(self, members: Mapping[int, str], now_ns: int) -> None:
+        """All ranks there are were found; ``members``: rank -> process."""
+        if dict(members) != self.members:
+            new = set(members.values()) - set(self.members.values())
+            if new:
+                self._begin("start" if self.generation == 0 else "restart", members, now_ns)
+
+    def on_exit(self, process: str, exit_code: int | None, signum: int | None, now_ns: int) -> None:
+        """A rank is gone. One that ends well has not failed."""
+        if process not in self.members.values():
+            return
+        self._lost.add(process)
+        if (rank := self.rank_of(process)) is not None:
+            self._end_busy(rank, now_ns)
+        if exit_code == 0 or not self.reports:
+            return  # before the first step there is nothing that could recover
+        if self.finished:  # whether it was needed for the rest is known when the command ends
+            self._late.append((process, exit_code, signum, now_ns))
+            return
+        same_blow = (
+            self._cause == "exit" and signum in KILLED and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
+        )
+        if not self._cause or same_blow:
+            self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
+
+    def on_error(self, process: str, detail: str, now_ns: int) -> None:
+        """A rank's script said that it raises: whatever becomes of its process, that step has failed."""
+        if process in self.members.values() and not self._cause and self.reports and not self.finished:
+            self._fail("error", process, self.rank_of(process), detail, now_ns)
+
+    def on_command_failed(self, how: str, now_ns: int) -> None:
+        """The command itself ended with an error; a failure unless a rank's was seen. After the last step the first
+        rank that was killed, or else failed, is to blame for that, if there is one."""
+        if self._cause or not self.reports:
+            return
+        first = min(self._late, key=lambda one: (one[2] not in KILLED, one[3]), default=None)
+        if first is None:
+            self._fail("exit", None, None, f"the command ended with {how}", now_ns)
+        else:
+            process, exit_code, signum, _ = first
+            self._fail(
+                "exit",
+                process,
+                self.rank_of(process),
+                f"{_how(exit_code, signum)}, after the last step",
+                now_ns,
+            )
+
+    def on_progress(self, progress: Progress, now_ns: int) -> None:
+        """A step was reported, or that a process is busy."""
+        if progress.busy_s is not None:
+            self._on_busy(progress, progress.busy_s, now_ns)
+            return
+        self._busy.pop(progress.rank, None)
+        self._end_busy(progress.rank, now_ns)
+        if self.reports == 0 and progress.step == 0:
+            self._zero_based = True
+        step = progress.step + self._zero_based
+        if not 1 <= step <= MOST_STEPS * self._steps:
+            return
+        self._turn_page(step, progress.rank, now_ns)
+        started = self._last_ns
+        self.nonfinite = self.nonfinite or (progress.loss is not None and not math.isfinite(progress.loss))
+        said = progress.time_ns
+        when = said if said is not None and started <= said <= now_ns else now_ns
+        self.reports += 1
+        self._reports_here += 1
+        odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
+        self._record(
+            Kind.STEP_REPORTED, step=step, rank=progress.rank, loss=_plain(progress.loss), samples=progress.samples,
+            reported_ns=when, source=self._source, **odd,
+        )  # fmt: skip
+        if self._first_step is None:
+            self._first_step = step
+        if progress.rank is not None:
+            self._steps_of[progress.rank] = step
+        if self._last_step is None or step > self._last_step:
+            if self._last_step is not None:
+                if not self._paused:
+                    self._intervals.append((when - started) / NS)
+                self._stride = min(step - self._last_step, self._stride if self.reports > 2 else step)
+            self._last_step, self._last_ns, self.committed = step, when, step
+            self._paused = bool(self._busy)
+
+    def tick(self, now_ns: int) -> None:
+        """Notice a hang."""
+        if now_ns < self.busy_until_ns:
+            return
+        bound = self.stall_bound_s()
+        waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
+        if self._last_step is not None and not self._cause and not self.finished and waited > bound:
+            rank = self._suspect()
+            usual = f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
+            detail = f"no step reported for {waited:.1f} s (usual: {usual})"
+            measured = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
+            self._fail("hang", None if rank is None else self.members[rank], rank, detail, now_ns, **measured)
+
+    @property
+    def busy_until_ns(self) -> int:
+        """Until when a process says that it does something else than training; 0: none says so."""
+        return max(self._busy.values(), default=0)
+
+    def _on_busy(self, progress: Progress, limit_s: float, now_ns: int) -> None:
+        rank = progress.rank
+        self._paused = True
+        self._busy[rank] = now_ns + int(limit_s * NS)  # from its end on a step is waited for
+        self._end_busy(rank, now_ns)
+        if limit_s:
+            self._doing[rank] = progress.what, now_ns
+            self._record(Kind.BUSY, rank=rank, what=progress.what, limit_s=limit_s)
+
+    def _end_busy(self, rank: int | None, now_ns: int) -> None:
+        """What it was at, if anything, is over."""
+        if (doing := self._doing.pop(rank, None)) is not None:
+            seconds = round((now_ns - doing[1]) / NS, 6)
+            self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
+
+    def stall_bound_s(self) -> float:
+        """How long without a step is a hang: learned from the gaps so far, at most the progress deadline."""
+        if len(self._intervals) < LEARNED_FROM:
+            return self._deadline_s
+        learned = max(
+            STALL_FLOOR_S,
+            STALL_MEDIANS * statistics.median(self._intervals),
+            STALL_LONGEST * max(self._intervals),
+        )
+        return min(learned, self._deadline_s)
+
+    def _turn_page(self, step: int, rank: int | None, now_ns: int) -> None:
+        """Begin a new generation where a report shows that one has begun."""
+        last = self._last_step
+        if last is None:
+            return
+        own = None if rank is None else self._steps_of.get(rank)
+        living = {r: name for r, name in self.members.items() if name not in self._lost}
+        if own is not None and step < own:
+            self._begin("rollback", living, now_ns)
+        elif self._cause == "hang" and step > last:
+            self._begin("resumed", living, now_ns)
+        elif self._cause in ("exit", "error") and living:
+            beyond = step > self._failed_step + self._stride
+            own_word = (
+                self._cause == "error" and step > last and rank is not None and rank == self._failed_rank
+            )
+            if beyond or (own_word and rank in living):
+                self._begin("shrunk" if len(living) < len(self.members) else "resumed", living, now_ns)
+
+    def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
+        self.generation += 1
+        self.members = dict(sorted(members.items()))
+        self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
+        self._first_step = self._last_step = None
+        self._cause, self._late = "", []
+        self._record(
+            Kind.GENERATION_STARTED,
+            members=list(self.members.values()),
+            state="own",
+            source=None,
+            cause=cause,
+        )
+
+    def _fail(
+        self, cause: str, process: str | None, rank: int | None, detail: str, now_ns: int, **measured: Any
+    ) -> None:
+        self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
+        self._failed_rank = rank
+        self._failures += 1
+        self._record(
+            Kind.FAILURE_DETECTED,
+            failure=self._failures,
+            cause=cause,
+            process=process,
+            rank=rank,
+            detail=detail,
+            **measured,
+        )
+
+    def _suspect(self) -> int | None:
+        """Who hangs: the one the kernel shows stopped, or the one whose reports are behind all others'."""
+        stopped = [rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")]
+        if stopped:
+            return stopped[0] if len(stopped) == 1 else None
+        if len(self._steps_of) == len(self.members) > 1:
+            order = sorted(self._steps_of, key=lambda rank: self._steps_of[rank])
+            if self._steps_of[order[0]] < self._steps_of[order[1]]:
+                return order[0]
+        return None
+
+
+def _how(exit_code: int | None, signum: int | None) -> str:
+    """How a process ended, for people."""
+    if signum is not None:
+        return f"signal {signum}"
+    return "gone, and its parent did not say how" if exit_code is None else f"exit code {exit_code}"
+
+
+def _plain(loss: float | None) -> float | str | None:
+    """As JSON has it: a loss that is no number is said in words."""
+    return repr(loss) if loss is not None and not math.isfinite(loss) else loss

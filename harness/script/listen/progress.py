@@ -1,0 +1,201 @@
+"""What a command says of its progress: lines of the beacon's file, or its output read with a regular expression.
+
+Both come from a program that is not ours: lines are bounded, numbers are checked, nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from chaos.beacon import SAID, VERSION
+from harness.script.listen import numbers
+from harness.script.processes.tree import group_number
+
+READ_LIMIT = 1 << 20  # bytes taken in one look
+LINE_LIMIT = 4096  # of a longer line only the beginning is looked at
+KEPT_LINES = 12
+STEP_LIMIT = 10**12
+SAMPLES_LIMIT = 10**12
+PID_LIMIT = 1 << 31
+BUSY_LIMIT_S = 7 * 86_400.0
+WHAT_LIMIT = 40  # characters, as the beacon writes
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One report. ``step`` as the program counts; ``time_ns``: the reporter's monotonic clock, None: not said;
+    ``busy_s``: no step, but for how long at most the process does something else (0: not any more), ``what``: as it
+    calls that; ``unread``: name ->
+    what was said of it and is no number; ``group``: the replica group that ``rank`` counts in."""
+
+    step: int
+    rank: int | None = None
+    pid: int | None = None
+    loss: float | None = None
+    samples: int | None = None
+    time_ns: int | None = None
+    busy_s: float | None = None
+    what: str = ""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    group: int | None = None
+
+
+class Reader(Protocol):
+    """Where progress comes from."""
+
+    source: str
+    refused: int
+
+    def read(self) -> list[Progress]:
+        """What was said since the last look."""
+
+
+class Lines:
+    """The whole lines of a growing file. ``last``: the newest of them, for people; ``count``: how many there were.
+
+    ``taken``: bytes read so far; ``raised``: the newest that tell of an exception that a point raised.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._rest = b""
+        self._cut = False
+        self.count = self.taken = 0
+        self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.raised: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def read(self) -> Iterator[str]:
+        """New lines, without their ends, each cut to ``LINE_LIMIT`` bytes."""
+        data = os.read(self._fd, READ_LIMIT)
+        self.taken += len(data)
+        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            if self._cut:  # the rest of a line whose beginning was too long
+                self._cut = False
+                continue
+            text = line[:LINE_LIMIT].decode(errors="replace")
+            if text.strip():
+                self.count += 1
+                self.last.append(text)
+                if SAID in text:
+                    self.raised.append(text)
+                yield text
+        if len(rest) > LINE_LIMIT:
+            if not self._cut:
+                yield rest[:LINE_LIMIT].decode(errors="replace")
+            self._cut, rest = True, b""
+        self._rest = rest
+
+    def looks_left(self) -> int:
+        """How many reads it takes to the end of what is there now, at least one."""
+        return max(1, -(-(os.fstat(self._fd).st_size - self.taken) // READ_LIMIT))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class BeaconReader:
+    """Reports of ``chaos.beacon``."""
+
+    source = "beacon"
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self.refused = 0
+
+    def read(self) -> list[Progress]:
+        """Every well-formed line; others are counted and forgotten."""
+        found = []
+        for line in self._lines.read():
+            progress = parse_beacon(line)
+            if progress is None:
+                self.refused += 1
+            else:
+                found.append(progress)
+        return found
+
+
+class RegexReader:
+    """Reports in the command's output."""
+
+    source = "output"
+
+    def __init__(self, lines: Lines, pattern: str) -> None:
+        self._lines = lines
+        self._pattern = re.compile(pattern)
+        self.refused = 0
+
+    def read(self) -> list[Progress]:
+        """Every line that matches and whose step is a number."""
+        found = []
+        for line in self._lines.read():
+            match = self._pattern.search(_ESCAPES.sub("", line))
+            progress = None if match is None else _from_groups(match.groupdict())
+            if progress is not None:
+                found.append(progress)
+            elif match is not None:
+                self.refused += 1
+        return found
+
+
+def parse_beacon(line: str) -> Progress | None:
+    """A line of the beacon, or None when it is not one: ``version time pid rank step loss samples``, or ``version time
+    pid rank busy seconds word``."""
+    words = line.split(" ")
+    if len(words) != 7 or words[0] != str(VERSION):
+        return None
+    time_ns, pid = _word(words[1], 1 << 63), _word(words[2], PID_LIMIT)
+    rank, step = _word(words[3], 1 << 16), _word(words[4], STEP_LIMIT)
+    if time_ns is None or pid is None:
+        return None
+    value = _given(words[5])
+    if words[4] == "busy":
+        limit_s = value.value
+        if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
+            return None
+        return Progress(
+            step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s, what=words[6][:WHAT_LIMIT]
+        )
+    if step is None:
+        return None
+    return Progress(
+        step=step, rank=rank, pid=pid, loss=value.value, samples=_word(words[6], SAMPLES_LIMIT), time_ns=time_ns,
+        unread={"loss": value.unread} if value.unread else {},
+    )  # fmt: skip
+
+
+def _given(word: str) -> numbers.Real:
+    """A word of the beacon, where a dash says that nothing was given."""
+    return numbers.Real() if word == "-" else numbers.real(word)
+
+
+def _word(text: str, limit: int) -> int | None:
+    """A whole number as the beacon writes it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit else None
+
+
+def _from_groups(groups: Mapping[str, str | None]) -> Progress | None:
+    step = numbers.whole(groups.get("step"), STEP_LIMIT)
+    if step is None:
+        return None
+    loss = numbers.real(groups.get("loss"))
+    rank = numbers.whole(groups.get("rank"), 1 << 16)
+    samples = numbers.whole(groups.get("samples"), SAMPLES_LIMIT)
+    unread = {"loss": loss.unread} if loss.unread else {}
+    for name, value in (("rank", rank), ("samples", samples)):
+        said = (groups.get(name) or "").strip()
+        if value is None and said:
+            unread[name] = said[: numbers.SHOWN]
+    group = group_number(groups.get("group"))
+    return Progress(step=step, rank=rank, loss=loss.value, samples=samples, unread=unread, group=group)

@@ -1,0 +1,80 @@
+"""What a command finds in its environment, beside what its scenario gives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos import beacon
+from chaos.scenario.workload import WorkloadSpec
+from harness.launch.launcher import ArmSetup
+from harness.script.processes.tree import RANK_NAMES, WORLD_NAMES
+
+MARK = "CHAOS_COMMAND"
+"""Names one arm's command; every process of it inherits it."""
+_OURS = re.compile(r"\$(CHAOS_[A-Z]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A command ready to be started. ``scratch``: an empty directory of the arm, kept over restarts."""
+
+    argv: tuple[str, ...]
+    directory: Path
+    env: Mapping[str, str]
+    mark: str
+    scratch: Path
+    output: Path
+    reports: Path
+    points: Path
+
+
+def prepare(setup: ArmSetup) -> Prepared:
+    """Work out what to start. ``$CHAOS_...`` is replaced in the command, in ``env`` and in the checkpoint directory."""
+    spec: WorkloadSpec = setup.cell.scenario.workload
+    logs, scratch = setup.run.logs(setup.id).absolute(), setup.checkpoints.absolute()
+    mark = f"{setup.id}-{secrets.token_hex(4)}"
+    ours = {
+        MARK: mark, "CHAOS_ARM": setup.arm, "CHAOS_SEED": str(setup.seed), "CHAOS_RANKS": str(spec.ranks),
+        "CHAOS_STEPS": str(spec.steps), "CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(logs / "beacon.txt"),
+    } | ({beacon.POINTS: str(logs / "points.txt")} if spec.points else {})  # fmt: skip
+    # a harness that itself runs in a job must not make everything below it rank 0 of that job
+    foreign = {*RANK_NAMES, *WORLD_NAMES, beacon.POINTS, *([spec.group] if spec.group else ())}
+    env = {name: value for name, value in os.environ.items() if name not in foreign}
+    env |= {"PYTHONUNBUFFERED": "1"} | {name: _fill(value, ours) for name, value in spec.env.items()} | ours
+    env["PATH"] = search_path(spec.env)
+    where = Path(spec.directory).absolute()
+    return Prepared(
+        argv=tuple(_fill(word, ours) for word in spec.command or ()), directory=where, env=env, mark=mark,
+        scratch=scratch, output=logs / "output.log", reports=logs / "beacon.txt",
+        points=logs / "points.txt",
+    )  # fmt: skip
+
+
+def checkpoint_directory(setup: ArmSetup) -> Path | None:
+    """Where the command keeps its checkpoints, as far as the scenario says."""
+    spec = setup.cell.scenario.workload
+    if spec.checkpoint.directory is None:
+        return None
+    ours = {
+        "CHAOS_SCRATCH": str(setup.checkpoints.absolute()),
+        "CHAOS_ARM": setup.arm,
+        "CHAOS_SEED": str(setup.seed),
+    }
+    return Path(spec.directory).absolute() / _fill(spec.checkpoint.directory, ours)
+
+
+def search_path(env: Mapping[str, str]) -> str:
+    """Where the program is looked for: PATH, then beside the Python that runs the harness (torchrun lies there)."""
+    return os.pathsep.join(
+        [env.get("PATH") or os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+    )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    return _OURS.sub(lambda match: values.get(match[1], match[0]), text)

@@ -1,0 +1,192 @@
+"""The rank processes of a command, held by pidfd: found, named, signalled, and seen to end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from harness.script.processes import tree
+from harness.script.processes.tree import Found
+
+WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
+"""Signals for a rank with all that it started; others are for those it stands for, who may tell their children."""
+BLINK_S = 0.2  # who lives shorter is a helper of a wrapper, and no rank
+ROUNDS = 10  # until nobody new is found: a process may fork while it is looked for
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """A process that was found to be a rank. ``name``: in events; ``pidfd`` -1: gone and closed."""
+
+    name: str
+    found: Found
+    pidfd: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A rank process that ended; exit code and signal are both None where nobody could tell."""
+
+    name: str
+    pid: int
+    exit_code: int | None
+    signal: int | None
+
+
+class Ranks:
+    """All rank processes of an arm, over all starts of its command."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, Rank] = {}
+        self._known: dict[tuple[int, int], str] = {}
+        self._seen_s: dict[tuple[int, int], float] = {}  # those not held, by when they were seen first
+        self._poll = select.poll()
+        self.world: int | None = None
+
+    def hold(self, found: Mapping[int, Found]) -> tuple[dict[int, str], list[Rank]]:
+        """Take hold of what was found: rank -> process name for those that live, and those that are new."""
+        members: dict[int, str] = {}
+        new: list[Rank] = []
+        for number, one in sorted(found.items()):
+            key = (one.pid, one.started)
+            if key not in self._known:
+                rank = self._take(one)
+                if rank is None:
+                    continue
+                new.append(rank)
+            members[number] = self._known[key]
+        worlds = [one.world for one in found.values() if one.world]
+        self.world = max(worlds, default=None)
+        return {rank: name for rank, name in members.items() if self._ranks[name].pidfd >= 0}, new
+
+    def settled(
+        self, found: Mapping[int, Found], now_s: float, *, spoken: bool
+    ) -> tuple[dict[int, Found], bool]:
+        """Those of the found that are ranks beyond doubt, and whether there are others.
+
+        Known ones are; new ones behind a wrapper when they have lived for longer than a blink, and where nothing says
+        that they are ranks, when a step has been reported. ``spoken``: one has, so that whoever is there now is meant.
+        """
+        keys = {one: (one.pid, one.started) for one in found.values()}
+        self._seen_s = {key: self._seen_s.get(key, now_s) for key in keys.values()}
+        sure = {
+            rank: one for rank, one in found.items()
+            if spoken or keys[one] in self._known
+            or (one.sure and (one.direct or now_s - self._seen_s[keys[one]] >= BLINK_S))
+        }  # fmt: skip
+        return sure, len(sure) < len(found)
+
+    def register(self, fd: int) -> None:
+        """Also wake up for this descriptor."""
+        self._poll.register(fd, select.POLLIN)
+
+    def unregister(self, fd: int) -> None:
+        """No longer."""
+        self._poll.unregister(fd)
+
+    def wait(self, timeout_s: float) -> list[Gone]:
+        """Wait for an end or another descriptor; the processes that ended."""
+        ready = {fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)}
+        return [self._end(rank) for rank in self._ranks.values() if rank.pidfd in ready and rank.pidfd >= 0]
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal a rank, never a wrapper in front of it alone; one that is gone is no error.
+
+        Who is to be killed is stopped first, so that nobody escapes by a fork or by losing its parent.
+        """
+        rank = self._ranks.get(name)
+        if rank is None or rank.pidfd < 0:
+            return
+        held: dict[int, int] = {}
+        try:
+            for _ in range(ROUNDS if signum in WHOLE else 1):
+                hit = tree.struck_with(rank.found, whole=signum in WHOLE)
+                new = [row for pid, row in hit.items() if pid not in held]
+                if not new:
+                    break
+                for row in new:
+                    if (fd := _hold(row.pid, row.started)) is not None:
+                        held[row.pid] = fd
+                        _send(fd, signal.SIGSTOP if signum == signal.SIGKILL else signum)
+            if signum == signal.SIGKILL:
+                for fd in held.values():
+                    _send(fd, signum)
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+    def state(self, name: str) -> str:
+        """The kernel's word on it, X when gone; T when all that is hit with it is stopped."""
+        rank = self._ranks.get(name)
+        row = tree.process(rank.found.pid) if rank is not None and rank.pidfd >= 0 else None
+        if rank is None or row is None or row.started != rank.found.started:
+            return "X"
+        if row.state not in "Tt":
+            return row.state
+        others = tree.struck_with(rank.found, whole=True).values()
+        return next((other.state for other in others if other.state not in "TtZX"), row.state)
+
+    def pid_of(self, name: str) -> int:
+        """Of a rank, the one that is signalled first; 0: there is none of that name that lives."""
+        rank = self._ranks.get(name)
+        return rank.found.pid if rank is not None and rank.pidfd >= 0 else 0
+
+    def name_of(self, pid: int) -> str | None:
+        """The rank that is, or was the last to be, the process ``pid``; None: it is none."""
+        return next((rank.name for rank in reversed(self._ranks.values()) if rank.found.pid == pid), None)
+
+    def ended(self, names: Iterable[str]) -> frozenset[int]:
+        """Those of these that were seen to end, by their pids."""
+        known = (self._ranks[name] for name in names if name in self._ranks)
+        return frozenset(rank.found.pid for rank in known if rank.pidfd < 0)
+
+    def living(self) -> list[str]:
+        """Names of those not seen to end."""
+        return [rank.name for rank in self._ranks.values() if rank.pidfd >= 0]
+
+    def close(self) -> None:
+        """Let go of all."""
+        for rank in self._ranks.values():
+            if rank.pidfd >= 0:
+                os.close(rank.pidfd)
+                rank.pidfd = -1
+
+    def _take(self, found: Found) -> Rank | None:
+        pidfd = _hold(found.pid, found.started)
+        if pidfd is None:
+            return None
+        rank = Rank(name=f"w{len(self._ranks)}", found=found, pidfd=pidfd)
+        self._ranks[rank.name] = rank
+        self._known[found.pid, found.started] = rank.name
+        self._poll.register(pidfd, select.POLLIN)
+        return rank
+
+    def _end(self, rank: Rank) -> Gone:
+        code, signum = tree.how(tree.wait_status(rank.found.pid, rank.found.started, rank.pidfd))
+        self._poll.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        rank.pidfd = -1
+        return Gone(name=rank.name, pid=rank.found.pid, exit_code=code, signal=signum)
+
+
+def _hold(pid: int, started: int) -> int | None:
+    """A pidfd of exactly that process, None when it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    row = tree.process(pid)
+    if row is None or row.started != started:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def _send(pidfd: int, signum: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        pass

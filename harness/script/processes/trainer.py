@@ -1,0 +1,136 @@
+"""Which process of a command of one rank trains: the command itself, or one that it started.
+
+Who says so by its beacon is it, and nobody asks here. Of a command that prints its progress, a process that has not
+even written as much as was printed is a launcher: what it started, and has written most, trains. One that has may
+still pass on what another program prints into a pipe that it reads; then that works at least half as much as it does.
+Whatever a process starts beside that (a tracker, the workers of a data loader) neither prints nor computes so much.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.script.processes.tree import PLUMBING, Process
+
+HELPERS = ("multiprocessing", "compile_worker")
+"""In the command lines of processes that Python starts for a program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a process with all below it did. ``written``: bytes, of files too; ``ticks``: of processor time."""
+
+    written: int
+    ticks: int
+
+
+class Trainer:
+    """Finds it once and stays with it; when it has ended, the next one that its launcher starts is meant."""
+
+    def __init__(self) -> None:
+        self._chosen: Process | None = None
+        self._launchers: set[tuple[int, int]] = set()
+
+    def of(self, top: int, rows: Mapping[int, Process], printed: int, *, settled: bool) -> int | None:
+        """The process, ``top`` or one below it, or None while a launcher has none. ``printed``: bytes of output so far;
+        ``settled``: steps are reported, so that whoever is there now is meant from now on."""
+        known = self._chosen
+        if known is not None and known.pid in rows and rows[known.pid].started == known.started:
+            return known.pid
+        pid, path = top, []
+        while True:
+            row = rows[pid]
+            launches = (row.pid, row.started) in self._launchers
+            child = _below(row, rows, printed, launches=launches)
+            if child is None:
+                break
+            path.append((row.pid, row.started))
+            pid = child
+        if launches:
+            return None
+        if settled:
+            self._chosen = rows[pid]
+            self._launchers.update(path)
+        return pid
+
+
+def _below(row: Process, rows: Mapping[int, Process], printed: int, *, launches: bool) -> int | None:
+    """The child that trains instead of a process; None: it trains itself, or, as a launcher, has nobody."""
+    children = [child for child in rows.values() if child.parent == row.pid and child.name not in PLUMBING]
+    work = {child.pid: _all_work(child.pid, rows) for child in children}
+    own = _work(row.pid)
+    if not children or own is None:
+        return None
+    most = max(work, key=lambda pid: (work[pid].written, work[pid].ticks, -pid))
+    if launches:
+        return most if work[most].written else None
+    busy = 2 * work[most].ticks >= own.ticks
+    if own.written < printed:
+        return most if busy and work[most].written > own.written else None
+    for pid in sorted(work, key=lambda pid: -work[pid].written):
+        if 2 * work[pid].ticks >= own.ticks and _passes_on(row.pid, pid):
+            return pid
+    return None
+
+
+def _passes_on(reader: int, writer: int) -> bool:
+    """Whether a process reads what another program prints."""
+    pipe = _link(f"/proc/{writer}/fd/1")
+    if not pipe.startswith("pipe:") or _is_helper(writer) or _words(reader) == _words(writer):
+        return False
+    try:
+        held = os.listdir(f"/proc/{reader}/fd")
+    except OSError:
+        return False
+    return any(_link(f"/proc/{reader}/fd/{fd}") == pipe and _readable(reader, fd) for fd in held)
+
+
+def _readable(pid: int, fd: str) -> bool:
+    try:
+        return bool(os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & stat.S_IRUSR)
+    except OSError:
+        return False
+
+
+def _is_helper(pid: int) -> bool:
+    return any(word in _words(pid) for word in HELPERS)
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _all_work(top: int, rows: Mapping[int, Process]) -> Work:
+    """Of a process and those below it, as far as they show it."""
+    found, waiting = [], [top]
+    while waiting:
+        pid = waiting.pop()
+        found.append(_work(pid) or Work(written=0, ticks=0))
+        waiting += [row.pid for row in rows.values() if row.parent == pid]
+    return Work(written=sum(one.written for one in found), ticks=sum(one.ticks for one in found))
+
+
+def _work(pid: int) -> Work | None:
+    """None where it is somebody else's, or gone."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    written = next((int(line.split()[1]) for line in lines if line.startswith("wchar")), 0)
+    return Work(written=written, ticks=int(fields[11]) + int(fields[12]))

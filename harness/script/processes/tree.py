@@ -1,0 +1,270 @@
+"""The processes of a command, as the kernel shows them: who is there, which of them is which rank, how one ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
+WORLD_NAMES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+ENVIRONMENT_LIMIT = 1 << 20
+MOST_RANKS = 1 << 16
+WRAPPERS = frozenset(
+    {"sh", "bash", "dash", "zsh", "env", "nice", "numactl", "taskset", "timeout", "stdbuf", "time"}
+)
+"""Programs that stand in front of a rank; what they started is meant."""
+PLUMBING = frozenset(
+    {"tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "logger", "sleep", "tr", "cut"}
+)
+"""What a shell puts beside a rank, to see to its output or to wait."""
+_PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with its first 64 bytes
+_PIDFD_INFO_EXIT = 1 << 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One row of the kernel's process table. ``started`` with ``pid`` names it for ever."""
+
+    pid: int
+    parent: int
+    started: int
+    state: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A process that is a rank. ``world``: how many there are, by its environment; None: it does not say.
+
+    ``top``: the wrapper in front of it that has its rank, if there is one, else itself. ``sure``: it, or its
+    environment, says which rank it is; else it is only the one that a command of one rank has. ``direct``: no wrapper
+    is involved, whose helpers could be taken for it. ``size``: ranks in its replica group, where there are groups.
+    """
+
+    rank: int
+    world: int | None
+    pid: int
+    started: int
+    top: int = 0
+    sure: bool = True
+    direct: bool = True
+    size: int = 1
+
+
+Choose = Callable[[int, Mapping[int, Process]], int | None]
+"""(a process, all there are) -> the one at or below it that is the only rank; see
+``harness.script.processes.trainer``."""
+
+
+def process(pid: int) -> Process | None:
+    """The row of a process, or None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    start, end = text.find("("), text.rfind(")")
+    fields = text[end + 2 :].split()
+    return Process(
+        pid=pid, parent=int(fields[1]), started=int(fields[19]), state=fields[0], name=text[start + 1 : end]
+    )
+
+
+def below(root: int) -> dict[int, Process]:
+    """All living processes below ``root``, itself left out, parents before children."""
+    rows = {p.pid: p for name in os.listdir("/proc") if name.isdigit() and (p := process(int(name)))}
+    children: dict[int, list[Process]] = {}
+    for row in rows.values():
+        children.setdefault(row.parent, []).append(row)
+    found: dict[int, Process] = {}
+    front = [root]
+    while front:
+        front = [
+            child.pid for parent in front for child in children.get(parent, []) if child.pid not in found
+        ]
+        found.update((pid, rows[pid]) for pid in front)
+    return {pid: row for pid, row in found.items() if row.state not in "ZX"}
+
+
+def environment(pid: int) -> Mapping[str, str]:
+    """The environment a process was started with; empty when it is gone or somebody else's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            raw = stream.read(ENVIRONMENT_LIMIT)
+    except OSError:
+        return MappingProxyType({})
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def find_ranks(
+    root: int, expected: int, hints: Mapping[int, int], command: int | None = None, *, group: str | None = None,
+    choose: Choose | None = None,
+) -> dict[int, Found]:  # fmt: skip
+    """Rank -> its process, among those below ``root``.
+
+    A rank is the topmost process with that rank in its environment, or what a wrapper that is started. ``hints``: pid
+    -> rank, as the processes said themselves: who says so is the one. A command of one rank whose environment names
+    none is that rank itself, or who ``choose`` says; ``command``: its process, whose death leaves none. Of two
+    processes with one rank (an old one on its way out) the younger counts. ``group``: variable that says which replica
+    group a process is in, where each group counts its ranks from 0.
+    """
+    rows = below(root)
+    said = {pid: _said(pid, group) for pid in rows}
+    found: dict[int, Found] = {}
+    for row in rows.values():
+        rank, world, size = said[row.pid]
+        if rank is None or rank == said.get(row.parent, _NOBODY)[0]:
+            continue
+        _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid, size=size)
+    tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
+    if not found and expected == 1 and tops:
+        top = min(tops, key=lambda row: (row.started, row.pid)).pid
+        front = behind(top, rows)[0]
+        trains = choose(front, rows) if choose is not None else front
+        if trains is not None:
+            _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
+    spoken: dict[int, Found] = {}
+    for pid, word in hints.items():
+        rank = said.get(pid, _NOBODY)[0] if group is not None else word
+        if rank is None or pid not in rows:
+            continue
+        known = found.get(rank)
+        if known is None or not known.sure or _is_below(pid, known.top, rows):
+            _take(
+                spoken,
+                rank,
+                known.world if known else None,
+                rows[pid],
+                top=pid,
+                size=known.size if known else 1,
+            )
+    return found | spoken
+
+
+_NOBODY: tuple[int | None, int | None, int] = (None, None, 1)
+
+
+def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
+    """(rank, how many there are, ranks in its group) by a process's environment."""
+    env = environment(pid)
+    rank, world = next(
+        (
+            (rank, number(env.get(world_name)))
+            for rank_name, world_name in zip(RANK_NAMES, WORLD_NAMES, strict=True)
+            if (rank := number(env.get(rank_name))) is not None
+        ),
+        (None, None),
+    )
+    if group is None:
+        return rank, world, 1
+    index, size = group_number(env.get(group)), world or 1
+    if index is None or (whole := index * size + (rank or 0)) >= MOST_RANKS:
+        return _NOBODY
+    return whole, None, size
+
+
+def group_number(text: str | None) -> int | None:
+    """The number of a replica group, with which its name ends: ``3``, ``replica_3``; None for a name without one."""
+    digits = re.search(r"[0-9]+$", (text or "").strip())
+    return number(digits[0]) if digits else None
+
+
+def number(text: str | None) -> int | None:
+    """A rank or a count of ranks written in an environment, None when it is none."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 6:
+        return None
+    return value if (value := int(text)) < MOST_RANKS else None
+
+
+def behind(pid: int, rows: Mapping[int, Process]) -> list[int]:
+    """The processes that a wrapper stands in front of, oldest first; a process that is none stands for itself."""
+    if not _is_wrapper(rows[pid]):
+        return [pid]
+    children = sorted((row.started, row.pid) for row in rows.values() if row.parent == pid)
+    working = [child for _, child in children if rows[child].name not in PLUMBING]
+    return [front for child in working for front in behind(child, rows)] or [pid]
+
+
+def struck_with(found: Found, *, whole: bool) -> dict[int, Process]:
+    """The processes that are hit with a rank: all that its wrapper started, never the wrapper alone.
+
+    ``whole``: with all that they started in turn.
+    """
+    top = process(found.top)
+    rows = below(found.top) | ({found.top: top} if top else {})
+    if found.pid not in rows:  # its wrapper is gone
+        own = process(found.pid)
+        rows = below(found.pid) | ({found.pid: own} if own else {})
+        fronts = [found.pid] if own else []
+    else:
+        fronts = sorted({found.pid, *behind(found.top, rows)})
+    hit = {
+        pid
+        for pid in rows
+        if any(pid == front or (whole and _is_below(pid, front, rows)) for front in fronts)
+    }
+    return {pid: rows[pid] for pid in hit}
+
+
+def _is_wrapper(row: Process) -> bool:
+    """By its name, or, for a script, by the program that runs it."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{row.pid}/exe"))
+    except OSError:
+        program = ""
+    return row.name in WRAPPERS or program in WRAPPERS
+
+
+def _is_below(pid: int, top: int, rows: Mapping[int, Process]) -> bool:
+    while pid in rows and pid != top:
+        pid = rows[pid].parent
+    return pid == top
+
+
+def _take(
+    found: dict[int, Found], rank: int, world: int | None, row: Process, *, top: int, sure: bool = True, size: int = 1,
+) -> None:  # fmt: skip
+    known = found.get(rank)
+    if known is None or row.started >= known.started:
+        found[rank] = Found(
+            rank=rank, world=world, pid=row.pid, started=row.started, top=top, sure=sure,
+            direct=top == row.pid and not _is_wrapper(row), size=size,
+        )  # fmt: skip
+
+
+def wait_status(pid: int, started: int, pidfd: int) -> int | None:
+    """How a process that is no child of this one ended, as ``wait`` would say; None when nobody can tell.
+
+    While its parent has not reaped it, its row says; afterwards the kernel (6.15 and later) still tells those who
+    hold a pidfd.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        text = ""
+    fields = text[text.rfind(")") + 2 :].split()
+    if len(fields) > 49 and fields[0] in "ZX" and int(fields[19]) == started:
+        return int(fields[49])
+    request = bytearray(64)
+    struct.pack_into("=Q", request, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
+    except OSError:
+        return None
+    mask, code = struct.unpack_from("=Q", request, 0)[0], struct.unpack_from("=i", request, 60)[0]
+    return code if mask & _PIDFD_INFO_EXIT else None
+
+
+def how(status: int | None) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a wait status; both None when it is not known."""
+    if status is None:
+        return None, None
+    return (
+        (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.waitstatus_to_exitcode(status), None)
+    )

@@ -1,0 +1,1 @@
+"""A simulated rank: its steps, its state, its saves, and what faults do to it."""

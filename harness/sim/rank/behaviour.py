@@ -1,0 +1,84 @@
+"""The points at which a simulated rank could go wrong, each with the right way to do it.
+
+Tests replace single methods to get an implementation with one known defect; a scenario cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import EventWriter
+from harness.sim.rank.state import Part, Reduced, State, combine, digest
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.data import order
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+
+class Behaviour:
+    """The right way."""
+
+    def writer(self, directory: Path, name: str, clock_ns: Callable[[], int]) -> EventWriter:
+        """A process's event log."""
+        return EventWriter(directory, name, clock_ns)
+
+    def versions(self, rank: SimRank) -> dict[str, str]:
+        """Of a process's software."""
+        return {"torch": "simulated"}
+
+    def batch(self, rank: SimRank, step: int) -> list[int]:
+        """The global batch of a step."""
+        config = rank.config
+        return order.batch(step, config.global_batch, config.samples, config.seed)
+
+    def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
+        """What the rank's random generators give in a step: derivable from seed, micro-batch (the rank) and step."""
+        return digest("rng", rank.state.seed, micro, step)
+
+    def learning_rate(self, rank: SimRank, lr: float) -> float:
+        """The learning rate that the scheduler says."""
+        return lr
+
+    def combine(self, rank: SimRank, parts: dict[int, Part]) -> Reduced:
+        """The all-reduce; ``rank``: the last to enter it."""
+        return combine(parts)
+
+    def accepts(self, rank: SimRank, reduced: Reduced) -> bool:
+        """Whether a reduced gradient may be applied."""
+        return reduced.finite
+
+    def blamed(self, rank: SimRank, ranks: list[int]) -> list[int]:
+        """Which ranks to report for non-finite values."""
+        return ranks
+
+    def survives_failed_save(self, rank: SimRank) -> bool:
+        """Whether training goes on after a save that failed."""
+        return True
+
+    def snapshot(self, rank: SimRank) -> State:
+        """The state to send to a peer."""
+        return rank.state
+
+    def held(self, rank: SimRank) -> str:
+        """What it says of its state as it joins; empty: nothing."""
+        return "".join(rank.state.digests().values())
+
+    def restore(
+        self, rank: SimRank, refused: Callable[[Checkpoint, str], None]
+    ) -> tuple[Checkpoint, dict[str, Any]] | None:
+        """The checkpoint to restore, with its manifest."""
+        wanted = partial(rank.checkpoints.choosing.wanted, None)
+        return checkpoints.newest_good(rank.config.checkpoint_dir, refused, wanted)
+
+    def obeys(self, rank: SimRank, signum: int) -> bool:
+        """Whether a signal reaches the process it is sent to."""
+        return True
+
+    def stops(self, rank: SimRank) -> bool:
+        """Whether the rank ends when told to."""
+        return True

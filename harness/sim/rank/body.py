@@ -1,0 +1,91 @@
+"""What faults do to a simulated rank's own process and device, from inside it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from harness.sim.world.clock import NS_PER_S
+from harness.sim.world.process import Killed
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+LOOK_NS = NS_PER_S // 100
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+class DeviceError(RuntimeError):
+    """As that of ``harness.rank.shims.body``."""
+
+
+class SimBody:
+    """Implements ``chaos.fault.targets.Body``."""
+
+    def __init__(self, job: SimRank) -> None:
+        self._job = job
+        self._skipping = 0
+        self._blocked_ns = 0.0
+        self.broken = False
+
+    @property
+    def active(self) -> bool:
+        """Whether collectives are left out."""
+        return self._skipping > 0
+
+    def check(self) -> None:
+        """Raise if the device is broken."""
+        if self.broken:
+            from harness.sim.rank.faults import TrainingError
+
+            raise TrainingError(DeviceError("the device is in an error state"))
+
+    def segfault(self) -> None:
+        """See chaos.fault.targets.Body."""
+        raise Killed(signal.SIGSEGV)
+
+    def hold_interpreter(self, seconds: float) -> None:
+        """See chaos.fault.targets.Body."""
+        self._job.process.freeze(seconds * NS_PER_S)
+        self._blocked_ns = seconds * NS_PER_S
+
+    def block(self, seconds: float) -> None:
+        """See chaos.fault.targets.Body."""
+        self._blocked_ns = seconds * NS_PER_S
+
+    def hang(self, how: str, seconds: float) -> str:
+        """See chaos.fault.targets.Body."""
+        self.block(seconds)
+        return f"simulated {how}"
+
+    def leave_out_collective(self) -> None:
+        """See chaos.fault.targets.Body."""
+        self._skipping = self._job.generation
+
+    def break_device(self) -> str:
+        """See chaos.fault.targets.Body."""
+        self.broken = True
+        return "emulated"
+
+    def exhaust_device(self) -> None:
+        """See chaos.fault.targets.Body."""
+        raise OutOfMemoryError("the device has no memory left")
+
+    # ---- for the step
+
+    def blocked(self) -> Generator[float | None, Any, None]:
+        """Wait for what blocks the training thread, if anything does."""
+        ns, self._blocked_ns = self._blocked_ns, 0.0
+        if ns:
+            yield ns
+
+    def before_collective(self) -> Generator[float | None, Any, None]:
+        """Wait for a collective that is left out: until the generation is aborted."""
+        while self._skipping == self._job.generation:
+            yield LOOK_NS
+            self._job.check()
+        self._skipping = 0

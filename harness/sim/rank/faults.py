@@ -1,0 +1,299 @@
+"""The fault injector's hand inside a simulated rank: how that waits, and what its body does.
+
+What is due when is ``harness.rank.shims.agenda``'s, as in a real rank (``harness.rank.fault_agent``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import Kind
+from chaos.fault.targets import DiskTrouble
+from harness.rank.shims.agenda import Acted, Agenda, Hold, Stall
+from harness.rank.shims.disk import DiskShim
+from harness.sim.rank.body import SimBody
+from harness.sim.rank.signs import SimSigns
+from harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
+from harness.sim.world.clock import NS_PER_S
+from harness.sim.world.group import Lost
+from harness.sim.world.process import Killed
+from recovery.data import order
+from recovery.transport.wire import Extra
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+SLICE_NS = NS_PER_S // 50
+Sleeping = Generator[float | None, Any, None]
+
+
+class TrainingError(Exception):
+    """A fault raised in training code."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.kind = type(error).__name__
+
+
+class SimFaultAgent:
+    """Holds its rank at armed points, acts when told to, and implements ``chaos.fault.targets.RankTarget``."""
+
+    def __init__(self, job: SimRank) -> None:
+        self._job = job
+        self._agenda = Agenda(self)
+        self._holding: int | None = None
+        self._look_ns = 0.0
+        self._slowdown = 1.0
+        self.rationed = 1.0  # as many times as long for want of processor time
+        self._rate = 0.0
+        self._latency_s = 0.0
+        self._free_at_ns = 0.0
+        self.disk = DiskShim(sleep=_at_once, die=_die, say=self._agenda.effect)
+        self.body = SimBody(job)
+        self.signs = SimSigns(job)
+        self.poisoned: set[int] = set()
+        self.model = SimModel(b"", b"")
+        self.optimizer: Any = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may happen at a point, or has to be looked at in each phase."""
+        return self._agenda.active or self.body.broken
+
+    @property
+    def rank(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.rank
+
+    @property
+    def step(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.step
+
+    @property
+    def seed(self) -> int:
+        """See chaos.fault.targets.RankTarget."""
+        return self._agenda.seed
+
+    # ---- called by the agent
+
+    def on_command(self, topic: str, payload: dict[str, Any]) -> None:
+        """What the injector says to this rank."""
+        if topic == "disk":
+            self.disk.break_next_save(payload)
+        elif topic == "pace":
+            self._rate, self._latency_s = payload["bytes_per_s"] or 0.0, payload["latency_s"]
+            self._free_at_ns = 0.0
+        if self._agenda.hear(topic, payload) and self._holding is not None:
+            self._job.process.wake(self._holding)
+
+    def aborted(self) -> None:
+        """The generation was aborted: a rank that holds notices within a look."""
+        if self._holding is not None:
+            process = self._job.process
+            delay = process.rng.uniform(0, self._look_ns)
+            process.clock.after(
+                delay, partial(process.fail, self._holding, Lost("aborted by the supervisor"))
+            )
+
+    # ---- called by the body
+
+    def at(self, step: int, phase: str) -> Sleeping:
+        """Hold at each fault armed for this point until the supervisor answers, and do what is due here."""
+        with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
+            for wait in waits:
+                match wait:
+                    case Hold():
+                        yield from self._held(wait)
+                    case Stall():
+                        yield from self._stall(wait.seconds * NS_PER_S)
+                    case Acted():
+                        yield from self.body.blocked()
+
+    def _held(self, hold: Hold) -> Sleeping:
+        process = self._job.process
+        self._holding, self._look_ns = process.ticket, hold.look_s * NS_PER_S
+        process.clock.after(hold.limit_s * NS_PER_S, partial(process.wake, process.ticket))
+        process.clock.after(self._look_ns, partial(self._still_held, process.ticket))
+        try:
+            yield None
+        finally:
+            self._holding = None
+
+    def _still_held(self, ticket: int) -> None:
+        """Whoever is held for a fault is not hung."""
+        process = self._job.process
+        if self._holding == ticket and process.running:
+            if not process.stopped and not process.frozen:
+                self._job.mark.touch()
+            process.clock.after(self._look_ns, partial(self._still_held, ticket))
+
+    def stretched(self, phase: str, spent_ns: float) -> Sleeping:
+        """Stretch compute phases while slowed down."""
+        factor = self._slowdown * self.rationed
+        if factor > 1 and phase in ("forward", "backward"):
+            yield from self._sleep((factor - 1) * spent_ns)
+
+    def paced(self, size: int) -> Sleeping:
+        """Wait until ``size`` more bytes may pass over the link."""
+        if self._rate:
+            now = self._job.process.clock.now_ns
+            self._free_at_ns = max(now, self._free_at_ns) + size / self._rate * NS_PER_S
+            yield from self._sleep(self._free_at_ns - now + self._latency_s * NS_PER_S)
+
+    def committed(self, step: int) -> None:
+        """End faults whose time is over."""
+        self._agenda.committed(step)
+
+    # ---- RankTarget
+
+    def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
+        """See chaos.fault.targets.RankTarget."""
+        self._slowdown = factor
+        return f"simulated {mode}"
+
+    def set_disk(self, trouble: DiskTrouble | None) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self.disk.set_trouble(trouble, self.seed)
+
+    def tensors(self, surface: str) -> Mapping[str, Any]:
+        """See chaos.fault.targets.RankTarget."""
+        return self.model.stored(surface)
+
+    def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        say = self._say()
+
+        def changed(values: list[float]) -> list[float]:
+            tensor = SimTensor(list(values))
+            change(tensor)
+            say({"before": _digest(values), "after": _digest(tensor.values)})
+            return tensor.values
+
+        assert self._job.attempt is not None
+        self._job.attempt.change_forward.append((surface, changed))
+
+    def change_rng(self, change: Callable[[int], int]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        assert self._job.attempt is not None
+        before = self._job.attempt.seed
+        after = self._job.attempt.seed = change(before)
+        self._say()({"before": f"{before:x}", "after": f"{after:x}"})
+
+    def shift_samples(self, by: int) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        attempt = self._job.attempt
+        assert attempt is not None
+        before = attempt.samples
+        attempt.samples = [(sample + by) % self._job.config.samples for sample in before]
+        self._say()({"before": _digest_ids(before), "after": _digest_ids(attempt.samples)})
+
+    def due_samples(self) -> list[int]:
+        """See chaos.fault.targets.RankTarget."""
+        config = self._job.config
+        return order.batch(self.step, config.global_batch, config.samples, config.seed)
+
+    def poison_sample(self, sample: int | None) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self.poisoned = set() if sample is None else self.poisoned | {sample}
+
+    def set_data_delay(self, seconds: float) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._agenda.data_delay_s = seconds
+
+    def next_step(self, action: Callable[[], None]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        self._agenda.next_step(action)
+
+    def poison_loss(self, change: Callable[[Any], Any]) -> None:
+        """See chaos.fault.targets.RankTarget."""
+        say = self._say()
+
+        def changed(loss: SimLoss) -> SimLoss:
+            result: SimLoss = change(loss)
+            before, after = _digest([float(loss)]), _digest([float(result)])
+            say({"before": before, "after": after, "value": str(float(result))})
+            return result
+
+        assert self._job.attempt is not None
+        self._job.attempt.change_loss = changed
+
+    def _say(self) -> Callable[[Mapping[str, Any]], None]:
+        """Logs what is seen of the act under way, whenever it is seen."""
+        return partial(self._agenda.effect, self._agenda.command)
+
+    # ---- for the agenda (harness.rank.shims.agenda.Hands)
+
+    def now_ns(self) -> int:
+        """See Hands."""
+        return self._job.process.clock.now_ns
+
+    def say(self, topic: str, payload: dict[str, Any]) -> None:
+        """See Hands."""
+        self._job.send(Extra(topic=topic, payload=payload))
+
+    def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
+        """See Hands."""
+        self._job.write(Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence)
+
+    def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any]:
+        """See Hands: has what it changed of the stored tensors follow into the state. Raises TrainingError for what
+        would end training."""
+        attempt = self._job.attempt
+        assert attempt is not None
+        state = self._job.state
+        self.model = SimModel(state.parameters, attempt.part.gradient, state.optimizer)
+        before = self.model.surfaces()
+        try:
+            action()
+        except LookupError:
+            raise
+        except Exception as error:
+            raise TrainingError(error) from error
+        after = self.model.surfaces()
+        # By digest, as a NaN is not even equal to itself.
+        changed = sorted(name for name in before if _digest(before[name]) != _digest(after[name]))
+        for name in changed:
+            attempt.corrupted(name, after[name])
+        if not changed:
+            return {}
+        name = changed[0]
+        return {"before": _digest(before[name]), "after": _digest(after[name]), "changed": changed}
+
+    # ---- waiting
+
+    def _stall(self, ns: float) -> Sleeping:
+        """Sleep without a sign of life; an abort ends it."""
+        until = self._job.process.clock.now_ns + int(ns)
+        while (left := until - self._job.process.clock.now_ns) > 0:
+            yield min(left, SLICE_NS)
+            self._job.check()
+
+    def _sleep(self, ns: float) -> Sleeping:
+        """Sleep in slices, showing progress and noticing an abort."""
+        until = self._job.process.clock.now_ns + int(ns)
+        while (left := until - self._job.process.clock.now_ns) > 0:
+            yield min(left, SLICE_NS)
+            self._job.mark.touch()
+            self._job.check()
+
+
+def _at_once(seconds: float) -> None:
+    """A save is one moment here; what it takes longer was waited for before."""
+
+
+def _die() -> None:
+    raise Killed(signal.SIGKILL)
+
+
+def _digest_ids(samples: list[int]) -> str:
+    return _digest([float(sample) for sample in samples])
+
+
+def _digest(values: list[float]) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]

@@ -1,0 +1,211 @@
+"""Simulated keepers of checkpoints in memory: they outlive ranks, and a lost node takes its own with it."""
+
+from __future__ import annotations
+
+import itertools
+import signal as signals
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import Kind
+from harness.launch.launcher import Exited, KeeperStarted
+from harness.sim.rank.state import State
+from harness.sim.world.clock import NS_PER_S, Clock
+from harness.sim.world.settings import MS
+from recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+FIRST_PID = 50
+KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.holdings keeps
+COPY_MS = 0.3  # training stands still
+KEEP_MS = 4.0  # checksums, and the copy on another node
+END_MS = 3.0
+PLACE = "memory"
+
+Copies = tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class _Keeper:
+    process: str
+    pid: int
+    node: int
+    held: dict[Key, State] = field(default_factory=dict)
+    stopped: bool = False
+
+
+class SimKeepers:
+    """Implements ``harness.launch.launcher.KeeperControl``. ``every``: steps between saves; ``replicate``:
+    the next node has a copy."""
+
+    def __init__(self, clock: Clock, *, nodes: int, every: int, replicate: bool) -> None:
+        self.every = every
+        self._clock = clock
+        self._nodes = nodes
+        self._replicate = replicate and nodes > 1
+        self._numbers = itertools.count()
+        self._keepers: dict[int, _Keeper] = {}
+        self._gone: dict[str, _Keeper] = {}
+        self._news: list[KeeperStarted | Exited] = []
+        for node in range(nodes):
+            self._start(node)
+
+    # ---- the supervisor's side
+
+    def look(self) -> list[KeeperStarted | Exited]:
+        """Starts and ends since the last look."""
+        news, self._news = self._news, []
+        return news
+
+    def keeper_of(self, node: int) -> str:
+        """Its name now."""
+        return self._keepers[node].process
+
+    def signal(self, process: str, signum: int) -> None:
+        """Kill it, stop it or let it go on; no other signal is known here."""
+        keeper = self._named(process)
+        if keeper is None or process in self._gone:
+            return
+        if signum in (signals.SIGSTOP, signals.SIGCONT):
+            keeper.stopped = signum == signals.SIGSTOP
+        if signum != signals.SIGKILL:
+            return
+        self._gone[process] = keeper
+        keeper.held.clear()
+        self._clock.after(END_MS * MS, lambda: self._ended(keeper, follows=True))
+
+    def os_state(self, process: str) -> str:
+        """S, T or X."""
+        keeper = self._named(process)
+        if keeper is None or process in self._gone:
+            return "X"
+        return "T" if keeper.stopped else "S"
+
+    def _named(self, process: str) -> _Keeper | None:
+        return next((k for k in self._keepers.values() if k.process == process), None)
+
+    def end(self) -> list[Exited]:
+        """Kill all."""
+        for keeper in self._keepers.values():
+            self._ended(keeper, follows=False)
+        return [news for news in self.look() if isinstance(news, Exited)]
+
+    def _start(self, node: int) -> None:
+        number = next(self._numbers)
+        keeper = self._keepers[node] = _Keeper(process=f"k{number}", pid=FIRST_PID + number, node=node)
+        self._news.append(KeeperStarted(process=keeper.process, pid=keeper.pid, node=node))
+
+    def _ended(self, keeper: _Keeper, *, follows: bool) -> None:
+        now = self._clock.now_ns
+        self._news.append(Exited(process=keeper.process, exit_code=None, signal=9, time_ns=now))
+        if follows:
+            self._start(keeper.node)
+
+    # ---- the ranks' side
+
+    def take(self, node: int, key: Key, state: State) -> Copies | None:
+        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own keeper is stopped."""
+        if self._keepers[node].stopped:
+            return None
+        other = (node + 1) % self._nodes
+        copies = (other,) if self._replicate and not self._keepers[other].stopped else ()
+        for holder in (node, *copies):
+            self._keepers[holder].held[key] = state
+        whole = complete(self._keys())
+        for keeper in self._keepers.values() if len(whole) > KEPT else ():
+            keeper.held = {key: value for key, value in keeper.held.items() if key.moment >= whole[-KEPT]}
+        return copies
+
+    def newest(self) -> Moment | None:
+        """The newest complete checkpoint, of what keepers hold that answer."""
+        whole = complete([key for keeper in self._answering() for key in keeper.held])
+        return whole[-1] if whole else None
+
+    def states(self, moment: Moment) -> list[State]:
+        """Of all its shards, in order."""
+        shards = shards_at(self._keys(), moment)
+        held = {
+            key.shard: state
+            for k in self._answering()
+            for key, state in k.held.items()
+            if key.moment == moment
+        }
+        return [held[shard] for shard in range(shards)]
+
+    def forget(self, step: int, before: int) -> list[int]:
+        """Let go of what generations ``before`` this one saved after ``step``: those steps. One that is stopped does it
+        before it answers anything else."""
+        gone = {key for key in self._keys() if key.step > step and key.generation < before}
+        for keeper in self._keepers.values():
+            keeper.held = {key: state for key, state in keeper.held.items() if key not in gone}
+        return sorted({key.step for key in gone})
+
+    def _answering(self) -> list[_Keeper]:
+        return [keeper for keeper in self._keepers.values() if not keeper.stopped]
+
+    def _keys(self) -> list[Key]:
+        return [key for keeper in self._keepers.values() for key in keeper.held]
+
+
+class SimRemembering:
+    """One rank's checkpoints in memory, as ``recovery.checkpoint.memory_checkpointer``."""
+
+    def __init__(self, keepers: SimKeepers, node: int, job: SimRank) -> None:
+        self._keepers = keepers
+        self._node = node
+        self._job = job
+        self._done: list[Callable[[], None]] = []
+
+    def after_commit(self, number: int) -> Generator[float | None, Any, None]:
+        """Save if it is time, and say what became of earlier saves."""
+        job = self._job
+        for tell in self._done:
+            tell()
+        self._done = []
+        if number % self._keepers.every or job.layout.replica_of(job.rank):
+            return
+        shard, shards = job.layout.shard_of(job.rank), job.layout.shards
+        part = {"checkpoint": name_of(number), "place": PLACE, "shard": shard, "shards": shards}
+        job.write(Kind.CHECKPOINT_SAVING, step=number, **part)
+        key = Key(generation=job.generation, step=number, shard=shard, shards=shards)
+        state, began = job.state, job.process.clock.now_ns
+        yield job.about(COPY_MS * MS)
+        job.process.clock.after(job.about(KEEP_MS * MS), lambda: self._keep(key, state, began, part))
+
+    def restored(self, newer_than: int) -> tuple[str, bytes, dict[str, Any]] | None:
+        """Name, data and scalars of the newest one, as those on disk have them, unless the disk has a newer one."""
+        moment = self._keepers.newest()
+        if moment is None or moment[1] < newer_than:
+            return None
+        states = self._keepers.states(moment)
+        return name_of(moment[1]), b"".join(state.data() for state in states), states[0].scalars()
+
+    def distrust(self, step: int, before: int) -> None:
+        """Have the keepers let go of what is doubtful."""
+        for gone in self._keepers.forget(step, before):
+            self._job.write(Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE)
+
+    def _keep(self, key: Key, state: State, began: int, part: dict[str, Any]) -> None:
+        job = self._job
+        if job.process.state in ("X", "Z"):
+            return  # it was killed before its keeper had it
+        if state.bad:
+            error = "RuntimeError: the state is not finite, so it is not saved"
+            self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
+            return
+        copies = self._keepers.take(self._node, key, state)
+        if copies is None:
+            error = "TimeoutError: the keeper does not answer"
+            self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
+            return
+        seconds = round((job.process.clock.now_ns - began) / NS_PER_S, 6)
+        data = {"bytes": len(state.data()), "seconds": seconds, "copies": list(copies), **part}
+        self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_COMMITTED, **data))
+
+    def _tell(self, key: Key, kind: Kind, **data: Any) -> None:
+        """Of a generation that is over nobody is promised anything."""
+        if key.generation == self._job.generation:
+            self._job.write(kind, step=key.step, **data)

@@ -1,0 +1,365 @@
+"""A simulated rank: what ``recovery.rank.job``, ``recovery.rank.agent`` and ``harness.rank.rank`` do, event by
+event. What it says to the supervisor, and when, is ``recovery.rank.membership``'s, as theirs is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from chaos.events.log import EventWriter, Kind
+from harness.sim.rank.behaviour import Behaviour
+from harness.sim.rank.faults import SimFaultAgent, TrainingError
+from harness.sim.rank.keepers import SimRemembering
+from harness.sim.rank.saves import SimSaves
+from harness.sim.rank.state import Reduced, State
+from harness.sim.rank.step import Attempt, NonFinite
+from harness.sim.world.clock import NS_PER_S
+from harness.sim.world.group import Group, Lost
+from harness.sim.world.process import Body, Process
+from harness.sim.world.settings import MS, RankConfig
+from recovery.policy.layout import Layout
+from recovery.rank.membership import Heard, Membership, Order, Why, stays_connected
+from recovery.transport import progress_counters
+from recovery.transport.wire import Abort, Extra, Inquiry, Join, Joined, LeaveOut, Message, Notice, Ready
+
+EXIT_ERROR = 1
+BOOT_MS = 2.0
+Sleeping = Generator[float | None, Any, None]
+
+
+class SimRank:
+    """One rank. ``group_of``: the group of a generation and its size; ``send``: to the supervisor."""
+
+    def __init__(
+        self, config: RankConfig, process: Process, *, behaviour: Behaviour,
+        group_of: Callable[[int, int], Group], send: Callable[[Message], None],
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.process = process
+        self.mark = process.mark
+        self.behaviour = behaviour
+        self.send = send
+        self.state = State.initial(config.seed)
+        self.started_ns = 0  # when its log begins
+        self.rank = -1
+        self.world = 0
+        self.layout = Layout(world=1)
+        self.member = Membership(Heard(), steps=config.steps)
+        self.told: tuple[int, Reduced] | None = None  # the last step applied, to tell others the end of it
+        self.group: Group | None = None
+        self.writer: EventWriter | None = None
+        self.faults = SimFaultAgent(self)
+        self.attempt: Attempt | None = None
+        self.checkpoints = SimSaves(self)
+        self.pausing = False
+        self.memory: SimRemembering | None = None
+        self.collectives = self.examine = 0
+        self.skip: Mapping[int, int] = {}
+        self._group_of = group_of
+        self._orders: deque[Order] = deque()
+        self._awaiting: int | None = None
+        self._announced = False  # it listens from then on; what was sent before waits
+        self._asked: list[int] = []
+        self._shard: int | None = None
+        self._retired: Group | None = None
+        process.on_message = self._on_message
+        process.on_term = lambda: self.send(Notice())
+
+    # ---- the agent's side
+
+    def _on_message(self, message: Any) -> None:
+        order = self.member.heard.take(message)
+        if order is not None:
+            self._order(order)
+        match message:
+            case Abort():
+                self.faults.aborted()
+                if self.group is not None and self.group.generation <= message.generation:
+                    self.group.abort(self.rank)
+            case Inquiry():
+                self._asked.append(message.number)
+                self._answer()
+            case Extra():
+                self.faults.on_command(message.topic, message.payload)
+
+    def _answer(self) -> None:
+        while self._announced and self._asked:
+            self.send(self.member.status(self.state.step, self._asked.pop(0)))
+
+    @property
+    def generation(self) -> int:
+        """The one it is in, or was in last."""
+        return self.member.generation
+
+    @property
+    def replica(self) -> range:
+        """The ranks that hold one copy of the model together with this one."""
+        return self.layout.replica(self.layout.replica_of(self.rank))
+
+    def commit(self, number: int, reduced: Reduced, lr: float) -> None:
+        """Apply the gradients of a step."""
+        self.state = self.state.applied(reduced, lr)
+        self.told = (number, reduced)
+        self.member.holding.applied()
+
+    def _order(self, message: Order) -> None:
+        self._orders.append(message)
+        if self._awaiting is not None:
+            self.process.wake(self._awaiting)
+
+    # ---- the training thread's side
+
+    def body(self, mode: str) -> Body:
+        """Everything from birth to exit code."""
+        yield self.about(BOOT_MS * MS)
+        self.writer = self.behaviour.writer(self.config.events, self.process.name, self.process.clock.read)
+        self.started_ns = self.process.clock.now_ns
+        self.write(Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns)
+        timings = self.config.timings
+        yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
+        self._announced = True
+        self._answer()  # whoever listens may come to that before the training thread says anything
+        self.send(Ready(versions=self.behaviour.versions(self)))
+        try:
+            while (yield from self._running()):
+                yield from self._step()
+        except TrainingError as error:
+            self.write(Kind.ERROR_RAISED, type=error.kind, message=str(error)[:500])
+            return EXIT_ERROR
+        self.writer.close()
+        return 0
+
+    def write(self, kind: Kind, /, *, step: int | None = None, **data: Any) -> None:
+        """Write an event and note that in the mark."""
+        assert self.writer is not None
+        self.mark.wrote(self.writer.write(kind, step=step, **data).seq)
+
+    def about(self, ns: float) -> float:
+        """That long, give or take."""
+        return ns * (1 + self.config.timings.jitter * self.process.rng.uniform(-1, 1))
+
+    def check(self) -> None:
+        """Raise Lost if the supervisor aborted this generation."""
+        if self.member.lost:
+            raise Lost("aborted by the supervisor")
+
+    def _running(self) -> Generator[float | None, Any, bool]:
+        while True:
+            if self.member.trains(self.state.step):
+                return True
+            if finished := self.member.finished(self.state.step):
+                self.mark.enter(progress_counters.IDLE)
+                self.send(finished)
+            order = yield from self._next_order()
+            if isinstance(order, Join):
+                yield from self._join(order)
+            elif isinstance(order, LeaveOut):
+                self.member.hears(order)
+            elif isinstance(order, Abort):
+                if self.member.leaves(order):
+                    self._park("aborted")
+            elif self.behaviour.stops(self):
+                self.leave()
+                return False
+
+    def _next_order(self) -> Generator[float | None, Any, Order]:
+        while not self._orders:
+            self._awaiting = self.process.ticket
+            yield None
+            self._awaiting = None
+        return self._orders.popleft()
+
+    def _step(self) -> Sleeping:
+        """One attempt at the next step; a lost generation or a refused step parks the rank."""
+        self.attempt = Attempt(self)
+        try:
+            yield from self.attempt.run()
+            self.mark.enter(progress_counters.BETWEEN)
+            if self.pausing and self.state.step < self.config.steps:
+                self._park("pause")
+            else:
+                yield from self._evaluate()
+        except Lost as error:
+            self._park_lost(error)
+        except NonFinite as error:
+            blamed = self.behaviour.blamed(self, list(error.blamed))
+            step = self.state.step + 1
+            self.write(
+                Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what="loss or gradient"
+            )
+            samples = yield from self.attempt.examined(error.blamed)
+            self._park("nonfinite", blamed=blamed, samples=samples)
+
+    def _evaluate(self) -> Sleeping:
+        """What code of the user's does between steps; nothing ends it early."""
+        spec = self.config.evaluate
+        if spec is None or self.rank or self.state.step % spec.every:
+            return
+        if spec.declared:
+            self.mark.busy(limit_s := ceil(2 * spec.takes) + 1)
+            self.write(Kind.BUSY, rank=self.rank, what="evaluation", limit_s=limit_s)
+        yield spec.takes * NS_PER_S
+        self.mark.busy(0)
+        if spec.declared:
+            self.write(Kind.BUSY_ENDED, rank=self.rank, what="evaluation", seconds=spec.takes)
+
+    def _join(self, order: Join) -> Sleeping:
+        self.leave()
+        self.member.joins(order)
+        self.rank, self.world = order.rank, order.world
+        self._take_seat(Layout(world=self.world, shards=order.shards))
+        assert self.writer is not None
+        self.writer.generation = order.generation
+        self.skip, self.examine = self.member.left_out(order), order.examine
+        self.mark.begin(order.generation, self.state.step)
+        self.mark.collective(0)
+        self.mark.enter(progress_counters.JOINING)
+        self.pausing = False
+        self.collectives = 0
+        self.checkpoints.joining(order)
+        group = self.group = self._group_of(order.generation, self.world)
+        clock = self.process.clock
+        try:
+            self.check()
+            started = clock.now_ns
+            group.form(self.rank, self.process)
+            yield None
+            seconds = round((clock.now_ns - started) / 1e9, 6)
+            self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
+            if order.finish:
+                yield from self._finish(order, group)
+            name = yield from self._take_state(order, group)
+            self.check()
+        except Lost as error:
+            self._park_lost(error)
+            return
+        self.member.begins(self.state.step)
+        self.checkpoints.since = self.state.step
+        self.mark.commit(self.state.step)
+        held = self.behaviour.held(self) if self.layout.replicas > 1 else ""
+        self.send(Joined(generation=self.generation, step=self.state.step, checkpoint=name, digest=held))
+        self.member.joined()
+
+    def _take_seat(self, layout: Layout) -> None:
+        """A process is told its shard once, and holds it for life."""
+        shard = layout.shard_of(self.rank)
+        if self._shard is None and layout.shards > 1:
+            self.state = self.state.of_shard(shard)
+        if self._shard not in (None, shard) or layout.shards != self.config.shards:
+            raise AssertionError(f"{self.process.name} holds shard {self._shard}, and was asked for {shard}")
+        self.layout, self._shard = layout, shard
+
+    def _finish(self, order: Join, group: Group) -> Sleeping:
+        """Whoever has applied the step tells all others the end of it; those who only lack that apply it too."""
+        mine = self.told if self.told and self.told[0] == order.finish == self.state.step else None
+        group.meet(self.rank, mine, lambda parts: next(filter(None, parts.values()), None), 0)
+        told = yield None
+        self.check()
+        if told is None:
+            raise AssertionError(f"nobody can tell the end of step {order.finish}")
+        if self.member.holding.pending == order.finish and self.state.step == order.finish - 1:
+            assert self.attempt is not None and self.attempt.number == order.finish
+            done = replace(told[1], pause=False, save=False)  # those who tell it have parked and saved for it
+            self.attempt.commit(done)
+        self.told = told
+
+    def _take_state(self, order: Join, group: Group) -> Generator[float | None, Any, str | None]:
+        started, held = self.process.clock.now_ns, self.member.holding
+        name: str | None = None
+        origin = "kept" if self.state.step else "initial"
+        if order.restore and self.layout.replica_of(self.rank) == 0:
+            held.restores()
+            name = yield from self._restore(group, anew=order.anew)
+            origin = "checkpoint" if name else "initial"
+            held.restored(found=name is not None)
+        if order.restore and (self.rank == 0 or self.layout.shards > 1):
+            self.checkpoints.restored()
+        if order.receives:
+            held.receives()
+            origin = "peer"
+        if order.source >= 0:
+            yield from self._copy_state(group, order)
+        held.valid = True
+        self.write(
+            Kind.STATE_READY, step=self.state.step, rank=self.rank, origin=origin,
+            source=order.source if order.receives else name,
+            seconds=round((self.process.clock.now_ns - started) / 1e9, 6),
+        )  # fmt: skip
+        return name
+
+    def _copy_state(self, group: Group, order: Join) -> Sleeping:
+        """A broadcast among the holders of a shard; a receiver holds nothing whole until it is over."""
+        receives, shard = order.receives, self.layout.shard_of(self.rank)
+        sent = self.behaviour.snapshot(self) if self.rank == order.source else None
+        if receives:
+            self.state = self.state.torn()
+            self.told = self.told if order.finish else None  # of a step that others may have done otherwise
+        transfer_ns = self.about(self.config.timings.transfer_ms * MS)
+        self.check()
+        group.meet(self.rank, sent, dict, transfer_ns, among=self.layout.holders(shard))
+        received = yield None
+        self.mark.touch()
+        if receives:
+            self.state = received[order.source]
+
+    def _restore(self, group: Group, *, anew: bool) -> Generator[float | None, Any, str | None]:
+        """Load the newest good checkpoint, all ranks of a replica the same; without one, training begins anew, as in
+        fresh processes."""
+        found = self.told = None
+        if self.rank == 0:
+            yield self.about(self.config.timings.checkpoint_ms * MS)
+            newest = self.checkpoints.newest()
+            if newest is not None:
+                data = (newest[0].path / "state.bin").read_bytes()
+                found = newest[0].name, data, newest[1]["scalars"]
+            if self.memory is not None:
+                found = self.memory.restored(newest[0].step if newest else 0) or found
+        if self.layout.shards > 1:
+            self.check()
+            group.meet(self.rank, found, dict, 0, among=self.replica)
+            found = (yield None)[0]
+            self.check()
+        if found is None:
+            try:
+                self.checkpoints.require(anew=anew)
+            except RuntimeError as error:
+                raise TrainingError(error) from error
+            return None
+        name, data, scalars = found
+        self.state = State.restored(data, scalars, self.layout.shard_of(self.rank))
+        return name
+
+    def _park_lost(self, error: Lost) -> None:
+        self._park(self.member.why_lost(), error=str(error))
+
+    def _park(
+        self, why: Why, *, error: str = "", blamed: Sequence[int] = (), samples: Sequence[int] = ()
+    ) -> None:
+        if stays_connected(why):
+            self._retired, self.group = self.group, None
+            self._out()
+        else:
+            self.leave()
+            self.checkpoints.timetable.lost()
+        self.write(Kind.PARKED, step=self.state.step, valid=self.member.holding.valid, why=why)
+        said = self.member.parked(why, step=self.state.step, error=error, blamed=blamed, samples=samples)
+        self.send(said)
+
+    def leave(self) -> None:
+        """Leave the group, if in one."""
+        self.disconnect()
+        self.group = self._retired = None
+        self._out()
+
+    def _out(self) -> None:
+        self.member.left()
+        self.mark.enter(progress_counters.IDLE)
+
+    def disconnect(self) -> None:
+        """Close the connections of the group, as the kernel does too for a process that is gone."""
+        for group in (self.group, self._retired):
+            if group is not None:
+                group.leave(self.rank)

@@ -1,0 +1,177 @@
+"""The checkpoints of one simulated rank, small but real. Who writes, what may be restored and what goes is decided as
+for a real rank: ``recovery.checkpoint.files.custody``, ``recovery.checkpoint.files.saving``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.rank.shims.disk import RECORD_SUFFIX
+from harness.sim.rank.faults import TrainingError
+from harness.sim.rank.state import State
+from recovery.checkpoint.files import checkpoints
+from recovery.checkpoint.files.checkpoints import Checkpoint
+from recovery.checkpoint.files.custody import Custody, agreement, writers
+from recovery.checkpoint.files.fence import Fenced
+from recovery.checkpoint.files.saving import Saving
+from recovery.policy.doubts import Doubt
+from recovery.policy.interval import Timetable
+from recovery.transport.atomic_rename import remove
+from recovery.transport.wire import Join
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+DATA_FILE = "state.bin"
+JOB = "simulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank has written, or why it could not."""
+
+    state: State
+    error: str = ""
+
+
+class SimSaves:
+    """``since``: the step from which this generation went on."""
+
+    def __init__(self, job: SimRank) -> None:
+        self.since = -1
+        self._job = job
+        directory, clock = job.config.checkpoint_dir, job.process.clock
+        self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
+        self.timetable = Timetable(
+            job.config.checkpoint_every, mtbf_s=job.config.checkpoint_mtbf_s, now_s=clock.now_ns / 1e9
+        )
+        self._custody = Custody(
+            directory, job=JOB, fresh=False, saving=self._saving, write=job.write, send=job.send,
+            forget=self._forget,
+        )  # fmt: skip
+        assert self._custody.fence is not None
+        self._fence = self._custody.fence
+        self.choosing = self._custody.choosing
+
+    @property
+    def ranks(self) -> range:
+        """Who writes a part of each; rank 0 commits."""
+        return writers(self._job.layout, sharded=self._job.config.checkpoint_sharded)
+
+    def joining(self, order: Join) -> None:
+        """A new generation; what may hold a corrupted state is put out of the way by rank 0. Raises TrainingError where
+        somebody newer writes."""
+        try:
+            self._custody.joined(self._job.rank, self._job.generation)
+        except Fenced as error:
+            raise TrainingError(error) from error
+        self._custody.distrust(order.doubts, deletes=self._job.rank == 0)
+        self._put_aside()
+
+    def _put_aside(self) -> None:
+        self._custody.put_aside(disk=self._disk, guard=self._fence.held)
+
+    def _forget(self, doubts: Sequence[Doubt]) -> bool:
+        memory = self._job.memory
+        if memory is not None:
+            for before, step in doubts:
+                memory.distrust(step, before)
+        return True
+
+    def newest(self) -> tuple[Checkpoint, dict[str, Any]] | None:
+        """The one to restore, with its manifest."""
+        self._custody.restoring()
+        return self._job.behaviour.restore(self._job, self._custody.refused)
+
+    def restored(self) -> None:
+        """Training goes on from a checkpoint, or from the beginning."""
+        self.timetable.restored(self._job.process.clock.now_ns / 1e9)
+
+    def require(self, *, anew: bool) -> None:
+        """Nothing was restored: see whether initial values will do. Raises RuntimeError."""
+        error = self._custody.nothing_left(anew=anew, fresh=self._job.member.holding.fresh)
+        if error is not None:
+            raise RuntimeError(error)
+
+    def begin(self, step: int) -> float:
+        """A save begins, at this time in seconds."""
+        self._put_aside()  # the disk may take it now
+        return self._saving.begin(step)
+
+    def begin_part(self, step: int) -> float:
+        """This rank's part of a save begins, at this time in seconds."""
+        return self._saving.begin(step, whole=False)
+
+    def part(self) -> Part:
+        """What this rank holds, as if it were written."""
+        return Part(state=self._job.state)
+
+    def write_part(self, step: int, since_s: float) -> Part:
+        """Write what another rank commits, and say how it went."""
+        outcome = self._saving.tried(step, self._try_part, since_s=since_s)
+        self._saving.report(outcome, whole=False)
+        return Part(state=self._job.state, error=outcome.error)
+
+    def _try_part(self) -> None:
+        job = self._job
+        staging = job.config.checkpoint_dir / f".staging-{job.process.name}"
+        staging.mkdir(parents=True, exist_ok=True)
+        path, record = staging / f"rank-{job.rank:04d}.bin", staging / f".part-{job.rank:04d}{RECORD_SUFFIX}"
+        try:
+            self._fill(path, job.state.data())
+            self._fill(record, b"{}")
+            self._disk("rename", record)
+        finally:
+            remove(staging)
+
+    def _fill(self, path: Path, data: bytes) -> None:
+        with open(path, "wb") as stream:
+            for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+                self._disk("write", path)
+                stream.write(half)
+                stream.flush()
+
+    def commit(self, step: int, parts: Mapping[int, Part], since_s: float) -> bool:
+        """Write it, and delete what retention says; False: it failed. ``parts``: of all that save, by rank; where the
+        ranks hold the same, that of rank 0 is the whole state."""
+        config = self._job.config
+        if not self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
+            return False
+        agreed = agreement(
+            self._job.member.heard.agreed, every=config.verify_every, world=config.world, shards=config.shards
+        )
+        recorded = {checkpoints.name_of(step)}
+        self._saving.prune(
+            config.checkpoint_dir, config.checkpoint_keep, agreed=agreed, recorded=recorded, disk=self._disk,
+            guard=self._fence.held,
+        )  # fmt: skip
+        return True
+
+    def _write(self, step: int, parts: Mapping[int, Part]) -> tuple[Checkpoint, int]:
+        job = self._job
+        for rank, part in parts.items():
+            if part.error:
+                raise RuntimeError(f"writer {rank} gave up: {part.error}")
+        states = [part.state for _, part in sorted(parts.items())][: job.layout.shards]
+        if any(state.bad for state in states):
+            raise RuntimeError("the state is not finite, so it is not saved")
+        directory = job.config.checkpoint_dir
+        epoch = self._fence.enter(job.generation, takes=True)
+        staging = directory / f".staging-{job.process.name}"
+        checkpoints.sweep(directory)
+        self._disk("mkdir", staging)
+        staging.mkdir(parents=True)
+        data, path = b"".join(state.data() for state in states), staging / DATA_FILE
+        self._fill(path, data)
+        origin = {"epoch": epoch, "generation": job.generation, "since": self.since, "job": JOB}
+        facts = {**origin, "scalars": job.state.scalars()}
+        return checkpoints.commit(staging, directory, step, facts, disk=self._disk, guard=self._fence.held)
+
+    def _disk(self, what: str, path: Path) -> None:
+        """The simulated disk's voice, and then a fault's in this rank."""
+        for voice in (self._job.config.disk, self._job.faults.disk):
+            if voice is not None:
+                voice(what, path)

@@ -1,0 +1,31 @@
+"""Marks and wall clock of a simulated rank, as faults get at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.sim.world.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+
+class SimSigns:
+    """Implements ``chaos.fault.targets.Signs``."""
+
+    def __init__(self, job: SimRank) -> None:
+        self._job = job
+        self._offset_s = 0.0
+
+    def drop_heartbeat(self, dropped: bool) -> None:
+        """See chaos.fault.targets.Signs."""
+        self._job.mark.hide(dropped)
+
+    def set_wall_offset(self, seconds: float) -> None:
+        """See chaos.fault.targets.Signs."""
+        self._offset_s = seconds
+
+    def wall_ns(self) -> int:
+        """See chaos.fault.targets.Signs; counted from the log's beginning."""
+        since_ns = self._job.process.clock.now_ns - self._job.started_ns
+        return self._job.config.wall_ns + since_ns + int(self._offset_s * NS_PER_S)

@@ -1,0 +1,323 @@
+"""One attempt of a simulated rank at one step, as ``recovery.rank.job.Step`` and ``Job.apply``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chaos.events.log import Kind
+from harness.sim.rank.faults import TrainingError
+from harness.sim.rank.state import Part, Reduced, State, after_each_other, digest, learning_rate, uniform
+from harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge
+from harness.sim.world.clock import NS_PER_S
+from harness.sim.world.settings import MS
+from recovery.data import order
+from recovery.data.order import MicroBatch
+from recovery.policy.interval import compared, counts
+from recovery.transport import progress_counters
+from recovery.transport.wire import MOST_BLAMED, Digest
+
+if TYPE_CHECKING:
+    from harness.sim.rank.rank import SimRank
+
+Sleeping = Generator[float | None, Any, None]
+COPY_SHARE = 0.1  # of a save, the copy in memory that training waits for
+OPERATIONS = ("mkdir", "write", "write", "fsync", "write", "fsync", "fsync", "rename", "fsync")  # of a save
+
+
+class NonFinite(Exception):
+    """The reduced loss or gradient is not finite."""
+
+    def __init__(self, blamed: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite values from ranks {list(blamed)}")
+        self.blamed = blamed
+
+
+class Attempt:
+    """``part``: this rank's share of the all-reduce, from backward on; ``change_loss``: set by a fault."""
+
+    def __init__(self, job: SimRank) -> None:
+        self.number = job.state.step + 1
+        self.change_loss: Callable[[SimLoss], SimLoss] | None = None
+        self.change_forward: list[tuple[str, Callable[[list[float]], list[float]]]] = []
+        self.samples: list[int] = []
+        self._usual_seed = int.from_bytes(digest("seed", job.state.seed, job.rank, self.number)[:4], "big")
+        self.seed = self._usual_seed  # of the step's random numbers
+        self._late: list[list[float]] = []  # what the optimizer will do with a state that a fault changed
+        self.part = Part(loss_sum=0.0, count=0, pause=False, gradient=b"", bad=False)
+        self._job = job
+        self._phase = "data"
+        self._since_ns = job.process.clock.now_ns
+        self._seconds: dict[str, float] = {}
+        self._wire_bytes = 0
+
+    def run(self) -> Sleeping:
+        """The whole step. Raises Lost and NonFinite."""
+        job, number = self._job, self.number
+        timings = job.config.timings
+        job.mark.begin(job.generation, number)
+        job.mark.enter(progress_counters.DATA)
+        micros = self._share()
+        samples = self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
+        epoch = (number - 1) * job.config.global_batch // job.config.samples
+        job.write(Kind.BATCH_TAKEN, step=number, rank=job.rank, samples=samples, epoch=epoch)
+        if job.faults.active:
+            yield from job.faults.at(number, "data")
+        yield job.about(timings.phase_ns("data"))
+        yield from self._enter("forward")
+        shards = (yield from self._gather()) if job.layout.shards > 1 else ()
+        yield job.about(timings.phase_ns("forward"))
+        yield from self._enter("backward")
+        # The parameters as forward saw them, faults at its beginning included.
+        self.part = self._compute(micros, shards)
+        if job.faults.poisoned.intersection(self.samples):
+            self.part = replace(self.part, loss_sum=float("nan"), bad=True)
+        self._corrupt_forward()
+        self._poison_loss()
+        yield job.about(timings.phase_ns("backward") / 2)
+        job.check()
+        if job.faults.active:
+            yield from job.faults.at(number, "backward")
+        yield job.about(timings.phase_ns("backward") / 2)
+        job.check()
+        yield from self._enter("collective")
+        reduced = yield from self._reduce()
+        yield from self._enter("optimizer")
+        if not job.behaviour.accepts(job, reduced):
+            job.member.holding.pending = 0
+            raise NonFinite(reduced.blamed)
+        yield job.about(timings.phase_ns("optimizer"))
+        yield from self._apply(reduced)
+
+    def examined(self, blamed: tuple[int, ...]) -> Generator[float | None, Any, list[int]]:
+        """Which samples are non-finite by themselves; see recovery.rank.examine."""
+        job = self._job
+        if job.config.nonfinite == "skip" and self.number != job.examine:
+            names = job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
+            return self.samples if names else []
+        if job.rank not in blamed or self.number != job.examine:
+            return []
+        yield job.about(job.config.timings.step_ms * MS)
+        if job.state.bad:
+            return []
+        return [sample for sample in self.samples if sample in job.faults.poisoned]
+
+    def corrupted(self, surface: str, values: list[float]) -> None:
+        """A fault changed tensor values; what follows from it shows in the digests from here on."""
+        bad = not finite(values)
+        if surface == "gradient":
+            self.part = replace(
+                self.part,
+                gradient=digest(self.part.gradient, values),
+                bad=self.part.bad or bad,
+                huge=self.part.huge or huge(values),
+            )
+            return
+        state = self._job.state
+        if surface == "parameter":
+            parameters = digest(state.parameters, values)
+            self._job.state = replace(state, parameters=parameters, bad=state.bad or bad)
+        else:
+            self._job.state = replace(state, optimizer=digest(state.optimizer, values))
+            self._late.append(values)
+
+    def _compute(self, micros: Sequence[MicroBatch], shards: Sequence[State]) -> Part:
+        """Forward and backward of each of them."""
+        job, done, parts = self._job, 0, []
+        for micro in micros:
+            word = job.behaviour.random_word(job, self.number, micro.number)
+            if self.seed != self._usual_seed:
+                word = digest(word, self.seed)
+            samples = self.samples[done : done + micro.count]
+            parts.append(job.state.part(samples, word, pause=False, others=shards))
+            done += micro.count
+        return after_each_other(parts)
+
+    def _share(self) -> list[MicroBatch]:
+        job = self._job
+        ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
+        config = job.config
+        return order.micro_batches(
+            ids, rank=job.rank, world=job.world, full=config.world, shrink=config.batch == "shrink",
+            elastic=config.determinism == "elastic",
+        )  # fmt: skip
+
+    def _enter(self, phase: str) -> Sleeping:
+        """End one phase and begin the next."""
+        job = self._job
+        job.check()
+        clock = job.process.clock
+        yield from job.faults.stretched(self._phase, clock.now_ns - self._since_ns)
+        if job.faults.active:
+            job.faults.body.check()
+        now = clock.now_ns
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + (now - self._since_ns) / 1e9
+        self._phase, self._since_ns = phase, now
+        job.mark.enter(progress_counters.PHASES.index(phase))
+        if job.faults.active and phase != "backward":
+            yield from job.faults.at(self.number, phase)
+
+    def _corrupt_forward(self) -> None:
+        """What passed through the model was changed on its way."""
+        for surface, change in self.change_forward:
+            source = digest(surface, self.part.gradient)
+            values = [uniform(digest(source, index)) for index in range(ELEMENTS)]
+            changed = change(values)
+            if repr(changed) != repr(values):
+                gradient = digest(self.part.gradient, changed)
+                bad = self.part.bad or not finite(changed)
+                loss = float("nan") if bad else self.part.loss_sum + 1e-6 * uniform(gradient)
+                self.part = replace(self.part, gradient=gradient, bad=bad, loss_sum=loss)
+
+    def _poison_loss(self) -> None:
+        if self.change_loss is not None:
+            loss = float(self.change_loss(SimLoss(self.part.loss_sum)))
+            gradient = digest(self.part.gradient, repr(loss))
+            self.part = replace(
+                self.part, loss_sum=loss, gradient=gradient, bad=self.part.bad or not finite([loss])
+            )
+
+    def _reduce(self) -> Generator[float | None, Any, Reduced]:
+        job = self._job
+        if job.faults.body.active:
+            yield from job.faults.body.before_collective()
+        job.collectives += 1
+        job.mark.collective(job.collectives)
+        # A ring all-reduce sends each element 2 (n - 1) / n times, as recovery.collectives.reduce counts it.
+        self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
+        yield from job.faults.paced(self._wire_bytes)
+        assert job.group is not None
+        heard = job.member.heard
+        asks = heard.save_wanted or (job.rank == 0 and self._wants_save())
+        part = replace(self.part, pause=heard.pause_wanted, save=asks)
+        takes_ns = job.config.timings.phase_ns("collective")
+        job.group.meet(job.rank, part, partial(job.behaviour.combine, job), takes_ns, self._wire_bytes)
+        reduced: Reduced = yield None
+        if job.layout.shards > 1:
+            yield from self._agree()
+        job.check()
+        return reduced
+
+    def _gather(self) -> Generator[float | None, Any, list[State]]:
+        """The parameters of all shards, from the ranks of this replica."""
+        job = self._job
+        job.mark.enter(progress_counters.COLLECTIVE)
+        states: dict[int, State] = yield from self._meet(job.state, job.replica)
+        job.mark.enter(progress_counters.PHASES.index("forward"))
+        return list(states.values())
+
+    def _agree(self) -> Sleeping:
+        """The last collective, which tells all ranks that all hold their part of the gradients: it may end on some
+        ranks only, and the others then hold gradients that they have not applied."""
+        self._job.member.holding.pending = self.number
+        yield from self._meet(None, ())
+
+    def _meet(self, part: object, among: Iterable[int]) -> Generator[float | None, Any, Any]:
+        """A small collective of these ranks: the parts by rank."""
+        job = self._job
+        job.check()
+        job.collectives += 1
+        job.mark.collective(job.collectives)
+        assert job.group is not None
+        takes_ns = job.config.timings.phase_ns("collective") / 4
+        job.group.meet(job.rank, part, dict, takes_ns, among=among)
+        result = yield None
+        job.check()
+        return result
+
+    def commit(self, reduced: Reduced) -> bool:
+        """Let the optimizer use the reduced gradients, as ``recovery.rank.job.Job.apply``; whether the step
+        counts as one at which all save. Called too late, by a rank that lacked the others' word, it is all
+        that is done of the step."""
+        job, number = self._job, self.number
+        lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
+        job.commit(number, reduced, lr)
+        for values in self._late:
+            bad = job.state.bad or not finite(values)
+            job.state = replace(job.state, parameters=digest(job.state.parameters, values), bad=bad)
+        job.write(
+            Kind.STEP_COMMITTED, step=number, rank=job.rank, world=job.world, samples=reduced.samples,
+            loss=reduced.loss, lr=lr, wire_bytes=self._wire_bytes, grad_norm=reduced.grad_norm,
+            optimizer_step=job.state.optimizer_step, scheduler_step=job.state.scheduler_step,
+            seconds={name: round(value, 6) for name, value in self._seconds.items()},
+        )  # fmt: skip
+        job.mark.commit(number)
+        job.pausing = reduced.pause
+        job.faults.committed(number)
+        saving = counts(number, job.config.checkpoint_every, asked=reduced.save)
+        if saving or number == job.config.steps:
+            job.write(Kind.STATE_DIGEST, step=number, rank=job.rank, **job.state.digests())
+        return saving
+
+    def _apply(self, reduced: Reduced) -> Sleeping:
+        job, number = self._job, self.number
+        self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
+        saving = self.commit(reduced)
+        if job.memory is not None:
+            yield from job.memory.after_commit(number)
+        self._tell_digest(saving=saving)
+        if not reduced.save:
+            return
+        job.checkpoints.timetable.asked(self._now_s)
+        if job.rank in job.checkpoints.ranks:
+            yield from self._save()
+        elif job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
+
+    def _tell_digest(self, *, saving: bool) -> None:
+        job = self._job
+        due = compared(self.number, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+        if due and job.layout.replicas > 1:
+            digests = job.state.digests()
+            text = digests["parameters"] + digests["optimizer"]
+            job.send(Digest(generation=job.generation, step=self.number, digest=text))
+
+    def _wants_save(self) -> bool:
+        return self._job.checkpoints.timetable.wants(self.number, self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        return self._job.process.clock.now_ns / 1e9
+
+    def _save(self) -> Sleeping:
+        """Write a checkpoint, a small one, but a real one: rank 0 does, for all shards. Each other rank that saves
+        writes its part, of which only that it came whole goes into the checkpoint."""
+        job, number = self._job, self.number
+        job.mark.enter(progress_counters.CHECKPOINT)
+        if job.rank:
+            yield from self._save_part()
+            return
+        since_s = job.checkpoints.begin(number)
+        if job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
+        parts = {0: job.checkpoints.part()}
+        if len(job.checkpoints.ranks) > 1:
+            parts = yield from self._meet(parts[0], job.checkpoints.ranks)
+        held_up = (
+            COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
+        )  # there the rest costs nothing here
+        yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
+        yield from self._disk_takes()
+        job.checkpoints.timetable.saved(since_s, self._now_s - since_s)
+        done = job.checkpoints.commit(number, parts, since_s)
+        if not done and not job.behaviour.survives_failed_save(job):
+            raise TrainingError(RuntimeError("a checkpoint could not be saved"))
+
+    def _save_part(self) -> Sleeping:
+        """What a rank does that does not commit: its own part, of which it tells the one that does."""
+        job, number = self._job, self.number
+        since_s = job.checkpoints.begin_part(number)
+        if job.faults.active:
+            yield from job.faults.at(number, "checkpoint")
+        yield from self._disk_takes()
+        part = job.checkpoints.write_part(number, since_s)
+        yield from self._meet(part, job.checkpoints.ranks)
+
+    def _disk_takes(self) -> Sleeping:
+        """The time that a fault adds to what a save asks of the disk."""
+        job = self._job
+        for operation in OPERATIONS if job.faults.disk.active else ():
+            yield job.faults.disk.delay_s([operation]) * NS_PER_S
+            job.mark.touch()  # a slow disk is no hang

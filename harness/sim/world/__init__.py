@@ -1,0 +1,1 @@
+"""What simulated ranks live in: clock, processes, groups, links, storage."""

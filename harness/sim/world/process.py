@@ -1,0 +1,216 @@
+"""A simulated process: a body that sleeps and waits, signals that stop and kill it, and its progress mark.
+
+The body is a generator. It yields nanoseconds to sleep, or None to wait until somebody wakes it. Whoever is
+to wake it is given the process's ``ticket`` of that moment, void as soon as the body goes on otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from harness.sim.world.clock import Clock
+from recovery.transport.progress_counters import PHASES, Mark
+
+Body = Generator[float | None, Any, int]
+
+
+class SimMark:
+    """What ``recovery.transport.progress_counters.MarkPage`` is to a real rank."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._generation = self._step = self._phase = self._collective = self._time = self._committed = 0
+        self._last_seq = -1
+        self._busy_s = 0
+        self._hidden: Mark | None = None
+        self._read: Mark | None = None  # as it was read last, until it changes: it is read far more often
+
+    def hide(self, hidden: bool) -> None:
+        """Whether a reader sees nothing new."""
+        self._hidden = (self._hidden or self.read()) if hidden else None
+
+    def read(self) -> Mark:
+        """The current mark."""
+        if self._hidden is not None:
+            return self._hidden
+        if self._read is None:
+            self._read = Mark(
+                generation=self._generation, step=self._step, phase=PHASES[self._phase],
+                collective=self._collective, time_ns=self._time, committed=self._committed,
+                last_seq=self._last_seq, busy_s=self._busy_s,
+            )  # fmt: skip
+        return self._read
+
+    def enter(self, phase: int) -> None:
+        """Note a phase and the time."""
+        self._phase, self._time = phase, self._clock.now_ns
+        self._read = None
+
+    def begin(self, generation: int, step: int) -> None:
+        """Note which step of which generation is being computed."""
+        self._generation, self._step = generation, step
+        self._read = None
+
+    def collective(self, number: int) -> None:
+        """Note the number of the collective about to be entered, and the time."""
+        self._collective, self._time = number, self._clock.now_ns
+        self._read = None
+
+    @property
+    def phase(self) -> str:
+        """The current one, hidden or not."""
+        return PHASES[self._phase]
+
+    def touch(self) -> None:
+        """Note that work goes on."""
+        self._time = self._clock.now_ns
+        self._read = None
+
+    def busy(self, seconds: int) -> None:
+        """Note that the rank is busy with something else, for so long at most."""
+        self._busy_s, self._time = seconds, self._clock.now_ns
+        self._read = None
+
+    def commit(self, step: int) -> None:
+        """Note a committed step."""
+        self._committed = step
+        self._read = None
+
+    def wrote(self, seq: int) -> None:
+        """Note the sequence number of the last event written."""
+        self._last_seq = seq
+        self._read = None
+
+
+class Killed(BaseException):
+    """The body kills its own process by a signal. Not an Exception: nothing in the body may handle it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Process:
+    """One process. ``on_message`` takes its messages, ``on_end`` hears that it executes no more,
+    ``on_term`` handles SIGTERM."""
+
+    def __init__(self, *, name: str, role: str, pid: int, clock: Clock, seed: str) -> None:
+        self.name = name
+        self.role = role
+        self.pid = pid
+        self.clock = clock
+        self.rng = random.Random(seed)
+        self.mark = SimMark(clock)
+        self.ticket = 0
+        self.running = True  # it executes, or would if it were not stopped
+        self.stopped = self.frozen = False
+        self.reaped = False
+        self.on_message: Callable[[Any], None] = lambda _: None
+        self.on_term: Callable[[], None] = lambda: None
+        self.on_end: Callable[[int | None, int | None], None] = lambda code, signum: None
+        self._body: Body | None = None
+        self._deferred: list[Callable[[], None]] = []
+        self._last_delivery_ns = 0
+
+    def start(self, body: Body) -> None:
+        """Begin to execute, a moment from now."""
+        self._body = body
+        self.clock.after(0, partial(self.wake, self.ticket))
+
+    # ---- the outside
+
+    def deliver(self, message: Any, latency_ns: float) -> bool:
+        """Send it a message, which arrives after those sent before; False when it is gone."""
+        if not self.running:
+            return False
+        self._last_delivery_ns = max(self._last_delivery_ns, self.clock.now_ns + int(latency_ns))
+        arrive = partial(self._when_executing, partial(self._take, message))
+        self.clock.after(self._last_delivery_ns - self.clock.now_ns, arrive)
+        return True
+
+    def signal(self, signum: int) -> None:
+        """SIGSTOP, SIGCONT, SIGKILL and SIGTERM, which it handles; a process that is gone does not care."""
+        if not self.running:
+            return
+        if signum == signal.SIGKILL:
+            self._end(None, signum)
+        elif signum == signal.SIGSTOP:
+            self.stopped = True
+        elif signum == signal.SIGTERM:
+            self._when_executing(self.on_term)
+        elif signum == signal.SIGCONT and self.stopped:
+            self.stopped = False
+            self._go_on()
+
+    def freeze(self, ns: float) -> None:
+        """Execute nothing for so long, though the kernel does not call it stopped."""
+        self.frozen = True
+        self.clock.after(ns, self._thaw)
+
+    def _thaw(self) -> None:
+        self.frozen = False
+        if not self.stopped:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for action in deferred:
+            self.clock.after(0, partial(self._when_executing, action))
+
+    @property
+    def state(self) -> str:
+        """As the kernel would put it: S, T, Z (dead, not reaped) or X."""
+        if self.reaped:
+            return "X"
+        if not self.running:
+            return "Z"
+        return "T" if self.stopped else "S"
+
+    # ---- waking
+
+    def wake(self, ticket: int, value: Any = None) -> None:
+        """End the wait that ``ticket`` stands for."""
+        self._when_executing(partial(self._resume, ticket, value, None))
+
+    def fail(self, ticket: int, error: Exception) -> None:
+        """End that wait with an error."""
+        self._when_executing(partial(self._resume, ticket, None, error))
+
+    def _take(self, message: Any) -> None:
+        self.on_message(message)
+
+    def _when_executing(self, action: Callable[[], None]) -> None:
+        """At once, or once continued; never when dead."""
+        if not self.running:
+            return
+        if self.stopped or self.frozen:
+            self._deferred.append(action)
+        else:
+            action()
+
+    def _resume(self, ticket: int, value: Any, error: Exception | None) -> None:
+        body = self._body
+        if ticket != self.ticket or body is None:
+            return
+        self.ticket += 1
+        try:
+            wanted = body.throw(error) if error is not None else body.send(value)
+        except StopIteration as stop:
+            self._end(int(stop.value), None)
+            return
+        except Killed as killed:
+            self._end(None, killed.signum)
+            return
+        if wanted is not None:
+            self.clock.after(wanted, partial(self.wake, self.ticket))
+
+    def _end(self, exit_code: int | None, signum: int | None) -> None:
+        self.running = False
+        self._deferred = []
+        if self._body is not None:
+            self._body.close()
+        self.on_end(exit_code, signum)

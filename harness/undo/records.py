@@ -1,0 +1,346 @@
+"""How to undo what a run does to the machine: a closed set of records that are written down before the act.
+
+Each is plain data and knows how to undo itself, twice as well as once, from any process of the same user on
+the same machine. What stands in a record names one thing exactly: a process by pid, start time and boot; a mount
+by place and source; a queue by its handle. Nothing is ever found by name alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from harness.host import processes
+from harness.undo.base import Outcome, Undo, control_groups, done, failed, mounts, nothing, outside
+from harness.undo.containers import RemoveContainers, RemoveNetworks
+from harness.undo.slurm import CancelSteps
+
+MARKER = "CHAOS_RUN"
+KILL_LIMIT_S = 5.0
+CGROUP_LIMIT_S = 3.0
+TC_LIMIT_S = 5.0
+SETTLE_S = 0.02
+_MNT_DETACH = 2
+
+
+class KillProcess(Undo):
+    """Kill one process. ``name``: what it is to the run, for people."""
+
+    ends_processes: ClassVar[bool] = True
+    do: Literal["kill-process"] = "kill-process"
+    pid: int = Field(gt=1, lt=2**31)
+    start_time: int
+    name: str = ""
+
+    @classmethod
+    def of(cls, pid: int, name: str = "") -> KillProcess:
+        """The record for a process that lives now."""
+        return cls(pid=pid, start_time=processes.start_time(pid), name=name)
+
+    def intent(self) -> str:
+        """For people."""
+        return f"kill {_who(self.pid, self.name)}"
+
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or processes.start_time(self.pid) != self.start_time
+
+    def _undo(self) -> Outcome:
+        ending = processes.end(self.pid, self.start_time, limit_s=KILL_LIMIT_S)
+        who = _who(self.pid, self.name)
+        if ending == "gone":
+            return nothing(f"{who} is gone")
+        return done(f"killed {who}") if ending == "ended" else failed(f"{who} {_why(ending)}")
+
+
+class KillSession(Undo):
+    """Kill every process of a session, whoever became its parent.
+
+    The kernel gives a session's number to nobody else while the session has a member, but once it is empty the
+    number is free again. So when its leader is gone, a member is ours only if it carries ``marker`` too.
+    """
+
+    ends_processes: ClassVar[bool] = True
+    do: Literal["kill-session"] = "kill-session"
+    sid: int = Field(gt=1, lt=2**31)
+    start_time: int
+    marker: str = ""
+    name: str = ""
+
+    @classmethod
+    def of(cls, leader: int, name: str = "") -> KillSession:
+        """The record for the session that a living process leads (its pid is the session's number)."""
+        return cls(
+            sid=leader, start_time=processes.start_time(leader), name=name, marker=os.environ.get(MARKER, "")
+        )
+
+    def intent(self) -> str:
+        """For people."""
+        return f"kill the session of {_who(self.sid, self.name)}"
+
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or not self._members()
+
+    def _undo(self) -> Outcome:
+        leader = processes.start_time(self.sid)
+        if leader and leader != self.start_time:
+            return nothing(f"the session of {_who(self.sid, self.name)} is gone")
+        return _kill_all(self._members, _who(self.sid, self.name))
+
+    def _members(self) -> list[tuple[int, int]]:
+        led = bool(self.start_time) and processes.start_time(self.sid) == self.start_time  # 0: it is gone
+        found = [(pid, processes.start_time(pid)) for pid in processes.in_sessions({self.sid})]
+        entry = f"{MARKER}={self.marker}"
+        return [
+            (pid, started)
+            for pid, started in found
+            if started >= self.start_time and (led or (self.marker and processes.environment_has(pid, entry)))
+        ]
+
+
+class KillMarked(Undo):
+    """Kill every process that was started with the run's marker in its environment, since the run began.
+
+    Written once, before the run starts its first process: whatever is started later inherits the marker, so
+    there is no moment between the start of a process and the record that covers it.
+    """
+
+    ends_processes: ClassVar[bool] = True
+    do: Literal["kill-marked"] = "kill-marked"
+    marker: str = Field(min_length=8)
+    since: int
+
+    def intent(self) -> str:
+        """For people."""
+        return "kill the processes that carry the run's marker"
+
+    def idle(self) -> bool:
+        """Whether nobody is left to kill."""
+        return super().idle() or not self.members()
+
+    def members(self) -> list[tuple[int, int]]:
+        """(pid, start time) of the living ones, without the caller and whoever it descends from."""
+        own = processes.ancestors(os.getpid())
+        entry = f"{MARKER}={self.marker}"
+        found = processes.since(self.since)
+        return [row for row in found if row[0] not in own and processes.environment_has(row[0], entry)]
+
+    def _undo(self) -> Outcome:
+        return _kill_all(self.members, "the run")
+
+
+class Unmount(Undo):
+    """Unmount what was mounted at a place. ``source``: what mountinfo calls the device; a run names its own, so
+    that somebody else's mount at the same place is left alone."""
+
+    do: Literal["unmount"] = "unmount"
+    path: Path
+    source: str = Field(min_length=1)
+
+    def intent(self) -> str:
+        """For people."""
+        return f"unmount {self.path}"
+
+    def stray(self, run: Path) -> str:
+        """As the other: a run mounts in its own directory."""
+        return outside(self.path, run)
+
+    def _undo(self) -> Outcome:
+        libc = ctypes.CDLL(None, use_errno=True)
+        did = False
+        deadline = time.monotonic() + KILL_LIMIT_S
+        while [source for place, source in mounts() if place == str(self.path)][-1:] == [self.source]:
+            # Detached when busy: no new user can come, and it ends with its last one.
+            path = os.fsencode(self.path)
+            if libc.umount2(path, 0) and libc.umount2(path, _MNT_DETACH):
+                return failed(f"could not unmount {self.path}: {os.strerror(ctypes.get_errno())}")
+            did = True
+            if time.monotonic() > deadline:
+                return failed(f"could not unmount {self.path}: it is mounted again and again")
+        return done(f"unmounted {self.path}") if did else nothing(f"{self.path} is not mounted")
+
+
+class RemoveCgroup(Undo):
+    """Kill what is in a control group that the run made, and remove it with all groups in it.
+
+    Only a group whose own name begins with ``chaos-`` is touched; the run puts only its own processes there.
+    """
+
+    ends_processes: ClassVar[bool] = True
+    do: Literal["remove-cgroup"] = "remove-cgroup"
+    path: Path
+
+    def intent(self) -> str:
+        """For people."""
+        return f"remove the control group {self.path}"
+
+    def _undo(self) -> Outcome:
+        above = [str(place) for place in self.path.resolve().parents if os.path.ismount(place)]
+        if not self.path.name.startswith("chaos-") or not above or above[0] not in control_groups():
+            return failed(f"{self.path} is no control group of a run: left alone")
+        if not self.path.is_dir():
+            return nothing(f"the control group {self.path} is gone")
+        deadline = time.monotonic() + CGROUP_LIMIT_S
+        while True:
+            for group in sorted((path.parent for path in self.path.rglob("cgroup.procs")), reverse=True):
+                _empty(group)
+                try:
+                    group.rmdir()
+                except OSError:  # busy until its last process is reaped
+                    pass
+            if not self.path.exists():
+                return done(f"removed the control group {self.path}")
+            if time.monotonic() > deadline:
+                return failed(f"the control group {self.path} cannot be removed: it is in use")
+            time.sleep(SETTLE_S)
+
+
+class RemoveTree(Undo):
+    """Remove a file or directory that the run made. ``inside``: a directory the run owns; nothing outside goes."""
+
+    outlives_boot: ClassVar[bool] = True
+    do: Literal["remove-tree"] = "remove-tree"
+    path: Path
+    inside: Path
+
+    def intent(self) -> str:
+        """For people."""
+        return f"remove {self.path}"
+
+    def stray(self, run: Path) -> str:
+        """As the other: what a run owns is its directory, whatever the record calls so."""
+        return outside(self.inside, run) or outside(self.path, run)
+
+    def _undo(self) -> Outcome:
+        place, own = self.path.parent.resolve() / self.path.name, self.inside.resolve()
+        if own not in place.parents:
+            return failed(f"{self.path} is not inside {self.inside}: left alone")
+        below = [
+            mounted for mounted, _ in mounts() if Path(mounted) == place or place in Path(mounted).parents
+        ]
+        if below:
+            return failed(f"{self.path} is not removed: {below[0]} is a mount")
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        elif place.exists() or place.is_symlink():
+            place.unlink()
+        else:
+            return nothing(f"{self.path} is gone")
+        return done(f"removed {self.path}")
+
+
+class RemoveQdisc(Undo):
+    """Remove the root queue of a network device, if it is the one the run put there (by its ``handle``, ``c4a0:``)."""
+
+    do: Literal["remove-qdisc"] = "remove-qdisc"
+    device: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    handle: str = Field(pattern=r"^[0-9a-f]+:$")
+    namespace: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+
+    def intent(self) -> str:
+        """For people."""
+        return f"remove the queue {self.handle} of {self.device}"
+
+    def _undo(self) -> Outcome:
+        base = ["tc", *(["-netns", self.namespace] if self.namespace else []), "qdisc"]
+        shown = _tc([*base, "show", "dev", self.device])
+        if f" {self.handle} root" not in (shown or ""):
+            return nothing(f"the queue {self.handle} of {self.device} is gone")
+        if _tc([*base, "del", "dev", self.device, "root"]) is None:
+            return failed(f"tc could not remove the queue {self.handle} of {self.device}")
+        return done(f"removed the queue {self.handle} of {self.device}")
+
+
+class FreeShm(Undo):
+    """Remove shared memory that the run's processes left: made while it ran (``since_ns`` is Unix time), by this
+    user, and held by no living process. ``run``: its directory, where the last write says how long it ran."""
+
+    do: Literal["free-shm"] = "free-shm"
+    run: Path
+    since_ns: int
+
+    def intent(self) -> str:
+        """For people."""
+        return "free shared memory"
+
+    def stray(self, run: Path) -> str:
+        """As the other."""
+        return outside(self.run, run)
+
+    def _undo(self) -> Outcome:
+        freed, left = processes.free_shared_memory(self.since_ns, self._until_ns())
+        if left:
+            return failed(f"could not free shared memory {', '.join(left)}")
+        return (
+            done(f"freed shared memory {', '.join(freed)}") if freed else nothing("no shared memory is left")
+        )
+
+    def _until_ns(self) -> int:
+        """When the run was last seen alive, and a little more."""
+        files = [self.run / "ledger.jsonl", *self.run.glob("events/*/*.jsonl")]
+        return max((f.stat().st_mtime_ns for f in files if f.exists()), default=0) + 10 * 10**9
+
+
+AnyUndo = Annotated[
+    KillProcess | KillSession | KillMarked | Unmount | RemoveCgroup | RemoveTree | RemoveQdisc | FreeShm
+    | RemoveContainers | RemoveNetworks | CancelSteps,
+    Field(discriminator="do"),
+]  # fmt: skip
+
+
+def _kill_all(members: Callable[[], list[tuple[int, int]]], of: str) -> Outcome:
+    """Kill until nobody is left: a process may fork while it is being looked for."""
+    deadline = time.monotonic() + KILL_LIMIT_S
+    killed: set[int] = set()
+    spared = processes.ancestors(os.getpid())
+    while found := members():
+        # What they have started goes with them, whatever session or environment it has given itself.
+        for pid, started in processes.with_descendants(found):
+            if pid in spared:
+                continue
+            ending = processes.end(pid, started, limit_s=max(0.0, deadline - time.monotonic()))
+            if ending in ("stays", "refused"):
+                return failed(f"process {pid} of {of} {_why(ending)}")
+            killed |= {pid} if ending == "ended" else set()
+        if time.monotonic() > deadline:
+            return failed(f"processes of {of} start faster than they can be killed")
+    if not killed:
+        return nothing(f"no process of {of} is left")
+    return done(
+        f"killed process{'es' if len(killed) > 1 else ''} {', '.join(map(str, sorted(killed)))} of {of}"
+    )
+
+
+def _empty(group: Path) -> None:
+    """Kill what is in a control group. A frozen one is thawed first: in it (version 1) not even SIGKILL ends a
+    process."""
+    for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        if (group / name).exists():
+            (group / name).write_text(value)
+    for word in (group / "cgroup.procs").read_text().split():
+        processes.end(int(word), processes.start_time(int(word)), limit_s=0.0)
+
+
+def _tc(command: list[str]) -> str | None:
+    """What tc prints; None when it fails."""
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TC_LIMIT_S, check=False)
+    return ran.stdout if ran.returncode == 0 else None
+
+
+def _who(pid: int, name: str) -> str:
+    return f"process {pid} ({name})" if name else f"process {pid}"
+
+
+def _why(ending: str) -> str:
+    return (
+        "may not be killed by this user" if ending == "refused" else "does not end (it hangs in the kernel)"
+    )

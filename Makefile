@@ -52,7 +52,7 @@ soak: fuzz ## more of the tests: ten minutes of the search, random kills of the 
 AA_RUNS ?= 40
 
 test-busy: $(STAMP) ## arms beside processor hogs, 40 with nothing done to them: none may fail; before a release (more than an hour)
-	AA_RUNS=$(AA_RUNS) $(BIN)/python -m pytest -m real tests/test_busy_machine.py tests/test_hogs_real.py
+	AA_RUNS=$(AA_RUNS) $(BIN)/python -m pytest -m real tests/harness/run/test_busy_machine.py tests/harness/run/test_hogs_real.py
 
 test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)
 	$(BIN)/python -m pytest -m docker

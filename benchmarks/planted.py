@@ -17,9 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from planted import PLANTED, sought
+from tests.support.planted import PLANTED, sought
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planted.jsonl", ROOT / "docs" / "search.md"

@@ -1,6 +1,6 @@
 """How checkpoint-corrupt is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     variants=[{"mode": mode} for mode in ("bitflip", "truncate", "missing", "stale", "swap-shard")]

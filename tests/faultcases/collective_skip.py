@@ -1,6 +1,6 @@
 """How collective-skip is tried."""
 
-from fault_fakes import FaultCase, calm, declared
+from tests.support.fault_fakes import FaultCase, calm, declared
 
 CASE = FaultCase(
     evidence=[declared("hang")],

@@ -1,8 +1,7 @@
 """How coordinator-kill is tried."""
 
-from fault_fakes import FaultCase, event
-
 from chaos.events.log import Kind
+from tests.support.fault_fakes import FaultCase, event
 
 
 def adopted(time_ns: int) -> object:

@@ -1,6 +1,6 @@
 """How crash-loop is tried."""
 
-from fault_fakes import FaultCase, exited, raised
+from tests.support.fault_fakes import FaultCase, exited, raised
 
 CASE = FaultCase(
     evidence=[raised(kind="CrashLoopError"), exited(code=1)],

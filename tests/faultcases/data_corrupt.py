@@ -1,6 +1,6 @@
 """How data-corrupt is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     variants=[{}, {"shift": 5}],

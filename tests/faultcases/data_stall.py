@@ -1,8 +1,7 @@
 """How data-stall is tried."""
 
-from fault_fakes import FaultCase, calm, event
-
 from chaos.events.log import Event, Kind
+from tests.support.fault_fakes import FaultCase, calm, event
 
 
 def hung(process: str = "w1", cause: str = "hang") -> Event:

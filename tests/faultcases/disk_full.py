@@ -1,6 +1,6 @@
 """How disk-full is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     variants=[{"by": by} for by in ("ballast", "shrink")],

@@ -1,6 +1,6 @@
 """How exception is tried."""
 
-from fault_fakes import FaultCase, exited, raised
+from tests.support.fault_fakes import FaultCase, exited, raised
 
 CASE = FaultCase(
     evidence=[raised(), exited(code=1)],

@@ -1,6 +1,6 @@
 """How gil-deadlock is tried."""
 
-from fault_fakes import FaultCase, calm, declared
+from tests.support.fault_fakes import FaultCase, calm, declared
 
 CASE = FaultCase(
     variants=[{}, {"hold_s": 5.0}],

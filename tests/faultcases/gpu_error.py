@@ -1,6 +1,6 @@
 """How gpu-error is tried."""
 
-from fault_fakes import FaultCase, exited, raised
+from tests.support.fault_fakes import FaultCase, exited, raised
 
 CASE = FaultCase(
     evidence=[raised(kind="DeviceError"), exited(code=1)],

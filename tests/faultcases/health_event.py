@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from fault_fakes import FaultCase, event
-
 from chaos.events.log import Event, Kind
+from tests.support.fault_fakes import FaultCase, event
 
 
 def reported(**other: Any) -> Event:

@@ -1,6 +1,6 @@
 """How heartbeat-drop is tried."""
 
-from fault_fakes import FaultCase, calm, declared
+from tests.support.fault_fakes import FaultCase, calm, declared
 
 HANG = declared("hang", process="w1", at_ns=30_500)
 

@@ -1,8 +1,7 @@
 """How io-error is tried."""
 
-from fault_fakes import FaultCase, event
-
 from chaos.events.log import Event, Kind
+from tests.support.fault_fakes import FaultCase, event
 
 
 def failed(

@@ -1,6 +1,6 @@
 """How link-delay is tried."""
 
-from fault_fakes import FaultCase, calm, effect
+from tests.support.fault_fakes import FaultCase, calm, effect
 
 PROBED = effect(actor="orchestrator", link=[1, 0], round_trip_s=0.05, mbit_per_s=100.0)
 

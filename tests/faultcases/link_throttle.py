@@ -1,6 +1,6 @@
 """How link-throttle is tried."""
 
-from fault_fakes import FaultCase, calm, effect
+from tests.support.fault_fakes import FaultCase, calm, effect
 
 
 def probed(mbit_per_s: float | None) -> object:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fault_fakes import OCCURRENCE, FaultCase, effect, exited
+from tests.support.fault_fakes import OCCURRENCE, FaultCase, effect, exited
 
 LOST = effect(actor="orchestrator", machines={"1": {}})
 BOTH = [exited(process="w1", signum=9), exited(process="w2", signum=9)]

@@ -1,6 +1,6 @@
 """How node-slow is tried."""
 
-from fault_fakes import FaultCase, calm, effect
+from tests.support.fault_fakes import FaultCase, calm, effect
 
 WAITED = effect(actor="orchestrator", throttled=7)
 

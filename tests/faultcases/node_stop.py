@@ -1,6 +1,6 @@
 """How node-stop is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 
 def seen(*states: str) -> object:

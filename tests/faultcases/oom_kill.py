@@ -1,6 +1,6 @@
 """How oom-kill is tried."""
 
-from fault_fakes import FaultCase, effect, exited
+from tests.support.fault_fakes import FaultCase, effect, exited
 
 CASE = FaultCase(
     variants=[{}, {"spare_mib": 8}],

@@ -1,6 +1,6 @@
 """How partition is tried."""
 
-from fault_fakes import FaultCase, calm, declared, effect
+from tests.support.fault_fakes import FaultCase, calm, declared, effect
 
 PROBED = effect(actor="orchestrator", link=[1, 0], round_trip_s=None, mbit_per_s=None)
 

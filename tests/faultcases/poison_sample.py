@@ -1,8 +1,7 @@
 """How poison-sample is tried."""
 
-from fault_fakes import FaultCase, event
-
 from chaos.events.log import Event, Kind
+from tests.support.fault_fakes import FaultCase, event
 
 
 def caught(time_ns: int) -> Event:

@@ -1,6 +1,6 @@
 """How process-kill is tried."""
 
-from fault_fakes import FaultCase, exited
+from tests.support.fault_fakes import FaultCase, exited
 
 CASE = FaultCase(
     evidence=[exited(signum=9)],

@@ -1,6 +1,6 @@
 """How process-stop is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     evidence=[effect(os_state="T")],

@@ -1,6 +1,6 @@
 """How process-term is tried."""
 
-from fault_fakes import FaultCase, declared, exited
+from tests.support.fault_fakes import FaultCase, declared, exited
 
 CASE = FaultCase(
     variants=[{}, {"grace_s": 0.5}],

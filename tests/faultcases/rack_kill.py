@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fault_fakes import OCCURRENCE, FaultCase, exited
+from tests.support.fault_fakes import OCCURRENCE, FaultCase, exited
 
 BOTH = [exited(process="w1", signum=9), exited(process="w2", signum=9)]
 CASE = FaultCase(

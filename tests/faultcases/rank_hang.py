@@ -1,6 +1,6 @@
 """How rank-hang is tried."""
 
-from fault_fakes import FaultCase, calm, declared, effect
+from tests.support.fault_fakes import FaultCase, calm, declared, effect
 
 CASE = FaultCase(
     variants=[{}, {"how": "spin"}, {"how": "kernel", "hold_s": 0.4}],

@@ -1,6 +1,6 @@
 """How read-only is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     evidence=[effect(errno="EROFS")],

@@ -1,6 +1,6 @@
 """How replica-desync is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     variants=[{}, {"amount": 0.1}],

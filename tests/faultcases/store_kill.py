@@ -1,6 +1,6 @@
 """How store-kill is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     evidence=[effect(actor="orchestrator", reaped_signal=9, next_port=2)],

@@ -1,6 +1,6 @@
 """How store-latency is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 CASE = FaultCase(
     required={"latency_ms": 50.0},

@@ -1,6 +1,6 @@
 """How straggler is tried."""
 
-from fault_fakes import FaultCase, calm
+from tests.support.fault_fakes import FaultCase, calm
 
 CASE = FaultCase(
     required={"factor": 3.0},

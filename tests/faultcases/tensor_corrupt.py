@@ -1,6 +1,6 @@
 """How tensor-corrupt is tried."""
 
-from fault_fakes import FaultCase, effect
+from tests.support.fault_fakes import FaultCase, effect
 
 OPS = ("nan", "inf", "bitflip", "scale", "stale", "zero")
 SURFACES = ("gradient", "parameter", "loss", "activation", "input", "optimizer_state", "rng")

@@ -7,7 +7,8 @@ must see it, with their verdicts::
 
     Mutation("a killed rank commits on", "drop-replica", commits_on("w2"), landing=FAIL),
 
-The verdict over all checkers is the worst of those named, or worse. Checkers that are not named may see it too; but for
-every registered checker there has to be a mutation that it alone sees (``tests/test_mutations.py``), so that none
-could be taken away unnoticed. Put that one first among those that name the checker: the test tries them in order.
+The verdict over all checkers is the worst of those named, or worse. Checkers that are not named may see it
+too; but for every registered checker there has to be a mutation that it alone sees
+(``tests/harness/judge/test_mutations.py``), so that none could be taken away unnoticed. Put that one first
+among those that name the checker: the test tries them in order.
 """

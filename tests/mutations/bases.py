@@ -10,17 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from arms import EXACT
-from simulate import IN_MEMORY, cell_of, play
-
 from chaos.events.log import Event, Log, read_actor
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.record.expected import Expected, expected_of
 from harness.judge.results import Finding
 from harness.launchers.sim import Sim
-from mutations import recorded
-from mutations.tape import Mutation, Tape
+from tests.mutations import recorded
+from tests.mutations.tape import Mutation, Tape
+from tests.support.arms import EXACT
+from tests.support.simulate import IN_MEMORY, cell_of, play
 
 ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
 SEED, STEPS = 17, 40

@@ -9,9 +9,9 @@ from chaos.events.log import Log
 from harness.compare.result.believed import Record
 from harness.compare.result.gather import Source, trial_of
 from harness.compare.result.model import Trial
-from mutations.bases import ARMS, base
-from mutations.recorded import resolved_of
-from mutations.tape import Mutation, Tape
+from tests.mutations.bases import ARMS, base
+from tests.mutations.recorded import resolved_of
+from tests.mutations.tape import Mutation, Tape
 
 BASE = "compare"
 

@@ -1,12 +1,13 @@
 """What a few paired runs can and cannot say. Nothing here assumes a distribution, and non-recovery is infinity.
 
-Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a median never leaves the
-values seen, and with the 5 to 15 pairs of a comparison on a small machine it is too narrow. It then calls equal stacks
-different in more than 5 of 100 comparisons (7 % at 6 to 10 pairs of heavy-tailed times, of 1000 simulated ones each;
-``tests/test_compare_statistics.py`` shows it). The order statistics of the paired ratios cover their median with at
-least 95 % whatever the noise, which is the sign test turned round. So the interval given is the bootstrap's, widened
-to that of the order statistics wherever it is the narrower one, and "different" is said only when all of it lies on
-one side of 1. Below 6 pairs no such interval exists, and nothing is called different.
+Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a median never
+leaves the values seen, and with the 5 to 15 pairs of a comparison on a small machine it is too narrow. It
+then calls equal stacks different in more than 5 of 100 comparisons (7 % at 6 to 10 pairs of heavy-tailed
+times, of 1000 simulated ones each; ``tests/harness/compare/test_compare_statistics.py`` shows it). The order
+statistics of the paired ratios cover their median with at least 95 % whatever the noise, which is the sign
+test turned round. So the interval given is the bootstrap's, widened to that of the order statistics wherever
+it is the narrower one, and "different" is said only when all of it lies on one side of 1. Below 6 pairs no
+such interval exists, and nothing is called different.
 """
 
 from __future__ import annotations

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from chaos.events.log import Kind
-from mutations.tables.clocks import early
-from mutations.tape import FAIL, OPEN, Change, Mutation, Tape, all_of, drop, each, edit, goes_on, in_control
+from tests.mutations.tables.clocks import early
+from tests.mutations.tape import (
+    FAIL,
+    OPEN,
+    Change,
+    Mutation,
+    Tape,
+    all_of,
+    drop,
+    each,
+    edit,
+    goes_on,
+    in_control,
+)
 
 EXIT, LANDED = Kind.PROCESS_EXITED, Kind.FAULT_LANDED
 

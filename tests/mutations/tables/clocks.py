@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chaos.events.log import Kind
-from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, edit, in_control, move, the_injection
+from tests.mutations.tape import (
+    FAIL,
+    MS,
+    Change,
+    Mutation,
+    Tape,
+    all_of,
+    edit,
+    in_control,
+    move,
+    the_injection,
+)
 
 
 def clock(actor: str, by_ns: Callable[[int], float]) -> Change:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import Kind
-from mutations.tape import FAIL, MS, Change, Mutation, Tape, all_of, drop, each, edit, in_both, in_control
+from tests.mutations.tape import (
+    FAIL,
+    MS,
+    Change,
+    Mutation,
+    Tape,
+    all_of,
+    drop,
+    each,
+    edit,
+    in_both,
+    in_control,
+)
 
 
 def _put(**values: Any) -> Change:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.events.log import Kind
-from mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control, the_injection
+from tests.mutations.tape import FAIL, Change, Mutation, Tape, edit, in_both, in_control, the_injection
 
 
 def _started(**values: object) -> Change:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from mutations.tape import (
+from tests.mutations.tape import (
     FAIL,
     MS,
     OPEN,

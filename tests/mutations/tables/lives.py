@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.events.log import Kind
-from mutations.tape import FAIL, Change, Mutation, Tape, all_of, drop, edit, first, in_control
+from tests.mutations.tape import FAIL, Change, Mutation, Tape, all_of, drop, edit, first, in_control
 
 SPAWNED, READY, EXIT = Kind.PROCESS_SPAWNED, Kind.PROCESS_READY, Kind.PROCESS_EXITED
 STARTED, TRAINS, FORMED, HELD = (

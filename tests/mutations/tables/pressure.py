@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from readings import NS, Load, readings, steady
-
 from chaos.events.log import ORCHESTRATOR, Kind
-from mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, each, in_control
+from tests.mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, each, in_control
+from tests.support.readings import NS, Load, readings, steady
 
 BUSY = steady(0.3, 0.5)
 

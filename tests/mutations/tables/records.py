@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from mutations.tape import (
+from tests.mutations.tape import (
     FAIL,
     MS,
     OPEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.events.log import ORCHESTRATOR, Kind
-from mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, edit, in_control
+from tests.mutations.tape import FAIL, OPEN, Change, Mutation, Row, Tape, all_of, drop, edit, in_control
 
 STARTED, DECIDED, HELD = Kind.GENERATION_STARTED, Kind.DECISION, Kind.STATE_READY
 BUILT_IN = ("drop-replica", "hot-spare", "checkpoint-restart", "takeover", "node", "hang", "agents")

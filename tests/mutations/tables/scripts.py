@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chaos.events.log import Kind
-from mutations.tables.identities import at_step, injected
-from mutations.tables.landing import denied
-from mutations.tape import (
+from tests.mutations.tables.identities import at_step, injected
+from tests.mutations.tables.landing import denied
+from tests.mutations.tape import (
     FAIL,
     MS,
     OPEN,

@@ -1,0 +1,647 @@
+"""Scenario files: what is read from them, and every way they can be wrong, with the exact place."""
+
+# ruff: noqa: E501  (one bad input and its message to a line reads best)
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos.errors import ScenarioError
+from chaos.loading import cautions
+from chaos.loading.interpolate import Names, interpolate
+from chaos.loading.load import LoadedScenario, load
+from chaos.loading.matrix import expand, value_name
+from chaos.loading.overrides import of_option
+from chaos.scenario.model import CheckpointTarget, StepsDuration
+from tests.support.fake_catalogue import CATALOGUE
+
+GOOD = """\
+version: 1
+name: example
+seed: 17
+workload: {kind: gpt, size: nano, ranks: 4, steps: 100, global_batch: 16, checkpoint: {every: 20}}
+recovery: ${matrix.recovery}
+faults:
+  - {id: kill, kind: process-kill, target: {role: worker}, at: {step: 57, phase: backward}}
+sla:
+  recovery_time: ["median < 2s", "max < 5s"]
+  goodput: ["median >= 0.5"]
+invariants: default
+stop_conditions: [{when: "no_committed_step_for > 60s"}]
+matrix: {recovery: [checkpoint-restart, drop-replica, hot-spare]}
+repeat: 3
+"""
+SINGLE = GOOD.replace("${matrix.recovery}", "hot-spare").replace(
+    "matrix: {recovery: [checkpoint-restart, drop-replica, hot-spare]}\n", ""
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write_file(text: str) -> Path:
+        path = tmp_path / "s.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def read(path: Path, *overrides: str, **env: str) -> LoadedScenario:
+    return load(path, CATALOGUE, overrides=overrides, env=env)
+
+
+def failure(path: Path, *overrides: str, **env: str) -> str:
+    """The whole error text, without the directory."""
+    with pytest.raises(ScenarioError) as raised:
+        read(path, *overrides, **env)
+    assert raised.value.exit_code == 2
+    return str(raised.value).replace(f"{path.parent}/", "")
+
+
+def heads(text: str) -> list[str]:
+    """The first line of each error."""
+    return [line for line in text.splitlines() if line.startswith(("s.yaml:", "--set:"))]
+
+
+# --- what is read
+
+
+def test_cells_in_the_order_of_the_matrix(write: Any) -> None:
+    loaded = read(write(GOOD))
+    assert [cell.id for cell in loaded.cells] == [
+        "recovery=checkpoint-restart", "recovery=drop-replica", "recovery=hot-spare",
+    ]  # fmt: skip
+    assert [cell.scenario.recovery.strategy for cell in loaded.cells] == [
+        "checkpoint-restart", "drop-replica", "hot-spare",
+    ]  # fmt: skip
+    assert loaded.cells[0].params == {"recovery": "checkpoint-restart"}
+    assert loaded.cells[0].scenario.workload.params == {"size": "nano"}
+    assert loaded.name == "example" and loaded.warnings == ()
+    assert loaded.sla_lines == {"recovery_time": [9, 9], "goodput": [10]}
+
+
+def test_without_a_matrix_there_is_one_cell(write: Any) -> None:
+    (cell,) = read(write(SINGLE)).cells
+    assert cell.id == "default" and cell.params == {}
+
+
+def test_line_of_every_clause(write: Any) -> None:
+    text = SINGLE.replace(
+        '["median < 2s", "max < 5s"]', '\n    - "median < 2s"\n    - {check: "max < 5s", severity: warn}'
+    )
+    assert read(write(text)).sla_lines["recovery_time"] == [10, 11]
+
+
+def test_a_mapping_from_the_matrix_stays_one(write: Any) -> None:
+    text = GOOD.replace("drop-replica, hot-spare", "{strategy: hot-spare, spares: 2}")
+    second = read(write(text)).cells[1]
+    assert second.id == "recovery=hot-spare+spares=2"
+    assert second.scenario.recovery.params == {"spares": 2}
+
+
+def test_durations_in_words(write: Any) -> None:
+    more = """\
+  - {id: slow, kind: straggler, at: {time: 500ms}, duration: 2s, params: {factor: 2, grace_s: 1m}}
+  - {id: slow2, kind: straggler, at: {step: 3}, duration: {steps: 20}}
+  - {id: rot, kind: checkpoint-corrupt, at: {time: 3}, target: {checkpoint: {step: 20}}}
+sla:"""
+    faults = read(write(SINGLE.replace("sla:", more, 1))).cells[0].scenario.faults
+    assert (faults[1].at.time, faults[1].duration) == (0.5, 2.0)
+    assert faults[1].params == {"factor": 2, "grace_s": 60.0}
+    assert faults[2].duration == StepsDuration(steps=20)
+    assert faults[3].target.checkpoint == CheckpointTarget(step=20)
+
+
+def test_vars_and_environment(write: Any) -> None:
+    text = SINGLE.replace("ranks: 4", "ranks: '${env:RANKS:-4}'").replace(
+        "steps: 100", "steps: '${vars.steps}'"
+    )
+    path = write(
+        text.replace("step: 57", "step: 7")
+        + "vars: {steps: '${env:STEPS}'}\ndescription: 'up to ${vars.steps} steps'\n"
+    )
+    scenario = read(path, STEPS="50").cells[0].scenario
+    assert (scenario.workload.ranks, scenario.workload.steps) == (4, 50)
+    assert scenario.description == "up to 50 steps"
+    assert read(path, STEPS="50", RANKS="8").cells[0].scenario.workload.ranks == 8
+
+
+def test_yaml_1_2_words_stay_words(write: Any) -> None:
+    scenario = read(write(SINGLE + "tags: [on, yes, 1e3x, 2020-01-01]\n")).cells[0].scenario
+    assert scenario.tags == ["on", "yes", "1e3x", "2020-01-01"]
+
+
+def test_overrides(write: Any) -> None:
+    path = write(GOOD)
+    loaded = read(
+        path, "workload.steps=60", "faults.kill.at.step=5", "faults.0.at.phase=data", "matrix.recovery=[hot-spare]",
+        'sla.recovery_time=["max < 1ms"]', "workload.checkpoint.keep=2", "vars.new=1",
+    )  # fmt: skip
+    (cell,) = loaded.cells
+    scenario = cell.scenario
+    assert (scenario.workload.steps, scenario.workload.checkpoint.keep) == (60, 2)
+    assert (scenario.faults[0].at.step, scenario.faults[0].at.phase) == (5, "data")
+    assert scenario.sla["recovery_time"][0].check == "max < 1ms"
+    assert loaded.sla_lines["recovery_time"] == [9]
+
+
+def test_the_last_override_wins(write: Any) -> None:
+    assert read(write(GOOD), "repeat=2", "repeat=4").cells[0].scenario.repeat == 4
+
+
+# --- matrix
+
+
+def test_product_include_exclude() -> None:
+    matrix = {
+        "a": [1, 2], "b": ["x", "y"], "exclude": [{"a": 1, "b": "y"}], "include": [{"a": 9, "b": "z", "c": True}],
+    }  # fmt: skip
+    combinations, problems = expand(matrix)
+    assert not problems
+    assert [c.id for c in combinations] == ["a=1,b=x", "a=2,b=x", "a=2,b=y", "a=9,b=z,c=true"]
+    assert combinations[3].values["c"] == (True, ("matrix", "include", 0, "c"))
+
+
+def test_value_names_are_safe_in_paths() -> None:
+    assert value_name({"strategy": "hot-spare", "spares": 2, "a": [1, 2]}) == "hot-spare+a=1-2+spares=2"
+    assert value_name(0.5) == "0.5" and value_name(None) == "none" and value_name(False) == "false"
+    for odd in ("a/b", "..", "", "a b", "é", "x" * 500):
+        assert len(value_name(odd)) < 140 and set(value_name(odd)).isdisjoint("/ é")
+    assert value_name("a/b") != value_name("a b")
+
+
+@pytest.mark.parametrize(
+    ("matrix", "error"),
+    [
+        ("matrix: [a]", "s.yaml:14:1: matrix needs a mapping: axis name -> list of values"),
+        ("matrix: {recovery: hot-spare}", "s.yaml:14:20: matrix axis 'recovery' needs a list with at least one value"),
+        ("matrix: {recovery: [hot-spare, hot-spare]}", "s.yaml:14:32: hot-spare is on this axis twice"),
+        ("matrix: {recovery: [hot-spare], exclude: [{recovry: x}]}", "s.yaml:14:44: unknown matrix axis 'recovry'; did you mean 'recovery'?"),
+        ("matrix: {recovery: [hot-spare], include: [{x: 1}]}", "s.yaml:14:43: an included combination names every axis; missing: recovery"),
+        ("matrix: {recovery: [hot-spare], exclude: [{recovery: hot-spare}]}", "s.yaml:14:1: the matrix has no combination left"),
+    ],
+)  # fmt: skip
+def test_bad_matrix(write: Any, matrix: str, error: str) -> None:
+    text = SINGLE.replace("hot-spare", "${matrix.recovery}") + matrix + "\n"
+    assert error in heads(failure(write(text)))
+
+
+def test_a_matrix_too_large_is_not_built(write: Any) -> None:
+    axes = ", ".join(f"a{n}: [1, 2]" for n in range(12))
+    assert heads(failure(write(SINGLE + f"matrix: {{{axes}}}\n"))) == [
+        "s.yaml:14:1: 4096 combinations, more than 1000"
+    ]
+
+
+def test_an_error_in_a_matrix_value_is_shown_there(write: Any) -> None:
+    text = GOOD.replace("hot-spare]", "hot-spar, {strategy: hot-spare, spare: 2}]")
+    assert heads(failure(write(text))) == [
+        "s.yaml:13:55: unknown strategy 'hot-spar'; did you mean 'hot-spare'?",
+        "s.yaml:13:87: unknown key 'spare'; did you mean 'spares'?",
+    ]
+
+
+def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
+    text = GOOD.replace("name: example", "name: x-${matrix.recovery}")
+    assert heads(failure(write(text))) == ["s.yaml:2:7: name must be the same in every cell of the matrix"]
+
+
+# --- one error each, at its place
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "errors"),
+    [
+        ("steps: 100", "stpes: 100", ["4:45: unknown key 'stpes'; did you mean 'steps'?"]),
+        ("steps: 100", "steps: true", ["4:52: steps needs a whole number, not true"]),
+        ("steps: 100", "steps: 1.5", ["4:52: steps needs a whole number, not 1.5"]),
+        ("steps: 100", 'steps: "100"', ["4:52: steps needs a whole number, not '100'; write it without quotes"]),
+        ("steps: 100", "steps: 0", ["4:52: steps must be at least 1, not 0"]),
+        ("steps: 100", "steps: " + "9" * 40, [f"4:52: the number is too large (the limit is {2**63 - 1})"]),
+        ("steps: 100", "steps: " + "9" * 5000, [f"4:52: the number is too large (the limit is {2**63 - 1})"]),
+        ("steps: 100", "steps: .inf", ["4:52: .inf is not a finite number"]),
+        ("steps: 100", "steps: [1]", ["4:45: steps needs a whole number, not a list"]),
+        ("steps: 100", "steps: !!python/name:os.system x", ["4:52: tags are not read (tag:yaml.org,2002:python/name:os.system)"]),
+        ("steps: 100", "steps: &n 100", ["4:52: anchors and aliases are not read; write ${vars.name} and put the value in vars"]),
+        ("step: 57", "step: true", ["7:71: step needs a whole number, not true"]),
+        ("step: 57", "step: 57, step: 58", ["7:75: key 'step' is given twice; the first is on line 7"]),
+        ("step: 57", "stp: 57", ["7:65: unknown key 'stp'; did you mean 'step'?"]),
+        ("at: {step: 57, phase: backward}", "on: {step: 57}", ["7:5: 'at' is missing in faults.0", "7:60: unknown key 'on'; did you mean 'at'?"]),
+        ("step: 57, phase", "time: 2s, phase", ["7:82: phase goes with step, steps, from or trace, not with time"]),
+        ("step: 57, phase: backward", "step: 57, time: 2", ["7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace; has step, time"]),
+        ("step: 57, phase: backward", "time: 2 s later", ["7:71: '2 s later' is no duration: write a number and a unit, such as 2s, 500ms or 1m"]),
+        ("phase: backward", "phase: backwards", ["7:82: unknown phase 'backwards'; did you mean 'backward'?"]),
+        ("process-kill", "process-kil", ["7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?"]),
+        ("process-kill", "zzz", ["7:22: unknown fault kind 'zzz'; use one of: checkpoint-corrupt, disk-full, io-error, node-kill, partition, process-kill, straggler"]),
+        ("process-kill", "straggler", ["7:22: straggler lasts, so it needs a duration: 2s or {steps: 20}"]),
+        ("kind: process-kill", "kind: process-kill, duration: 2s", ["7:36: process-kill is over once done, so it takes no duration"]),
+        ("kind: process-kill", "kind: straggler, duration: 0s", ["7:43: a duration must be longer than 0"]),
+        ("kind: process-kill", "kind: straggler, duration: [1]", ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a list"]),
+        ("kind: process-kill", "kind: straggler, duration: {step: 1}", ["7:33: 'steps' is missing in faults.0.duration", "7:44: unknown key 'step'; did you mean 'steps'?"]),
+        ("kind: process-kill", "kind: straggler, duration: 2s, params: {factor: 0.5}", ["7:64: factor must be more than 1, not 0.5"]),
+        ("kind: process-kill", "kind: straggler, duration: 2s, params: {factr: 2}", ["7:56: unknown key 'factr'; did you mean 'factor'?"]),
+        ("kind: process-kill", "kind: straggler, duration: 2s, params: {grace_s: 2x}", ["7:66: unit 'x' is no time: use one of us, ms, s, m, min, h, such as 2s"]),
+        ("kind: process-kill", "kind: process-kill, retrigger: often", ["7:47: retrigger needs once, every_attempt or {max: n}, not 'often'"]),
+        ("id: kill", "id: Kill", ["7:10: id 'Kill' may hold lower-case letters, digits, '.', '_' and '-', a letter or digit first"]),
+        ("role: worker", "role: wroker", ["7:51: unknown role 'wroker'; did you mean 'worker'?"]),
+        ("role: worker", "rank: 4", ["7:51: there is no rank 4: with 4 ranks they go from 0 to 3"]),
+        ("role: worker", "replica: 9", ["7:54: there is no replica 9: with 4 replicas they go from 0 to 3"]),
+        ("role: worker", "replica: 1, select: all", ["7:57: replica names one target, so there is nothing to select"]),
+        ("size: nano", "size: nano, parallelism: tp", ["4:48: parallelism needs ddp, fsdp or {hsdp: {replicas: R, shards: S}}, not 'tp'"]),
+        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 2}}", ["4:49: 'shards' is missing in workload.parallelism.hsdp"]),
+        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 3, shards: 2}}", [
+            "4:35: parallelism hsdp with 3 replicas of 2 shards is 6 ranks, not 4: use ranks: 6, or {replicas: 2, shards: 2}",
+        ]),
+        ("size: nano", "size: nano, parallelism: {hsdp: {replicas: 0, shards: 2}}", ["4:66: replicas must be at least 1, not 0"]),
+        ("role: worker", "rank: 1, replica: 1", ["7:54: give a rank or a replica, not both"]),
+        ("role: worker", "rank: 1, select: all", ["7:54: rank names one target, so there is nothing to select"]),
+        ("role: worker", "rank: 0, role: spare", ["7:45: a spare has no rank; use role: spare with select"]),
+        ("role: worker", "select: {count: 5}", ["7:61: cannot select 5 of 4"]),
+        ("role: worker", "select: some", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not 'some'"]),
+        ("role: worker", "select: 2", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not 2; write {count: 2}"]),
+        ("role: worker", "select: 50%", ["7:53: select needs one, all, minority, majority, {count: n} or {percent: n}, not '50%'; write {percent: 50}"]),
+        ("role: worker", "select: {cont: 2}", ["7:45: 'count' is missing in faults.0.target.select", "7:54: unknown key 'cont'; did you mean 'count'?"]),
+        ("role: worker", "select: {percent: 0}", ["7:63: percent must be more than 0, not 0"]),
+        ("role: worker", "select: {ranks: 2}", ["7:45: select needs one, all, minority, majority, {count: n} or {percent: n}, not a mapping"]),
+        ("kind: process-kill", "kind: straggler, duration: {seconds: 1}", ["7:33: duration needs seconds (2.5 or '2.5s') or {steps: n}, not a mapping; write 1s"]),
+        ("role: worker", "node: 1", ["7:51: there is no node 1 among 1; set launcher.nodes"]),
+        ("role: worker", "role: coordinator", ["7:51: process-kill does not act on the coordinator; coordinator-kill does"]),
+        ("role: worker", "link: {src: 0}", ["7:45: process-kill does not act on links"]),
+        ("role: worker", "exclude: {ranks: [0, 1, 2, 3]}", ["7:45: every worker it could hit is excluded or protected"]),
+        ("role: worker", "select: minority, exclude: {rank: [0]}", ["7:73: unknown key 'rank'; did you mean 'ranks'?"]),
+        ("kind: process-kill, target: {role: worker}", "kind: partition, target: {link: {src: 4}}", ["7:54: there is no rank 4 among 4"]),
+        ("kind: process-kill, target: {role: worker}", "kind: partition, target: {link: {src: 0}, rank: 1}", ["7:42: give a rank or a link, not both"]),
+        ("kind: process-kill", "kind: disk-full", ["7:22: disk-full needs mount, which launcher local does not offer", "7:42: disk-full acts on the storage of the checkpoints, so its target has no role"]),
+        ("step: 57, phase: backward", "from: 10, until: 30, step: 3", ["7:60: needs exactly one of step, steps, from, time, event, mtbf, weibull, trace; has step, from"]),
+        ("step: 57, phase: backward", "from: 10", ["7:71: from needs until, the last step: {from: 10, until: 60}"]),
+        ("step: 57, phase: backward", "from: 10, until: 5", ["7:82: until must be at least 10, where from starts, not 5"]),
+        ("step: 57, phase: backward", "from: 1, until: 99999", ["7:81: until 99999 makes 99999 steps, more than 10000"]),
+        ("step: 57, phase: backward", "form: 10, until: 30", ["7:65: unknown key 'form'; did you mean 'from'?"]),
+        ("step: 57, phase: backward", "mtbf: 0s", ["7:71: mtbf must be more than 0, not 0.0"]),
+        ("step: 57, phase: backward", "mtbf: often", ["7:71: 'often' is no duration: write a number and a unit, such as 2s, 500ms or 1m"]),
+        ("step: 57, phase: backward", "weibull: {mean: 3s}", ["7:65: 'shape' is missing in faults.0.at.weibull"]),
+        ("step: 57, phase: backward", "weibull: {mean: 3s, shape: 0.7}, nth: 2", ["7:103: nth goes with event, not with weibull"]),
+        ("step: 57, phase: backward", "step: 3, probability: 2", ["7:87: probability must be at most 1, not 2"]),
+        ("step: 57, phase: backward", "trace: 3", ["7:72: trace needs the name of a CSV or JSON file, not 3"]),
+        ("step: 57, phase: backward", "trace: none.csv", ["7:72: trace none.csv: cannot be read: No such file or directory"]),
+        ("kind: process-kill", "kind: process-kill, verify: {code: '<> 3'}", ["7:51: unknown comparison '<>'; use one of <, <=, >, >=, =="]),
+        ("kind: process-kill", "kind: process-kill, expect: {blame: me}", ["7:52: unknown blame 'me'; use one of: none, rank"]),
+        ("role: worker", "checkpoint: latest", ["7:45: process-kill does not act on checkpoints; target a rank, or a role"]),
+        ("kind: process-kill", "kind: checkpoint-corrupt", ["7:42: checkpoint-corrupt acts on checkpoints: target {checkpoint: latest}", "7:51: checkpoint-corrupt acts on checkpoints, so its target has no role"]),
+        ("recovery_time", "recovery_tme", ["9:3: unknown metric 'recovery_tme'; did you mean 'recovery_time'?"]),
+        ("median < 2s", "mdian < 2s", ["9:20: unknown aggregate 'mdian'; did you mean 'median'?"]),
+        ("median < 2s", "median < 2", ["9:19: 2 has no unit: use one of us, ms, s, m, min, h, such as 2s"]),
+        ("max < 5s", "p95 < 5s", ["9:35: p95 needs at least 59 values to mean anything with 95 % confidence, and this scenario gives 3: raise repeat, or use max"]),
+        ('["median >= 0.5"]', '"median >= 0.5"', ["10:12: goodput needs a list, not 'median >= 0.5'"]),
+        ("median >= 0.5", "median >= 2s", ["10:25: unit 's' does not fit a ratio: write 0.80 or 80%"]),
+        ("invariants: default", "invariants: [livenes]", ["11:14: unknown checker 'livenes'; did you mean 'liveness'?"]),
+        ("invariants: default", "invariants: al", ["11:13: invariants needs default, a list of checker names, or {leave_out: [names]}, not 'al'"]),
+        ("no_committed_step_for > 60s", "no_commited_step_for > 60s", ["12:27: unknown stop condition 'no_commited_step_for'; did you mean 'no_committed_step_for'?"]),
+        ("repeat: 3", "repeat: 3\nlauncher: locl", ["14:11: unknown launcher 'locl'; did you mean 'local'?"]),
+        ("repeat: 3", "repeat: 3\nlauncher: {kind: local, params: {x: 1}}", ["14:34: unknown key 'x'; there are none"]),
+        ("hot-spare", "hot-spar", ["5:11: unknown strategy 'hot-spar'; did you mean 'hot-spare'?"]),
+        ("hot-spare", "{strategy: hot-spare, spares: 0}", ["5:41: spares must be at least 1, not 0"]),
+        ("hot-spare", "{strategy: hot-spare, params: {spare: 1}}", ["5:42: unknown key 'spare'; did you mean 'spares'?"]),
+        ("kind: gpt", "kind: gtp", ["4:18: unknown workload 'gtp'; did you mean 'gpt'?"]),
+        ("size: nano", "size: nanoo", ["4:29: unknown size 'nanoo'; did you mean 'nano'?"]),
+        ("size: nano", "size: nano, params: {size: micro}", ["4:23: size is given twice, here and in params"]),
+        ("size: nano", "params: {sizee: nano}", ["4:32: unknown key 'sizee'; did you mean 'size'?"]),
+        ("global_batch: 16", "global_batch: 6", ["4:71: global_batch 6 does not divide over 4 ranks: use 4 or 8"]),
+        ("global_batch: 16", "global_batch: 2", ["4:71: global_batch 2 cannot feed 4 ranks: use global_batch >= 4 or ranks <= 2"]),
+        ("version: 1", "version: 2", ["1:10: version needs 1, not 2"]),
+        ("name: example\n", "", ["1:1: 'name' is missing"]),
+        ("faults:\n", "faults:\n  - {id: kill, kind: process-kill, at: {step: 3}}\n", ["8:10: fault id 'kill' is used twice"]),
+        ("seed: 17", "seed: ${vars.x}", ["3:14: unknown vars name 'x'; there are none"]),
+        ("seed: 17", "seed: ${foo}", ["3:7: cannot read ${foo}: write ${matrix.name}, ${vars.name} or ${env:NAME:-default}"]),
+        ("seed: 17", "seed: ${env:NOPE}", ["3:7: environment variable NOPE is not set; set it, or give a default: ${env:NOPE:-value}"]),
+        ("seed: 17", "seed: 'a ${vars.x'", ["3:10: '${' without its '}'", ]),
+        ("workload: {", "workload: [{", ["4:1: not valid YAML"]),
+    ],
+)  # fmt: skip
+def test_bad_input(write: Any, old: str, new: str, errors: list[str]) -> None:
+    assert old in SINGLE
+    text = failure(write(SINGLE.replace(old, new, 1)))
+    if errors == ["4:1: not valid YAML"]:
+        assert heads(text)[0].startswith("s.yaml:") and "not valid YAML" in text
+    else:
+        assert heads(text) == [f"s.yaml:{error}" for error in errors]
+
+
+def test_a_spare_where_there_are_none(write: Any) -> None:
+    text = GOOD.replace("role: worker", "role: spare")
+    assert heads(failure(write(text))) == [
+        "s.yaml:7:51: the recovery strategy has no spares: target a worker, or use hot-spare"
+    ]
+    assert read(write(SINGLE.replace("role: worker", "role: spare")))
+
+
+def test_a_rank_fault_cannot_act_in_a_spare_or_in_a_foreign_phase(write: Any) -> None:
+    text = SINGLE.replace("kind: process-kill", "kind: straggler, duration: 1s").replace(
+        "role: worker", "role: spare"
+    )
+    assert heads(failure(write(text.replace("phase: backward", "phase: data")))) == [
+        "s.yaml:7:62: straggler acts inside a training rank, and a spare does not train",
+        "s.yaml:7:92: straggler cannot act in phase 'data'; it can in forward, backward",
+    ]
+
+
+def test_samples_count_repeats_and_incidents(write: Any) -> None:
+    many = SINGLE.replace("step: 57", "steps: [10, 20, 30]").replace("max < 5s", "p90 < 5s")
+    assert read(write(many.replace("repeat: 3", "repeat: 10")))
+    assert "gives 27:" in failure(write(many.replace("repeat: 3", "repeat: 9")))
+    # a harmless fault leaves nothing to recover from
+    slow = "  - {id: slow, kind: straggler, duration: 1s, at: {steps: [1, 2, 3]}}\nsla:"
+    assert "gives 27:" in failure(write(many.replace("repeat: 3", "repeat: 9").replace("sla:", slow)))
+    # goodput has one value per repeat, however many faults strike
+    assert "gives 10:" in failure(
+        write(many.replace("repeat: 3", "repeat: 10").replace("median >= 0.5", "p90 >= 0.5"))
+    )
+
+
+# --- the whole message
+
+
+def test_all_errors_at_once_with_line_and_caret(write: Any) -> None:
+    text = GOOD.replace("steps: 100", "stpes: 100").replace("process-kill", "process-kil")
+    text = text.replace("recovery_time", "recovery_tme") + "repeat: 4\n"
+    assert failure(write(text)) == textwrap.dedent("""\
+        s.yaml:4:45: unknown key 'stpes'; did you mean 'steps'?
+          workload: {kind: gpt, size: nano, ranks: 4, stpes: 100, global_batch: 16, checkpoint: {every: 20}}
+                                                      ^^^^^
+        s.yaml:7:22: unknown fault kind 'process-kil'; did you mean 'process-kill'?
+            - {id: kill, kind: process-kil, target: {role: worker}, at: {step: 57, phase: backward}}
+                               ^^^^^^^^^^^
+        s.yaml:9:3: unknown metric 'recovery_tme'; did you mean 'recovery_time'?
+            recovery_tme: ["median < 2s", "max < 5s"]
+            ^^^^^^^^^^^^
+        s.yaml:15:1: key 'repeat' is given twice; the first is on line 14
+          repeat: 4
+          ^^^^^^
+        4 errors; nothing was started""")
+
+
+def test_an_error_of_an_override_points_into_it(write: Any) -> None:
+    assert failure(write(GOOD), "workload.stpes=5", "repeat=[1, 2x]") == textwrap.dedent("""\
+        --set:1:1: unknown key 'stpes'; did you mean 'steps'?
+          workload.stpes=5
+          ^^^^^^^^^^^^^^
+        --set:1:8: repeat needs a whole number, not a list
+          repeat=[1, 2x]
+                 ^
+        2 errors; nothing was started""")
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("steps", "--set:1:1: write a.b=value, such as workload.steps=50"),
+        ("=3", "--set:1:1: write a.b=value, such as workload.steps=50"),
+        ("a..b=3", "--set:1:1: write a.b=value, such as workload.steps=50"),
+        ("faults.kil.at.step=3", "--set:1:8: no item 'kil' in this list; it has 1 items (kill)"),
+        ("faults.7.at.step=3", "--set:1:8: no item '7' in this list; it has 1 items (kill)"),
+        ("repeat.x=3", "--set:1:8: cannot set 'x' inside the value 3"),
+        ("repeat=[", "--set:1:2: not valid YAML"),
+        ("repeat=&a 3", "--set:1:8: anchors and aliases are not read"),
+        ("workload.steps=zero", "--set:1:16: steps needs a whole number, not 'zero'"),
+    ],
+)
+def test_bad_overrides(write: Any, override: str, error: str) -> None:
+    (head,) = heads(failure(write(GOOD), override))
+    assert head.startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (b"", "s.yaml:1:1: the file is empty; a scenario is a mapping (key: value)"),
+        (b"# nothing\n", "s.yaml:1:1: the file is empty"),
+        (b"- a\n- b\n", "s.yaml:1:1: the file holds a list"),
+        (b"hello", "s.yaml:1:1: the file holds a single value"),
+        (b"a: 1\nb: \xff\n", "s.yaml:2:4: not UTF-8 text (byte 0xff)"),
+        (b"a: 1\nb: [1\n", "s.yaml:3:1: not valid YAML: while parsing a flow sequence"),
+        (b"a: b: c\n", "s.yaml:1:5: not valid YAML: mapping values are not allowed here"),
+        (b"a: 1\n\tb: 1\n", "s.yaml:2:1: not valid YAML"),
+        (b"a: \x01\n", "s.yaml:1:4: not valid YAML: character #x1: special characters are not allowed"),
+        (b"--- {a: 1}\n--- {b: 1}\n", "s.yaml:2:1: not valid YAML: expected a single document"),
+        (b"a: *b\n", "s.yaml:1:4: not valid YAML: found undefined alias 'b'"),
+        (b"&a [*a]\n", "s.yaml:1:1: anchors and aliases are not read"),
+        (b"[" * 5000, "s.yaml:1:1: nested too deeply"),
+        (b"a: " + b"[" * 30 + b"]" * 30, "s.yaml:1:24: nested deeper than 20 levels"),
+        (b"? [a]\n: 1\n", "s.yaml:1:3: a key must be plain text"),
+        (b"%YAML 1.1\n---\na: 1:3x\nb: 1:30\n", "s.yaml:4:4: 1:30 is no number"),
+        (b'a: "\\ud800"\n', "s.yaml:1:4: text holds half of a surrogate pair"),
+        (b"a: 1\n" * 300_000, "s.yaml: is larger than 1000 kB; is it a scenario?"),
+    ],
+)
+def test_files_that_are_no_scenario(tmp_path: Path, raw: bytes, error: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_bytes(raw)
+    text = failure(path)
+    assert any(line.startswith(error) for line in text.splitlines()), text[:2000]
+
+
+def test_paths_that_are_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"missing\.yaml: cannot be read: No such file or directory"):
+        read(tmp_path / "missing.yaml")
+    with pytest.raises(ScenarioError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+    with pytest.raises(ScenarioError, match="/dev/null: is not a regular file"):
+        read(Path("/dev/null"))
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        read(Path("a\0b"))
+
+
+# --- warnings
+
+
+def test_a_fault_past_the_end_is_a_warning(write: Any) -> None:
+    path = write(GOOD.replace("step: 57", "step: 400"))
+    (warning,) = read(path).warnings
+    assert warning.splitlines()[0] == (
+        f"{path}:7:71: warning: fault 'kill' is due at step 400, but the run ends at step 100: it would be inconclusive; "
+        "lower at.step or raise workload.steps"
+    )
+
+
+def test_other_warnings(write: Any) -> None:
+    text = GOOD.replace("${matrix.recovery}", "hot-spare").replace("process-kill", "checkpoint-corrupt")
+    text = text.replace("role: worker", "checkpoint: {step: 30}")
+    warnings = [w.splitlines()[0].split(": warning: ")[1] for w in read(write(text)).warnings]
+    assert warnings == [
+        "no checkpoint is made at step 30: one is made every 20 steps",
+        "nothing uses ${matrix.recovery}: its cells differ in name only",
+    ]
+    (empty,) = read(
+        write(SINGLE.replace(SINGLE.splitlines()[6] + "\n", "").replace("faults:", "faults: []"))
+    ).warnings
+    assert "no faults: the run can only be inconclusive" in empty
+
+
+# --- properties
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text().filter(lambda text: "${" not in text),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(_VALUES)
+def test_interpolation_leaves_all_else_alone(tree: Any) -> None:
+    resolved = interpolate(tree, Names(matrix={}, vars={}, env={}))
+    assert resolved.tree == tree and not resolved.problems
+
+
+@given(_VALUES)
+def test_a_whole_reference_keeps_value_and_type(value: Any) -> None:
+    names = Names(matrix={"x": (value, ("matrix", "x", 0))}, vars={}, env={})
+    resolved = interpolate({"a": ["${matrix.x}"]}, names)
+    assert resolved.tree == {"a": [value]} and type(resolved.tree["a"][0]) is type(value)
+    assert resolved.origin(("a", 0, "deep")) == ("matrix", "x", 0, "deep")
+
+
+@given(st.text())
+def test_no_text_breaks_interpolation(text: str) -> None:
+    names = Names(matrix={}, vars={}, env={})
+    for broken in ("${" + text, "${" + text + "}"):
+        # no name is known here, so only an environment reference with a default can stand
+        assert interpolate(broken, names).problems or "env:" in broken
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_end_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "noise.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(ScenarioError):
+        read(path)
+
+
+@given(st.sampled_from(GOOD.splitlines()), st.sampled_from(["null", "3", "-1", "true", "x", "[]", "{}", "[{}]", "{x: [1]}", "${matrix.recovery}"]))  # fmt: skip
+def test_no_value_of_a_wrong_type_ends_in_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, line: str, value: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "typed.yaml"
+    indent, key = line[: len(line) - len(line.lstrip())], line.strip().split(":")[0]
+    replaced = f"{indent}- {value}" if key.startswith("-") else f"{indent}{key}: {value}"
+    path.write_text(GOOD.replace(line, replaced))
+    try:
+        read(path)
+    except ScenarioError as error:
+        assert "typed.yaml:" in str(error)
+
+
+def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
+    assert read(write(SINGLE.replace("step: 57", "step: 95"))).warnings == ()
+    (warning,) = read(write(SINGLE.replace("step: 57", "step: 96"))).warnings
+    assert "fault 'kill' leaves 4 steps before the end at step 100, and liveness needs 5" in warning
+    assert "7:71: warning: " in warning
+    lasting = SINGLE.replace("kind: process-kill", "kind: straggler, duration: {steps: 40}")
+    (warning,) = read(write(lasting.replace("step: 57", "from: 40, until: 60"))).warnings
+    assert "leaves 0 steps" in warning and "raise workload.steps to 105" in warning
+    only = SINGLE.replace("step: 57", "step: 99").replace("invariants: default", "invariants: [membership]")
+    assert read(write(only)).warnings == ()
+
+
+def test_healthy_steps_are_those_of_the_checker() -> None:
+    from harness.judge.checkers.job import world
+
+    assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
+
+
+def test_times_are_not_replayed(write: Any) -> None:
+    text = SINGLE.replace("kind: process-kill", "kind: process-kill, retrigger: every_attempt")
+    (warning,) = read(write(text.replace("step: 57, phase: backward", "mtbf: 30s"))).warnings
+    assert "are not replayed" in warning
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([of_option("--repeat", "repeat", 0)], "--repeat:1:10: repeat must be at least 1, not 0"),
+        (
+            [of_option("--launcher", "launcher", "locl")],
+            "--launcher:1:12: unknown launcher 'locl'; did you mean 'local'?",
+        ),
+    ],
+)
+def test_an_error_of_an_option_names_it(write: Any, options: list[Any], error: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        load(
+            write(SINGLE.replace("max < 5s", "p90 < 5s").replace("repeat: 3", "repeat: 30")),
+            CATALOGUE,
+            overrides=options,
+        )
+    assert [line for line in str(raised.value).splitlines() if ": " in line and line[0] != " "] == [error]
+
+
+def test_a_launcher_named_anew_keeps_its_nodes(write: Any) -> None:
+    text = SINGLE + "launcher: {kind: local, nodes: 2, nodes_per_rack: 2, params: {}}\n"
+    text = text.replace("role: worker", "node: 1")
+    launcher = (
+        load(write(text), CATALOGUE, overrides=[of_option("--launcher", "launcher", "sim")])
+        .cells[0]
+        .scenario.launcher
+    )
+    assert (launcher.kind, launcher.nodes, launcher.nodes_per_rack) == ("sim", 2, 2)
+
+
+def test_faults_the_blast_radius_does_not_allow(write: Any) -> None:
+    def with_limits(limits: str, target: str) -> str:
+        return SINGLE.replace("role: worker", target) + f"blast_radius: {limits}\n"
+
+    assert heads(failure(write(with_limits("{min_healthy_replicas: 2}", "select: majority")))) == [
+        "s.yaml:7:53: process-kill would hit 3 at once: blast_radius keeps 2 replicas healthy, and of 4 this would leave 1"
+    ]
+    assert heads(failure(write(with_limits("{protected_ranks: [2]}", "rank: 2")))) == [
+        "s.yaml:7:36: every worker it could hit is excluded or protected"
+    ]
+    assert read(write(with_limits("{min_healthy_replicas: 2, protected_ranks: [1]}", "select: {count: 2}")))
+    nodes = SINGLE + "launcher: {kind: sim, nodes: 4}\nblast_radius: LIMIT\n"
+    for target, who in (("rank: 2", "worker"), ("node: 2", "worker on node 2")):
+        text = nodes.replace("role: worker", target).replace("LIMIT", "{protected_nodes: [2]}")
+        assert heads(failure(write(text))) == [
+            f"s.yaml:7:36: every {who} it could hit is excluded or protected"
+        ]
+    rack = nodes.replace("process-kill", "node-kill").replace("role: worker", "select: {count: 2}")
+    assert read(write(rack.replace("LIMIT", "{max_nodes_lost: 2}")))
+    assert heads(failure(write(rack.replace("LIMIT", "{max_nodes_lost: 1}")))) == [
+        "s.yaml:7:42: node-kill would hit 2 at once: blast_radius allows 1 nodes lost at once, and this would make 2"
+    ]
+    root = SINGLE.replace("process-kill", "disk-full").replace("target: {role: worker}, ", "")
+    text = failure(write(root + "launcher: sim\nblast_radius: {privileges: net_admin}\n"))
+    assert heads(text) == ["s.yaml:7:22: disk-full needs privilege root, and blast_radius allows net_admin"]
+
+
+def test_steady_state_is_read(write: Any) -> None:
+    good = (
+        SINGLE
+        + 'steady_state: ["committed_steps >= 5 within 60s", {check: "step_time_cv < 0.5 over 10 steps"}]\n'
+    )
+    assert read(write(good)).cells[0].scenario.steady_state[0].check.startswith("committed")
+    assert heads(failure(write(SINGLE + 'steady_state: ["step_time_cv < 0.5"]\n'))) == [
+        "s.yaml:14:17: step_time_cv needs 'over n steps'"
+    ]
+
+
+def test_faults_that_together_are_too_much(write: Any) -> None:
+    slow = "  - {id: slow, kind: straggler, duration: {steps: 20}, target: {rank: 1}, at: {step: 40}}\nsla:"
+    two = SINGLE.replace("role: worker", "rank: 0").replace("sla:", slow, 1)
+    assert read(write(two + "blast_radius: {max_concurrent_faults: 2}\n"))
+    assert heads(failure(write(two + "blast_radius: {max_concurrent_faults: 1}\n"))) == [
+        "s.yaml:7:55: at step 57 2 faults are active (slow, kill): blast_radius allows 1 at once, and 1 are active"
+    ]
+    apart = two.replace("step: 40", "step: 20")
+    assert read(write(apart + "blast_radius: {max_concurrent_faults: 1}\n"))
+    both = "  - {id: more, kind: process-kill, target: {rank: 1}, at: {step: 57}}\nsla:"
+    kills = SINGLE.replace("role: worker", "rank: 0").replace("sla:", both, 1)
+    assert heads(failure(write(kills + "blast_radius: {min_healthy_replicas: 3}\n"))) == [
+        "s.yaml:8:55: at step 57 2 faults are active (kill, more): "
+        "blast_radius keeps 3 replicas healthy, and of 4 this would leave 2"
+    ]
+    assert read(write(kills + "blast_radius: {min_healthy_replicas: 2}\n"))

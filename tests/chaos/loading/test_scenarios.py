@@ -1,0 +1,130 @@
+"""Every scenario that comes with the project: complete, valid, and run to its outcome in simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from chaos import cli
+from chaos.loading.checks import normalise
+from chaos.loading.load import LoadedScenario, load
+from chaos.loading.overrides import of_option
+from chaos.planning import planview
+from chaos.scenario.model import TriggerSpec
+from chaos.scenario.schema import scenario_schema
+from chaos.source.source import read_document
+from harness.judge.results import Results
+from harness.run.runner import run_scenario
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "scenarios"
+FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "regressions")
+NAMES = [str(path.relative_to(FOLDER)) for path in FILES]
+EXIT_TAG = "exit-"
+"""A tag ``exit-3`` says that the scenario ends so, and its description says why."""
+
+
+@cache
+def catalogue() -> Any:
+    return cli.build_catalogue()
+
+
+@cache
+def validator() -> Any:
+    return jsonschema.Draft202012Validator(scenario_schema(catalogue()))
+
+
+def loaded(path: Path, overrides: Sequence[Any] = ()) -> LoadedScenario:
+    return load(path, catalogue(), overrides=overrides, env={})
+
+
+def expected_exit(scenario: LoadedScenario) -> int:
+    tags = [tag for tag in scenario.cells[0].scenario.tags if tag.startswith(EXIT_TAG)]
+    return int(tags[0].removeprefix(EXIT_TAG)) if tags else 0
+
+
+def test_there_are_enough() -> None:
+    assert len(FILES) >= 25
+    assert (FOLDER / "kill-one-rank.yaml") in FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_it_says_what_it_shows_and_is_valid(path: Path) -> None:
+    depth = "../" * (len(path.relative_to(FOLDER).parts) - 1)
+    first = path.read_text().split("\n", 1)[0]
+    assert first == f"# yaml-language-server: $schema={depth}scenario.schema.json"
+    own = read_document(path).tree
+    assert own["name"] == path.stem
+    assert len(str(own.get("description", ""))) > 30 and own.get("tags")
+    scenario = loaded(path)
+    assert scenario.warnings == (), "a scenario of ours must not be warned of"
+    assert scenario.cells[0].scenario.stop_conditions, "a scenario of ours ends by itself"
+    planned = planview.plan_run(scenario, catalogue(), seed=None, cells=scenario.cells)
+    assert all(fault.id in planview.as_text(planned) for fault in scenario.cells[0].scenario.faults)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_an_editor_finds_nothing_wrong_with_it(path: Path) -> None:
+    tree = YAML(typ="safe", pure=True).load(path)
+    assert [error.message for error in validator().iter_errors(tree)] == []
+
+
+def test_names_are_unique() -> None:
+    for compared in (False, True):  # a comparison names families of faults as those of single runs are named
+        stems = [path.stem for path in FILES if (path.parent.name == "compare") is compared]
+        assert sorted(set(stems)) == sorted(stems)
+
+
+def exit_tagged(path: Path) -> bool:
+    return any(str(tag).startswith(EXIT_TAG) for tag in read_document(path).tree.get("tags", []))
+
+
+def in_test(path: Path) -> bool:
+    """Simulated in ``make test``: one of each folder, and those that do not end well; all are in ``make test-long``."""
+    return path == min(one for one in FILES if one.parent == path.parent) or exit_tagged(path)
+
+
+PLAYED = [
+    pytest.param(path, id=n, marks=() if in_test(path) else pytest.mark.long)
+    for path, n in zip(FILES, NAMES, strict=True)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLAYED)
+def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
+    scenario = loaded(path, [of_option("--launcher", "launcher", "sim"), of_option("--repeat", "repeat", 1)])
+    if any(cell.scenario.workload.command for cell in scenario.cells):
+        pytest.skip("a command is not simulated")
+    results = simulate(scenario, memory)
+    seen = [
+        f"{c.id}: {n}: {f.witness}"
+        for c in results.cells
+        for n, f in c.invariants.items()
+        if f.verdict != "pass"
+    ]
+    assert results.exit_code == expected_exit(scenario), "\n".join([results.reason, *seen])
+
+
+def simulate(scenario: LoadedScenario, runs: Path) -> Results:
+    return run_scenario(scenario, runs=runs, seed=None, live=False, argv=["run", str(scenario.path)])
+
+
+def test_every_trigger_of_the_page_is_read() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text()
+    table = page.split("## When", 1)[1].split("\n\n", 3)[1]
+    found = [
+        snippet for line in table.splitlines()[2:] for snippet in re.findall(r"`({.*?})`", line.split("|")[1])
+    ]
+    assert len(found) >= 8
+    for snippet in found:
+        at = YAML(typ="safe", pure=True).load(snippet)
+        tree, problems = normalise({"faults": [{"at": at}]}, catalogue())
+        assert not problems and TriggerSpec.model_validate(tree["faults"][0]["at"])

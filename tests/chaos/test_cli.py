@@ -1,0 +1,385 @@
+"""The command line: what is printed where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from chaos import cli
+from chaos.errors import InfrastructureError
+from chaos.scenario.schema import scenario_schema
+from tests.support.fake_catalogue import CATALOGUE
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO = """\
+version: 1
+name: example
+seed: 17
+workload: {kind: gpt, size: nano, steps: 100}
+recovery: ${matrix.recovery}
+faults:
+  - {id: kill, kind: process-kill, at: {step: 57, phase: any}}
+  - {id: slow, kind: straggler, at: {time: 2s}, duration: {steps: 20}, params: {factor: 2}}
+  - {id: rot, kind: checkpoint-corrupt, at: {event: checkpoint_committed, nth: 2}, target: {checkpoint: latest}}
+sla:
+  recovery_time: ["median < 2s", {check: "max < 5s", severity: warn}]
+matrix: {recovery: [drop-replica, {strategy: hot-spare, spares: 2}]}
+repeat: 2
+"""
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chaos(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Runs a command line with the fake catalogue: exit code, standard output, standard error."""
+    monkeypatch.setattr(cli, "build_catalogue", lambda: CATALOGUE)
+
+    def invoke(*argv: object) -> tuple[int, str, str]:
+        code = cli.invoke([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "example.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+# --- validate
+
+
+def test_validate_says_so(chaos: Invoke, scenario: Path) -> None:
+    assert chaos("validate", scenario) == (0, f"{scenario}: valid, 2 cells\n", "")
+    assert chaos("validate", "-q", scenario) == (0, "", "")
+
+
+def test_validate_shows_errors_of_all_files(chaos: Invoke, scenario: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(SCENARIO.replace("seed:", "sede:"))
+    code, out, err = chaos("validate", bad, tmp_path / "none.yaml", scenario)
+    assert code == 2 and out == f"{scenario}: valid, 2 cells\n"
+    assert f"{bad}:3:1: unknown key 'sede'; did you mean 'seed'?\n  sede: 17\n  ^^^^\n" in err
+    assert "none.yaml: cannot be read: No such file or directory" in err
+
+
+def test_validate_warns_on_standard_error(chaos: Invoke, scenario: Path) -> None:
+    code, out, err = chaos("validate", scenario, "--set", "faults.kill.at.step=500")
+    assert code == 0 and "valid" in out
+    assert "--set:1:21: warning: fault 'kill' is due at step 500, but the run ends at step 100" in err
+
+
+# --- plan
+
+
+def test_plan_shows_what_would_happen(chaos: Invoke, scenario: Path, tmp_path: Path) -> None:
+    code, out, err = chaos("plan", scenario)
+    assert (code, err) == (0, "")
+    head = out.splitlines()[0]
+    assert head.startswith(
+        "example · gpt nano, 4 ranks + 2 spares, 100 steps · 2 cells x 2 repeats x (faulted, control) = 8 arms"
+    )
+    assert head.endswith("(an estimate)")
+    assert "steps: 100" in out and "strategy: hot-spare" in out
+    rows = [line.split() for line in out[out.index("schedule") :].splitlines()[2:]]
+    assert len(rows) == 12
+    assert "2 s after the first step starts, for 20 steps" in out
+    assert "latest checkpoint  checkpoint_committed number 2" in out
+    assert sorted(tmp_path.iterdir()) == [scenario], "plan touches nothing"
+
+
+def test_plan_as_json_is_the_same_for_the_same_seed(chaos: Invoke, scenario: Path) -> None:
+    first = json.loads(chaos("plan", scenario, "--format", "json")[1])
+    again = json.loads(chaos("plan", scenario, "--format", "json", "--seed", 17)[1])
+    assert first == again and first["arms"] == 8 and first["seed"] == 17
+    kill = first["cells"][0]["repeats"][0]["faults"][0]
+    assert kill["points"][0][0] == 57 and len(kill["ranks"]) == 1
+    # strategies meet the same faults, repeats meet different ones
+    worker_faults = [[r["faults"][0] for r in cell["repeats"]] for cell in first["cells"]]
+    assert worker_faults[0] == worker_faults[1] and worker_faults[0][0] != worker_faults[0][1]
+    seeds = {
+        json.dumps(json.loads(chaos("plan", scenario, "--format", "json", "--seed", n)[1])["cells"])
+        for n in range(5)
+    }
+    assert len(seeds) == 5
+
+
+def test_plan_of_one_cell(chaos: Invoke, scenario: Path) -> None:
+    planned = json.loads(
+        chaos("plan", scenario, "--format", "json", "--cell", "recovery=drop-replica", "--repeat", 1)[1]
+    )
+    assert [cell["id"] for cell in planned["cells"]] == ["recovery=drop-replica"] and planned["arms"] == 2
+    code, _, err = chaos("plan", scenario, "--cell", "recovery=drop-replca")
+    assert code == 2 and "did you mean 'recovery=drop-replica'?" in err
+
+
+def test_plan_warns_of_a_fault_past_the_end(chaos: Invoke, scenario: Path) -> None:
+    code, _, err = chaos("plan", scenario, "--set", "workload.steps=50")
+    assert code == 0 and "fault 'kill' is due at step 57, but the run ends at step 50" in err
+
+
+# --- list, schema
+
+
+def test_list(chaos: Invoke) -> None:
+    code, out, _ = chaos("list", "faults")
+    assert code == 0
+    assert out.splitlines() == [
+        "name                acts on     local                    sim        what it is",
+        "process-kill        process     real                     simulated  Kills",
+        "straggler           rank        emulated (real on CUDA)  simulated  Slows a rank down",
+        "checkpoint-corrupt  checkpoint  real                     simulated  Damages a checkpoint",
+        "disk-full           storage     -                        simulated  Fills the disk",
+        "io-error            rank        emulated (real on CUDA)  simulated  Fails the saves of a rank",
+        "node-kill           node        real                     simulated  Loses a node",
+        "partition           link        real                     simulated  Cuts links",
+    ]
+    _, out, _ = chaos("list", "faults", "-v")
+    assert "    factor: number, default 3" in out
+    assert "    mode: bitflip | truncate, default bitflip" in out
+
+
+def test_strategies_are_listed_under_their_key_too(chaos: Invoke) -> None:
+    assert chaos("list", "recovery") == chaos("list", "strategies")
+    assert chaos("list", "recovery")[0] == 0
+
+
+def test_list_as_json(chaos: Invoke) -> None:
+    (hot_spare,) = (
+        e
+        for e in json.loads(chaos("list", "strategies", "--format", "json")[1])["strategies"]
+        if e["name"] == "hot-spare"
+    )
+    assert hot_spare["parameters"][0]["name"] == "spares" and hot_spare["parameters"][0]["default"] == 1
+
+
+def test_list_scenarios_where_there_are_none(
+    chaos: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert chaos("list", "scenarios")[1] == "none here\n"
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = scenario_schema(CATALOGUE)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _tree(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def test_the_schema_accepts_what_loads(validator: Any) -> None:
+    assert list(validator.iter_errors(_tree(SCENARIO))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("steps: 100", "stpes: 100"),
+        ("steps: 100", "steps: many"),
+        ("kind: gpt", "kind: gtp"),
+        ("size: nano", "params: {size: nanoo}"),
+        ("process-kill", "process-kil"),
+        ("factor: 2", "factor: 0"),
+        ("factor: 2", "factr: 2"),
+        ("time: 2s", "time: soon"),
+        ("phase: any", "phase: never"),
+        ("recovery_time", "recovery_tme"),
+        ("median < 2s", "mdian < 2s"),
+        ("repeat: 2", "repeat: 0"),
+        ("${matrix.recovery}", "hot-spar"),
+        ("${matrix.recovery}", "{strategy: hot-spare, spare: 2}"),
+        ("repeat: 2", "invariants: [livenes]"),
+        ("repeat: 2", "launcher: locl"),
+        ("version: 1", "version: 2"),
+        ("name: example\n", ""),
+        ("time: 2s", "mtbf: often"),
+        ("time: 2s", "weibull: {mean: 3s}"),
+        ("time: 2s", "from: 0, until: 9"),
+        ("phase: any}", "phase: any}, target: {select: few}"),
+        ("phase: any}", "phase: any}, target: {exclude: {rank: [1]}}"),
+        ("repeat: 2", "steady_state: [goodput > 1]"),
+        ("repeat: 2", "blast_radius: {privileges: some}"),
+    ],
+)
+def test_the_schema_rejects(validator: Any, old: str, new: str) -> None:
+    assert old in SCENARIO
+    assert list(validator.iter_errors(_tree(SCENARIO.replace(old, new, 1))))
+
+
+def test_the_schema_admits_references_and_short_forms(validator: Any) -> None:
+    text = SCENARIO.replace(
+        "repeat: 2", "repeat: '${env:N:-2}'\nlauncher: sim\ninvariants: [liveness]\nvars: {a: 1}"
+    )
+    for recovery in (
+        "hot-spare",
+        "{strategy: hot-spare, spares: 3}",
+        "{strategy: hot-spare, params: {spares: '${vars.a}'}}",
+    ):
+        assert list(validator.iter_errors(_tree(text.replace("${matrix.recovery}", recovery)))) == []
+
+
+def test_the_schema_knows_triggers_targets_limits_and_extends(validator: Any) -> None:
+    at = (
+        "{mtbf: 30s, max: 5}", "{weibull: {mean: 30s, shape: 0.7}, probability: 0.5}", "{trace: fleet.csv}",
+        "{from: 3, until: 9, every: 2, phase: backward}", "{event: recovered, nth: 2}",
+    )  # fmt: skip
+    targets = (
+        "{select: majority, exclude: {ranks: [0], nodes: [1]}}", "{select: {percent: 25}, rack: 0}",
+        "{link: {src: 1}}", "{node: 1, select: all}",
+    )  # fmt: skip
+    limits = (
+        "steady_state: [committed_steps >= 5 within 60s, {check: step_time_cv < 0.5 over 10 steps}]\n"
+        "blast_radius: {max_concurrent_faults: 1, min_healthy_replicas: 2, protected_ranks: [0], privileges: none}\n"
+        "requires: {root: true, world_size: 4}\nlauncher: {kind: sim, nodes: 2, nodes_per_rack: 2}\n"
+    )
+    for when in at:
+        for target in targets:
+            text = SCENARIO.replace(
+                "{step: 57, phase: any}", f"{when}, target: {target}, verify: {{signal: 9}}"
+            )
+            assert list(validator.iter_errors(_tree(text + limits))) == []
+    own = (
+        "extends: other.yaml\nname: mine\nsla: {recovery_time: null}\nbaseline: null\nrecovery: {spares: 2}\n"
+    )
+    assert list(validator.iter_errors(_tree(own))) == []
+
+
+# --- exit codes and errors
+
+
+def test_usage_errors_exit_with_2(chaos: Invoke) -> None:
+    assert chaos("plan")[0] == 2
+    assert chaos("nonsense")[0] == 2
+    assert chaos("run", "x.yaml", "--seed", "-1")[0] == 2
+    assert "cannot be read" in chaos("run", "x.yaml")[2]
+    assert chaos("run", "x.yaml")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (
+            InfrastructureError("no port is free", hint="stop something"),
+            4,
+            "no port is free\n  stop something\n",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (RuntimeError("a bug"), 4, "this is a defect of chaos itself"),
+    ],
+)
+def test_what_goes_wrong_has_its_exit_code(
+    chaos: Invoke,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: Path,
+    raised: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("chaos.loading.load.load", fail)
+    got, _, err = chaos("plan", scenario)
+    assert got == code and said in err
+
+
+# --- what must stay light
+
+
+def _imported(*lines: str) -> list[tuple[str, int, set[str]]]:
+    """These command lines, one after the other in a fresh interpreter: the exit code of each, and what was imported by
+    the end of it."""
+    script = (
+        "import sys, json; from chaos.cli import invoke\n"
+        "for line in sys.argv[1:]:\n"
+        "    code = invoke(line.split())\n"
+        "    print('\\n' + json.dumps([line, code, sorted({name.split('.')[0] for name in sys.modules})]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *lines],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    ours = [
+        line for line in done.stdout.splitlines() if line.startswith(tuple(f'["{one}", ' for one in lines))
+    ]
+    return [(line, code, set(modules)) for line, code, modules in map(json.loads, ours)]
+
+
+def test_light_commands_import_nothing_heavy() -> None:
+    kill = "scenarios/kill-one-rank.yaml"
+    found = _imported("--help", f"validate {kill}", f"plan {kill}", "list", "schema")
+    assert len(found) == 5
+    for line, code, modules in found:
+        assert code == 0, line
+        assert modules.isdisjoint({"torch", "numpy", "pandas", "matplotlib"}), line
+
+
+def test_help_imports_next_to_nothing() -> None:
+    ((_, _, modules),) = _imported("--help")
+    assert modules.isdisjoint({"pydantic", "ruamel", "rich", "harness", "recovery", "reports"})
+
+
+# --- the scenarios that come with the project
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("scenarios/*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.invoke(["validate", str(path)])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, ""), captured.err
+    text = path.read_text()
+    assert text.startswith("# yaml-language-server: $schema=scenario.schema.json\n")
+    tree = _tree(text)
+    assert tree["name"] == path.stem and tree["description"] and tree["tags"]
+    jsonschema.validate(tree, scenario_schema(cli.build_catalogue()), jsonschema.Draft202012Validator)
+
+
+def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["plan", str(ROOT / "scenarios/kill-one-rank.yaml"), "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    strategies = [cell["scenario"]["recovery"]["strategy"] for cell in planned["cells"]]
+    assert strategies == ["checkpoint-restart", "drop-replica", "hot-spare", "drop-replica"]
+    assert planned["cells"][3]["scenario"]["workload"]["determinism"] == "elastic" and planned["arms"] == 20
+
+
+def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:
+    code = (
+        "import sys\n"
+        "from chaos.commands._program import run_as_process\n"
+        "def invoke(argv):\n"
+        "    try:\n"
+        "        print('up', flush=True)  # who reads it may send the signal before this returns\n"
+        "        sys.stdin.read()\n"
+        "    except KeyboardInterrupt: return 130\n"
+        "    return 0\n"
+        "sys.exit(run_as_process(invoke, []))\n"
+    )
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    with subprocess.Popen(background, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=30) == 130
+        finally:
+            process.kill()

@@ -1,0 +1,451 @@
+"""What makes a comparison fair enough to cite: like against like, the closed division, sweeps, and a packed copy."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import math
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from chaos.cli import build_catalogue, invoke
+from chaos.errors import LogError, ScenarioError
+from harness.compare import prepare
+from harness.compare.environments import environments, tuned
+from harness.compare.environments.stack import ROOT, CommonJob, Drive, Stack, Value, Way
+from harness.compare.plan.directory import Directory, Plan, Played
+from harness.compare.plan.plan import Arm, entrants
+from harness.compare.plan.quiet import BUSY, busy_share
+from harness.compare.prepare import Asked, as_planned
+from harness.compare.result import archive, rules
+from harness.compare.result.gather import gather
+from harness.compare.result.model import Ratio, Trial
+from harness.compare.result.summary import ratios_of
+from harness.compare.stacks.hot_spare import HotSpare
+from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
+from harness.compare.tuning import candidates, score, sweep_of
+from reports._compare.facts import Facts
+from reports._compare.words import findings
+from tests.support.sample_comparison import build
+
+pytestmark = pytest.mark.usefixtures("names_at_once")
+FAMILY = """version: 1
+name: {name}
+description: something is done
+workload: {{kind: gpt, size: nano, ranks: 2, steps: 30, global_batch: 8, checkpoint: {{every: 5}}}}
+recovery: hot-spare
+faults:
+  - {fault}
+"""
+KILL = "{id: k, kind: process-kill, target: {select: one}, at: {step: 12}}"
+NAN = "{id: n, kind: tensor-corrupt, params: {surface: gradient, op: nan}, target: {rank: 1}, at: {step: 12}}"
+
+
+class Base(Stack):
+    """Starts nothing."""
+
+    title: ClassVar[str] = "base"
+
+    def chosen(self) -> Mapping[str, object]:
+        return dict(self.values)
+
+    def drive(self, job: CommonJob, python: Path) -> Drive:
+        return Drive(argv=(str(python), "-c", "pass"), env=job.environment())
+
+
+class Ours(Base):
+    """Survivors go on."""
+
+    ours: ClassVar[bool] = True
+    way: ClassVar[Way] = "replica"
+
+
+class OurSpare(Base):
+    """A spare takes over."""
+
+    ours: ClassVar[bool] = True
+    way: ClassVar[Way] = "spare"
+
+
+class Peer(Base):
+    """Somebody else's, with a spare and options to sweep."""
+
+    way: ClassVar[Way] = "spare"
+    plain: ClassVar[Mapping[str, Value]] = {"wait": 60, "poll": 10}
+    advised: ClassVar[Mapping[str, Value]] = {"wait": 5, "poll": 1}
+    grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {"wait": (1, 5), "poll": (1, 2)}
+
+
+STACKS: dict[str, type[Stack]] = {"ours": Ours, "our-spare": OurSpare, "peer": Peer}
+
+
+def planned(directory: Path, fault: str = KILL, **more: object) -> Plan:
+    path = directory / "family.yaml"
+    path.write_text(FAMILY.format(name="family", fault=fault))
+    given: dict[str, object] = {
+        "name": "x", "scenarios": [path], "stacks": [], "settings": "default", "repeat": 2, "seed": 7, "deadline": 20.0,
+        "against": "ours", "same": False, "price": None, "currency": "USD", "skip_missing": False, "argv": ["compare"],
+    }  # fmt: skip
+    asked = Asked(**{**given, **more})  # type: ignore[arg-type]
+    return prepare.prepare(asked, STACKS, build_catalogue()).plan
+
+
+def trial(
+    label: str, seed: int, recovery: float | None, *, family: str = "family", outcome: str = "recovered"
+) -> Trial:
+    return Trial(
+        label=label, family=family, seed=seed, outcome=outcome, witness="w", recovery=recovery, detection=None,
+        phases=[], steps_lost=0, samples_lost=0, goodput=1.0, control_goodput=1.0, badput={}, step_time=0.05, wall=1.0,
+        ranks=2, verdict="pass", run="runs/x", reproduce="chaos run x.yaml",
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_a_stack_is_set_against_the_built_in_that_goes_on_in_its_way(tmp_path: Path) -> None:
+    against = {stack.label: stack.against for stack in planned(tmp_path).stacks}
+    assert against == {
+        "ours default": "ours default", "our-spare default": "ours default", "peer default": "our-spare default",
+    }  # fmt: skip
+
+
+def test_ratios_are_of_what_a_stack_is_set_against_and_pool_no_family_that_tests_the_script() -> None:
+    times = {"ours": 1.0, "our-spare": 2.0, "peer": 8.0}
+    trials = [
+        trial(label, seed, value, family=family)
+        for label, value in times.items()
+        for seed in range(6)
+        for family in ("kill", "hang", "nan")
+    ]
+    found = ratios_of(trials, "ours", seed=1, against={"peer": "our-spare"}, apart=["nan"])
+    by = {(one.label, one.family): one for one in found if one.metric == "recovery"}
+    assert by["peer", "kill"].value == pytest.approx(4.0) and by["peer", "kill"].against == "our-spare"
+    assert by["our-spare", "kill"].value == pytest.approx(2.0) and by["our-spare", "kill"].against == "ours"
+    assert by["peer", "every kind"].n == 12, "kill and hang, six pairs each"
+
+
+def test_a_family_that_changes_values_tests_the_script(tmp_path: Path) -> None:
+    assert planned(tmp_path, NAN).families[0].script
+    assert not planned(tmp_path, KILL).families[0].script
+
+
+def test_the_headline_counts_no_family_that_tests_the_script() -> None:
+    made = build(6)
+    apart = made.model_copy(update={"script": ["nan", "corrupted-checkpoint"]})
+    whole, some = ([line.striptags() for line in findings(Facts(one))] for one in (made, apart))
+    assert "of 6 kinds of fault" in whole[0] and "of 4 kinds of fault" in some[0]
+    assert any(line.startswith("nan and corrupted-checkpoint test what") for line in some)
+    assert not any("nan" in line for line in some if not line.startswith("nan and"))
+
+
+def test_like_against_like_is_said() -> None:
+    made = build(6)
+    stacks = [
+        one.model_copy(update={"against": "drop-replica"}) if one.label == "torchft tuned" else one
+        for one in made.stacks
+    ]
+    ratios = [
+        one.model_copy(update={"against": "drop-replica"}) if one.label == "torchft tuned" else one
+        for one in made.ratios
+    ]
+    like = made.model_copy(update={"stacks": stacks, "ratios": ratios})
+    said = [line.striptags() for line in findings(Facts(like))]
+    (line,) = [line for line in said if line.startswith("Like against like")]
+    assert "torchft tuned" in line and "set against drop-replica" in line
+    assert "times [" in line and "as long" in line
+
+
+@pytest.mark.parametrize(
+    ("says", "shown"), [("slower", True), ("no difference shown", False), ("too few", False)]
+)
+def test_the_headline_gives_the_ratio_of_pairs_and_says_which_are_not_shown(says: str, shown: bool) -> None:
+    """Not the ratio of the medians: the two may lie on different sides of 1."""
+    made = build(6)
+    ratios = [
+        one.model_copy(update={"value": 1.19, "interval": (0.92, 1.45), "says": says})
+        if one.family == "kill"
+        else one
+        for one in made.ratios
+    ]
+    said = [line.striptags() for line in findings(Facts(made.model_copy(update={"ratios": ratios})))]
+    (line,) = [line for line in said if line.startswith("The fastest other stack")]
+    first, _, second = line.partition("not shown")
+    assert ("1.19 times [" in first) is shown and ("1.19 times [" in second) is not shown
+
+
+# the closed division
+
+
+def test_the_closed_division_says_every_rule_that_a_plan_breaks(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        planned(tmp_path, closed=True)
+    said = str(caught.value)
+    for words in ("is not one of scenarios/compare", "2 seeds", "--same"):
+        assert words in said
+
+
+def plan_of(tmp_path: Path, **provenance: object) -> Plan:
+    plan = planned(tmp_path, repeat=6, same=True)
+    return plan.model_copy(update={"provenance": {"commit": "abc", "slowest_lookup_s": 0.0, **provenance}})
+
+
+def test_a_plan_that_keeps_the_rules_breaks_none(tmp_path: Path) -> None:
+    assert rules.broken(plan_of(tmp_path), [], tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("provenance", "words"),
+    [
+        ({"commit": "abc+"}, "commit them"),
+        ({"commit": ""}, "no commit"),
+        ({"slowest_lookup_s": 5.0}, "name server"),
+    ],
+)
+def test_code_that_is_no_commit_and_a_slow_name_server_break_a_rule(
+    tmp_path: Path, provenance: dict[str, object], words: str
+) -> None:
+    (said,) = rules.broken(plan_of(tmp_path, **provenance), [], tmp_path)
+    assert words in said
+
+
+def played(label: str, busy: float | None) -> Played:
+    arm = Arm(label=label, family="family", like="family", seed=7)
+    return Played(arm=arm, run="runs/x", usable=True, verdict="pass", seconds=1.0, finished="now", busy=busy)
+
+
+def test_what_ran_beside_the_arms_and_an_unequal_twin_break_rules(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    quiet = [played("ours default", 0.01)]
+    assert rules.broken_by(plan, quiet, [], 0) == []
+    same = Ratio(
+        label="ours again", against="ours default", family="family", metric="recovery", n=6, value=2.0,
+        interval=(1.5, 3.0), says="slower",
+    )  # fmt: skip
+    assert "differs from itself" in rules.broken_by(plan, quiet, [same], 0)[0]
+    assert "1 arms" in rules.broken_by(plan, quiet, [], 1)[0]
+    assert (
+        "other programs ran before 1 of 2 arms"
+        in rules.broken_by(plan, [*quiet, played("x", BUSY + 0.1)], [], 0)[0]
+    )
+    assert "not known" in rules.broken_by(plan, [played("x", None)], [], 0)[0]
+
+
+def test_how_busy_the_machine_is(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1 2 3 4\n")
+
+    def later(_: float) -> None:
+        stat.write_text("cpu  120 0 110 760 110 0 0 0 60 0\ncpu0 1 2 3 4\n")
+
+    assert busy_share(stat=stat, sleep=later) == pytest.approx(0.3)
+    assert busy_share(stat=tmp_path / "nothing", sleep=lambda _: None) is None
+
+
+# sweeps
+
+
+def test_a_sweep_plays_every_combination_on_seeds_of_its_own_and_no_controls(tmp_path: Path) -> None:
+    plan = planned(tmp_path, tune="peer", against="", seed=9001)
+    assert [stack.label for stack in plan.stacks] == [f"peer try {number:02}" for number in (1, 2, 3, 4)]
+    assert [stack.chosen for stack in plan.stacks] == [
+        {"wait": wait, "poll": poll} for wait in (1, 5) for poll in (1, 2)
+    ]
+    assert {arm.family for arm in plan.arms} == {"family"} and len(plan.arms) == 8
+    again = as_planned(plan, skip_missing=False)
+    assert again.tune == "peer" and prepare.prepare(again, STACKS, build_catalogue()).plan.arms == plan.arms
+
+
+@pytest.mark.parametrize("more", [{"stacks": ["ours"]}, {"same": True}, {"closed": True}])
+def test_a_sweep_is_of_one_stack_alone(tmp_path: Path, more: dict[str, object]) -> None:
+    with pytest.raises(ScenarioError, match="--tune sweeps one stack"):
+        planned(tmp_path, tune="peer", against="", **more)
+
+
+def test_a_stack_without_options_cannot_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="no options to sweep"):
+        planned(tmp_path, tune="ours", against="")
+    with pytest.raises(ScenarioError, match="did you mean 'peer'"):
+        planned(tmp_path, tune="pear", against="")
+
+
+def test_the_fastest_that_survives_everything_is_chosen(tmp_path: Path) -> None:
+    plan = planned(tmp_path, tune="peer", against="")
+    times = {1: [0.1, math.inf], 2: [2.0, 2.2], 3: [1.0, 1.2], 4: [5.0, 5.0]}
+    trials = [
+        trial(f"peer try {number:02}", 7 + place, value, outcome="hung" if value == math.inf else "recovered")
+        for number, values in times.items()
+        for place, value in enumerate(values)
+    ]
+    sweep = sweep_of(plan, trials, Peer, "now")
+    assert sweep.best == {"wait": 5, "poll": 1} and len(sweep.tried) == 4
+    assert (sweep.tried[0].lost, sweep.tried[0].recovery["family"]) == (1, [0.1, math.inf]), (
+        "fastest, and it loses one"
+    )
+    assert "of which 3 survived" in sweep.words() and "loses" not in sweep.words()
+    assert tuned.recorded("peer", tmp_path) is None
+    path = tuned.write(sweep, tmp_path)
+    assert tuned.recorded("peer", tmp_path) == sweep and "Infinity" not in path.read_text()
+    lossy = sweep_of(plan, [one for one in trials if one.label == "peer try 01"], Peer, "now")
+    assert lossy.best == {"wait": 1, "poll": 1} and "the best loses 1 of 2 jobs" in lossy.words()
+    with pytest.raises(ScenarioError, match="none of 4 combinations survived"):
+        sweep_of(plan, [], Peer, "now")
+
+
+def test_no_family_counts_more_because_its_times_are_longer() -> None:
+    assert score([[1.0, 1.0], [100.0, 100.0]]) == pytest.approx(10.0)
+    assert score([[1.0, math.inf], [100.0, 100.0]]) == pytest.approx(10.0), (
+        "what is lost counts first, and apart"
+    )
+    assert score([[math.inf], [1.0, 1.0]]) == math.inf
+
+
+def test_tuned_is_what_the_sweep_chose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = planned(tmp_path, tune="peer", against="")
+    trials = [trial(f"peer try {n:02}", seed, 1.0 / n) for n in (1, 2, 3, 4) for seed in (7, 8)]
+    sweep = sweep_of(plan, trials, Peer, "now")
+    monkeypatch.setattr(tuned, "recorded", lambda name: sweep if name == "peer" else None)
+    (found,) = entrants(["peer:tuned"], STACKS, "both")
+    assert found.stack.chosen() == sweep.best == {"wait": 5, "poll": 2}
+    assert "A recorded sweep of wait, poll" in tuned.because("peer", Peer)
+    assert dict(tuned.stack_of("peer", Peer, "default").chosen()) == {"wait": 60, "poll": 10}
+
+
+SWEPT = sorted(name for name, kind in environments.stacks().items() if kind.grid)
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_what_can_be_swept_has_options_of_its_own_and_a_recorded_sweep_is_of_them(name: str) -> None:
+    kind = environments.find(name)
+    tried = [one.stack.values for one in candidates(name, kind)]
+    assert len(tried) > 1 and all(dict(values) != dict(tried[0]) for values in tried[1:])
+    assert set(kind.grid) <= set(tried[0])
+    sweep = tuned.recorded(name)
+    if sweep is not None:
+        assert (sweep.stack, sweep.grid) == (name, {key: list(values) for key, values in kind.grid.items()})
+        assert [one.values for one in sweep.tried] == tried and sweep.best in tried
+
+
+def test_the_spare_of_the_wrapper_is_paid_for_and_started() -> None:
+    job = CommonJob(size="nano", ranks=4, steps=10, global_batch=8, every=5, seed=1, data=Path("corpus.bin"))
+    stack = NvrxInprocessSpare("tuned")
+    argv = stack.drive(job, Path("python")).argv
+    assert stack.provisioned(job) == HotSpare("tuned").provisioned(job) == 5
+    assert argv[argv.index("--ranks") + 1] == "5" and argv[argv.index("--spares") + 1] == "1"
+
+
+def test_a_stack_is_left_out_of_a_family_by_name(tmp_path: Path) -> None:
+    plan = planned(tmp_path, without=[("peer", "family")])
+    assert not [arm for arm in plan.arms if arm.label == "peer default" and arm.family]
+    with pytest.raises(ScenarioError, match="kill does not take part"):
+        planned(tmp_path, without=[("peer", "kill")])
+
+
+# a packed copy
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of simulated runs, one with a fault and one without, with the outputs of their ranks."""
+    return runs_in(tmp_path_factory.mktemp("run"))
+
+
+def runs_in(place: Path) -> Path:
+    """The same, in this directory."""
+    for name, fault in (("ours-default.family", KILL), ("ours-default.control-of-family", "")):
+        path = place / f"{name}.yaml"
+        text = FAMILY.format(name=name, fault=fault)
+        text = text if fault else text.replace("faults:\n  - \n", "")
+        path.write_text(text + "seed: 7\nlauncher: sim\nbaseline: none\n")
+        invoke(["run", str(path), "--runs", str(place), "-q"])
+        logs = (place / name / "latest").resolve() / "logs"
+        logs.mkdir(exist_ok=True)
+        (logs / "rank.txt").write_text("what a rank printed")
+    return place
+
+
+def comparison(tmp_path: Path, run: Path) -> Directory:
+    """A comparison of two arms, the runs of that directory."""
+    directory = Directory(tmp_path / "made")
+    plan = planned(tmp_path, stacks=["ours"], repeat=1)
+    directory.write_plan(plan)
+    for arm in plan.arms:
+        directory.scenario(arm).parent.mkdir(parents=True, exist_ok=True)
+        directory.scenario(arm).write_text(f"command: {ROOT}/x\n")
+        shutil.copytree((run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1")
+        one = Played(
+            arm=arm,
+            run=f"runs/{arm.id}/1",
+            usable=True,
+            verdict="pass",
+            seconds=1.0,
+            finished="now",
+            busy=0.0,
+        )
+        directory.add(one)
+    return directory
+
+
+def test_a_packed_comparison_gives_the_same_report(tmp_path: Path, run: Path) -> None:
+    directory = comparison(tmp_path, run)
+    before = gather(directory)
+    assert before.trials[0].outcome == "recovered" and before.missing == 0
+    path = archive.pack(directory, tmp_path / "made.tar.xz")
+    first = path.read_bytes()
+    archive.unpack(path, tmp_path / "out")
+    assert gather(Directory(tmp_path / "out")) == before
+    assert archive.pack(directory, path).read_bytes() == first, "the same bytes from the same comparison"
+    names = sorted(str(one.relative_to(tmp_path / "out")) for one in (tmp_path / "out").rglob("*.*"))
+    assert not any("logs" in name for name in names) and any("/events/" in name for name in names)
+
+
+def test_a_packed_comparison_names_no_place_of_the_machine(tmp_path: Path, run: Path) -> None:
+    archive.unpack(archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz"), tmp_path / "out")
+    texts = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not any(str(ROOT) in text or str(Path.home()) in text for text in texts)
+    assert any("/chaos/x" in text for text in texts)
+
+
+def hostile(tmp_path: Path, entry: tarfile.TarInfo, data: bytes = b"") -> Path:
+    path = tmp_path / "bad.tar.xz"
+    with lzma.open(path, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../outside", "/absolute", "a/../../b", "a\\b"])
+def test_an_archive_writes_nothing_outside(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LogError, match="no plain file below it"):
+        archive.unpack(hostile(tmp_path, tarfile.TarInfo(name), b"x"), tmp_path / "out" / "deep")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_holds_no_links(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("plan.json")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with pytest.raises(LogError, match="no plain file"):
+        archive.unpack(hostile(tmp_path, link), tmp_path / "out")
+
+
+def test_an_archive_that_is_too_large_or_torn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", 10)
+    with pytest.raises(LogError, match="larger than"):
+        archive.unpack(hostile(tmp_path, tarfile.TarInfo("plan.json"), b"x" * 11), tmp_path / "out")
+    torn = tmp_path / "torn.tar.xz"
+    torn.write_bytes(hostile(tmp_path, tarfile.TarInfo("x"), b"y").read_bytes()[:-20])
+    with pytest.raises(LogError, match="cannot be unpacked"):
+        archive.unpack(torn, tmp_path / "out")
+
+
+def test_the_command_reads_an_archive(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz")
+    assert invoke(["compare", str(path), "--runs", str(tmp_path / "runs")]) == 0
+    assert (tmp_path / "runs" / "compare" / "made" / "compare.html").is_file()
+    assert invoke(["compare", str(tmp_path / "none.tar.xz"), "--runs", str(tmp_path / "runs")]) != 0
+    assert "cannot be unpacked" in capsys.readouterr().err
+    assert invoke(["compare", "x.yaml", "--without", "kill"]) == 2

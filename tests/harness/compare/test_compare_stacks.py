@@ -1,0 +1,64 @@
+"""A small comparison with other people's stacks, driven for real: a killed rank and an exception."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import invoke
+from harness.compare.environments import environments
+from harness.compare.result.model import Comparison, Trial
+
+pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]  # nine arms of some 20 s
+
+FAMILIES = Path(__file__).parents[3] / "scenarios" / "compare"
+OURS, RESTARTS, REPLICAS = "hot-spare tuned", "torchrun tuned", "torchft tuned"
+REQUIRED = "stacks" in os.environ.get("CHAOS_REQUIRE", "").split(",")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
+    """The comparison, played once."""
+    state = environments.look("torchft")
+    if not state.ready:
+        (pytest.fail if REQUIRED else pytest.skip)(f"torchft: {state.why}; chaos stacks install torchft")
+    runs = tmp_path_factory.mktemp("runs")
+    words = ["compare", str(FAMILIES / "kill.yaml"), str(FAMILIES / "exception.yaml"), "--stacks"]
+    words += [",".join(label.replace(" ", ":") for label in (OURS, RESTARTS, REPLICAS))]
+    assert invoke([*words, "--runs", str(runs), "--name", "small"]) == 0
+    for form in ("html", "md", "json"):
+        assert (runs / "compare" / "small" / f"compare.{form}").stat().st_size > 1000
+    yield Comparison.model_validate_json((runs / "compare" / "small" / "compare.json").read_text())
+
+
+def trial(made: Comparison, label: str, family: str) -> Trial:
+    """The only one of them."""
+    (found,) = [one for one in made.trials if (one.label, one.family) == (label, family)]
+    return found
+
+
+def test_every_arm_was_played(made: Comparison) -> None:
+    assert made.missing == 0 and len(made.trials) == 6 and made.finished
+
+
+@pytest.mark.parametrize("family", ["kill", "exception"])
+def test_every_stack_survives_in_its_own_way(made: Comparison, family: str) -> None:
+    ours, restarts, replicas = (trial(made, label, family) for label in (OURS, RESTARTS, REPLICAS))
+    assert (ours.outcome, ours.samples_lost, ours.steps_lost) == ("recovered", 0, 0), ours.witness
+    assert restarts.outcome == "rolled back" and restarts.steps_lost > 0, restarts.witness
+    assert replicas.outcome in ("recovered", "degraded", "rolled back"), replicas.witness
+    for one in (ours, restarts, replicas):
+        assert one.recovery is not None and 0 < one.recovery < math.inf, one.witness
+
+
+@pytest.mark.parametrize("family", ["kill", "exception"])
+def test_the_spare_is_faster_than_a_restart_of_all_ranks(made: Comparison, family: str) -> None:
+    ours, restarts = trial(made, OURS, family), trial(made, RESTARTS, family)
+    assert ours.recovery is not None and restarts.recovery is not None
+    assert ours.recovery < restarts.recovery, (
+        "seconds of imports against a state sent to a process that waits"
+    )

@@ -1,0 +1,275 @@
+"""``chaos fuzz``: what it draws, what it takes for a defect, how it makes scenarios small, and that it finds some."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from chaos.cli import build_catalogue
+from chaos.errors import ScenarioError
+from chaos.loading.load import load
+from chaos.planning.listing import NO_SCENARIOS
+from harness.fuzz.draw import draw
+from harness.fuzz.draw.draw import Dice, World
+from harness.fuzz.draw.regressions import write
+from harness.fuzz.draw.shrink import shrunk, smaller_than
+from harness.fuzz.draw.text import as_yaml
+from harness.fuzz.draw.values import params_of
+from harness.fuzz.play.coverage import Coverage
+from harness.fuzz.play.oracle import find_in, plain, unsteady
+from harness.fuzz.play.play import Played, Player, kinds, simulated, strategies
+from harness.fuzz.search import Search
+from harness.judge.results import Finding
+from harness.sim.rank.behaviour import Behaviour
+from tests.support import defects
+
+CATALOGUE = build_catalogue()
+WORLD = World(kinds=kinds(), strategies=strategies())
+MOST_REFUSED = 0.5
+FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
+REGRESSIONS = [path for path in sorted(FOLDER.glob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)]
+
+
+def dice(seed: int = 1) -> Dice:
+    return Dice(rng=random.Random(seed))
+
+
+def trees(count: int, seed: int = 1, world: World = WORLD) -> list[draw.Tree]:
+    one = dice(seed)
+    return [draw.scenario(one, world) for _ in range(count)]
+
+
+# ---- drawing
+
+
+@pytest.mark.parametrize("name", [*kinds(), *strategies()])
+def test_parameters_are_those_that_a_plugin_allows(name: str) -> None:
+    model = {**kinds(), **strategies()}[name]
+    for seed in range(30):
+        given = params_of(model, random.Random(seed))
+        made = model(**given).model_dump(mode="json")
+        assert {name: made[name] for name in given} == given
+
+
+def test_one_seed_draws_the_same_again() -> None:
+    assert trees(20, seed=3) == trees(20, seed=3) != trees(20, seed=4)
+
+
+def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(tmp_path: Path) -> None:
+    refused = []
+    for number, tree in enumerate(trees(100)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(as_yaml(tree))
+        try:
+            load(path, CATALOGUE)
+        except ScenarioError as error:
+            refused.append(str(error))
+    assert len(refused) < MOST_REFUSED * 100, refused[:5]
+
+
+def test_every_kind_strategy_layout_and_trigger_is_drawn() -> None:
+    drawn = trees(600)
+    assert {f["kind"] for tree in drawn for f in tree["faults"]} == set(kinds())
+    assert {tree["recovery"]["strategy"] for tree in drawn} == set(strategies()) - {"none"}
+    assert {str(tree["workload"]["parallelism"])[:6] for tree in drawn} == {"ddp", "fsdp", "{'hsdp"}
+    at = {key for tree in drawn for f in tree["faults"] for key in f["at"]}
+    assert at >= {"step", "steps", "from", "time", "event", "mtbf", "weibull", "phase", "probability"}
+
+
+def test_what_was_seldom_chosen_is_chosen_more_often() -> None:
+    one = dice()
+    one.seen["axis", "a"] = 1000
+    drawn = [one.pick("axis", ("a", "b")) for _ in range(50)]
+    assert drawn.count("b") > 40
+
+
+def test_a_tree_is_written_as_yaml_that_reads_back(tmp_path: Path) -> None:
+    for tree in trees(50):
+        assert YAML(typ="safe", pure=True).load(as_yaml(tree)) == tree
+
+
+def test_variations_leave_the_scenario_they_are_of_alone() -> None:
+    (tree,), one = trees(1), dice(2)
+    before = copy.deepcopy(tree)
+    assert any(draw.varied(tree, one, WORLD) != tree for _ in range(5)) and tree == before
+
+
+# ---- judging
+
+
+def tree_of(*faults: Mapping[str, Any], **more: Any) -> draw.Tree:
+    workload = {"kind": "mlp", "ranks": 4, "steps": 30, "parallelism": "ddp", "global_batch": 12,
+                "checkpoint": {"every": 6}}  # fmt: skip
+    return {
+        "version": 1, "name": "fuzz", "seed": 5, "launcher": {"kind": "sim", "nodes": 1}, "workload": workload,
+        "recovery": {"strategy": "drop-replica"}, "faults": [dict(fault) for fault in faults],
+        "stop_conditions": [{"when": "no_committed_step_for > 120s"}], **more,
+    }  # fmt: skip
+
+
+KILL = {"id": "f0", "kind": "process-kill", "at": {"step": 12}, "target": {"rank": 2}}
+
+
+def said(verdict: str, witness: str, name: str = "faulted: membership") -> Played:
+    return Played(findings={name: Finding(verdict=verdict, witness=witness)})  # type: ignore[arg-type]
+
+
+def test_a_good_run_is_no_find() -> None:
+    tree = tree_of(KILL)
+    played = Player(catalogue=CATALOGUE).play(tree)
+    assert (played.refused, played.crash, find_in(tree, played)) == ("", "", None)
+    assert dict(played.outcomes) == {"control": "completed", "faulted": "completed"}
+    assert ("hit", "training", "process-kill", "data") in played.reached
+    assert unsteady(played, Player(catalogue=CATALOGUE).play(tree)) is None
+
+
+@pytest.mark.parametrize(
+    ("played", "key"),
+    [
+        (Played(refused="no such kind"), None),
+        (Played(crash="Traceback", place="KeyError in a/b.py c"), "crash: KeyError in a/b.py c"),
+        (Played(left=("a cgroup",)), "left behind"),
+        (said("fail", "w3 commits 12 twice"), "faulted: membership fail: P commits # twice"),
+        (said("inconclusive", "who knows"), "faulted: membership inconclusive: who knows"),
+        (said("inconclusive", "f0 waited for data number 2, which never came: lower", "faulted: fault-landed"), None),
+        (said("inconclusive", "f0 waited for data number 2, which never came; f1 is lost", "faulted: fault-landed"),
+         "faulted: fault-landed inconclusive: F is lost"),
+        (said("fail", "f0 was due at step 3, but was never injected", "faulted: fault-landed"),
+         "faulted: fault-landed fail: F was due at step #, but was never injected"),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_defect(played: Played, key: str | None) -> None:
+    found = find_in(tree_of(KILL), played)
+    assert (found.key if found else None) == key
+
+
+def test_two_logs_of_one_seed_are_a_defect() -> None:
+    assert unsteady(Played(digest="a"), Played(digest="b")) is not None
+    assert unsteady(Played(digest="a"), Played(digest="a")) is None
+
+
+def test_the_same_defect_has_the_same_words() -> None:
+    assert plain("w12 committed step 31 of generation 2") == plain("s1 committed step 7 of generation 10")
+
+
+class Explodes(Behaviour):
+    """A rank whose code has a defect."""
+
+    def learning_rate(self, rank: Any, lr: float) -> float:
+        """None."""
+        raise ZeroDivisionError("at the third step")
+
+
+def test_a_traceback_is_a_find_with_its_place() -> None:
+    tree = tree_of(KILL)
+    found = find_in(tree, Player(catalogue=CATALOGUE, behaviour=Explodes).play(tree))
+    assert (
+        found is not None
+        and found.key == "crash: ZeroDivisionError in tests/harness/fuzz/test_search.py learning_rate"
+    )
+
+
+# ---- making small
+
+
+def test_a_scenario_is_made_as_small_as_what_it_shows_allows() -> None:
+    second = {
+        "id": "f1",
+        "kind": "process-stop",
+        "at": {"steps": [3, 9], "phase": "backward"},
+        "duration": 1.234,
+    }
+    tree = tree_of(KILL, second, recovery={"strategy": "hot-spare", "spares": 3})
+    small, plays = shrunk(tree, lambda one: any(f["kind"] == "process-stop" for f in one["faults"]))
+    (only,) = small["faults"]
+    assert only["kind"] == "process-stop" and only["at"] == {"step": 1} and "duration" not in only
+    assert small["recovery"] == {"strategy": "hot-spare"}
+    assert (small["workload"]["ranks"], small["workload"]["steps"]) == (2, 4) and plays < 100
+
+
+def test_it_stops_asking_after_so_many() -> None:
+    asked = []
+    shrunk(trees(1)[0], lambda one: bool(asked.append(one)), most=7)
+    assert len(asked) == 7
+
+
+def test_smaller_ones_leave_the_scenario_they_are_of_alone() -> None:
+    for tree in trees(20):
+        before = copy.deepcopy(tree)
+        assert all(smaller != tree for smaller in smaller_than(tree)) and tree == before
+
+
+def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
+    path = write(tmp_path / "new", tree_of(KILL), "faulted: membership fail", "w3 is member twice\nand more")
+    (cell,) = load(path, CATALOGUE).cells[:1]
+    assert cell.scenario.name == path.stem
+    assert cell.scenario.description == "Showed: w3 is member twice"
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_what_was_found_once_is_mended(path: Path) -> None:
+    tree = YAML(typ="safe", pure=True).load(path)
+    assert (tree["name"], tree["description"][:8]) == (path.stem, "Showed: ")
+    twin = simulated(tree)  # what was found for real has to be whole there too
+    played = Player(catalogue=CATALOGUE).play(twin)
+    found = find_in(twin, played)
+    assert (played.refused, found and found.text) == ("", None)
+
+
+# ---- finding
+
+
+def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Search:
+    world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
+    search = Search(world=world, player=Player(catalogue=CATALOGUE, behaviour=behaviour), seed="planted")  # type: ignore[arg-type]
+    for _ in range(most):
+        if search.step() is not None:
+            break
+    return search
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("defect", "strategy"),
+    [
+        (defects.StalePeer, "drop-replica"),
+        (defects.DropsShare, "hot-spare"),
+        (defects.RestoresOlder, "checkpoint-restart"),
+    ],
+)
+def test_a_planted_defect_is_found_and_small(defect: Callable[[], Behaviour], strategy: str) -> None:
+    search = searched(defect, 300, strategy)
+    (found,) = search.finds.values()
+    assert len(found.tree["faults"]) == 1
+
+
+def test_what_was_reached_is_counted() -> None:
+    coverage = Coverage()
+    assert coverage.add({("hit", "training", "exception", "data"), ("heard", "training", "Ready")}) == 2
+    assert coverage.add({("heard", "training", "Ready")}) == 0
+    assert dict((text, (many, once)) for text, many, once in coverage.rows())["stage × message"] == (1, 0)
+
+
+def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
+    def plays(until_s: float) -> tuple[int, Search]:
+        asked: list[Any] = []
+
+        class Broken:
+            def play(self, tree: Mapping[str, Any]) -> Played:
+                asked.append(tree)
+                return Played(crash="it broke", place="here")
+
+        search = Search(world=WORLD, player=Broken(), seed="late", until_s=until_s)
+        assert search.step() is not None
+        return len(asked), search
+
+    late, search = plays(0.0)
+    (found,) = search.finds.values()
+    assert found.tree == found.first and late <= 2
+    assert plays(float("inf"))[0] > late

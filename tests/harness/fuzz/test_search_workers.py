@@ -1,0 +1,74 @@
+"""``chaos fuzz`` as its user starts it: several processes, Ctrl-C, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from harness.fuzz.play.play import memory
+
+pytestmark = pytest.mark.real
+LIMIT_S = 60
+
+
+def started(into: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "chaos", "fuzz", "--into", str(into), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+
+def workers_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def files_of(pid: int) -> list[Path]:
+    """Of this search alone: others may run on the same machine."""
+    return list((memory() or Path(tempfile.gettempdir())).glob(f"fuzz-{pid}-*"))
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_every_process_and_leaves_no_file(tmp_path: Path) -> None:
+    search = started(tmp_path, "--jobs", "2", "--budget", "5m")
+    assert search.stdout is not None
+    try:
+        while " runs (" not in (line := search.stdout.readline()) or line.startswith("0 runs"):
+            assert line, "it ended before it had played anything"
+        children = workers_of(search.pid)
+        assert len(children) == 2 and files_of(search.pid)
+        search.send_signal(signal.SIGINT)
+        rest, _ = search.communicate(timeout=LIMIT_S)
+    finally:
+        search.kill()
+        search.wait(LIMIT_S)
+    assert (search.returncode, "until it was interrupted" in rest) == (130, True)
+    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
+    assert files_of(search.pid) == []
+
+
+def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
+    for options, said in (
+        (("--strategy", "hotspare"), "no such strategy"),
+        (("--budget", "x"), "no duration"),
+    ):
+        search = started(tmp_path, *options)
+        told, _ = search.communicate(timeout=LIMIT_S)
+        assert (search.returncode, said in told) == (2, True), told
+
+
+def test_so_many_runs_are_the_same_search_each_time(tmp_path: Path) -> None:
+    said = []
+    for _ in range(2):
+        search = started(tmp_path, "--runs", "6", "--budget", "5m", "--seed", "3")
+        told, _ = search.communicate(timeout=LIMIT_S)
+        assert search.returncode == 0, told
+        lines = [line for line in told.splitlines() if line.startswith("6 runs (")]
+        said.append(lines[-1].partition("),")[2])  # a slow machine says it while it searches, too
+    assert said[0] == said[1]

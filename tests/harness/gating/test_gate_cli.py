@@ -1,0 +1,300 @@
+"""``chaos gate``, ``chaos baseline`` and ``chaos run --gate`` on simulated runs: words, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cli import invoke
+from chaos.commands.gate import conclude
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
+
+ROOT = Path(__file__).resolve().parents[3]
+SCENARIO = """\
+version: 1
+name: gated
+seed: 17
+launcher: sim
+workload: {kind: gpt, size: nano, ranks: 2, steps: 28, global_batch: 8, checkpoint: {every: 10}}
+recovery: drop-replica
+faults:
+  - {id: kill, kind: process-kill, target: {rank: 1}, at: {step: 13}}
+sla:
+  recovery_time: ["median < LIMIT"]
+repeat: 5
+"""
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chaos(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Runs a command line outside of any workflow: exit code, standard output, standard error."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoked(*argv: object) -> tuple[int, str, str]:
+        code = invoke([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoked
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a simulated run of five repeats."""
+    folder = tmp_path_factory.mktemp("gated")
+    scenario = folder / "gated.yaml"
+    scenario.write_text(SCENARIO.replace("LIMIT", "60s"))
+    assert invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q"]) == 0
+    return (folder / "runs" / "gated" / "latest").resolve()
+
+
+def changed(path: Path, target: Path, change: Callable[[Any], None]) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    target.write_text(json.dumps(data))
+    return target
+
+
+def test_a_run_against_itself_passes_and_leaves_its_files(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    code, out, err = chaos("baseline", "save", played, "-o", kept)
+    assert (code, err) == (0, "") and "1 cell" in out
+    code, out, _ = chaos("gate", played, "--baseline", kept)
+    assert code == 0 and out.startswith("gate PASS   ") and f"against {played.name}" in out
+    decided = json.loads((played / "gate.json").read_text())
+    assert decided["verdict"] == "pass" and decided["baseline"] == played.name
+    cases = [
+        (c.get("classname"), c.get("name")) for c in ET.parse(played / "gate.xml").getroot().iter("testcase")
+    ]
+    assert len(cases) == len(set(cases))
+    assert (
+        "gated.default.sla",
+        "recovery_time no worse than the baseline by more than 20 % and 10 ms",
+    ) in cases
+    assert (played / "gate.md").read_text().startswith("## ✓ PASS gated")
+
+
+def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:
+    assert chaos("gate", played, "--baseline", played, "-q")[0] == 0
+
+
+def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def halve(data: Any) -> None:
+        metric = data["cells"]["default"]["metrics"]["recovery_time"]
+        metric["values"] = [value / 2 for value in metric["values"]]
+
+    code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", halve))
+    assert code == 1 and "gate FAIL (exit 1)" in out and "recovery_time  no worse than the baseline" in out
+    found = chaos("gate", played, "--baseline", tmp_path / "fast.json", "--metric", "goodput")
+    assert found[0] == 0, found[1]
+    assert (
+        chaos("gate", played, "--baseline", tmp_path / "fast.json", "--tolerance", "recovery_time=99%")[0]
+        != 1
+    )
+
+
+def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+    other = changed(kept, tmp_path / "other.json", lambda data: data["machine"].update(cores=999))
+    code, _, err = chaos("gate", played, "--baseline", other)
+    assert code == 2 and "another machine: cores: 999 then" in err and "--other-machine" in err
+    code, out, _ = chaos("gate", played, "--baseline", other, "--other-machine")
+    assert code == 0 and "warning: the baseline is of another machine" in out
+
+    def longer(data: Any) -> None:
+        data["cells"]["default"]["test"]["workload"]["steps"] = 29
+
+    code, _, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "longer.json", longer))
+    assert code == 2 and "workload.steps: 29 then, 28 now" in err and "chaos baseline save RUN" in err
+    assert chaos("gate", tmp_path)[0] == 2
+    assert chaos("gate", played, "--baseline", tmp_path / "none.json")[0] == 2
+    code, _, err = chaos("gate", played, "--baseline", kept, "--metric", "recover_time")
+    assert code == 2 and "did you mean 'recovery_time'?" in err
+    assert chaos("gate", played, "--baseline", kept, "--tolerance", "much")[0] == 2
+
+
+def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def one(data: Any) -> None:
+        for metric in data["cells"]["default"]["metrics"].values():
+            metric["values"], metric["n"] = metric["values"][:1], 1
+
+    code, out, _ = chaos("gate", played, "--baseline", changed(kept, tmp_path / "one.json", one))
+    assert code == 3 and "here and in the baseline would settle it in 4 of 5 cases" in out
+    assert chaos("gate", played, "--baseline", tmp_path / "one.json", "--allow-inconclusive")[0] == 0
+
+
+def test_a_gate_speaks_json(chaos: Say, played: Path) -> None:
+    code, out, _ = chaos("gate", played, "--format", "json")
+    assert code == 0 and json.loads(out) == json.loads((played / "gate.json").read_text())
+
+
+def test_a_baseline_is_shown(chaos: Say, played: Path, tmp_path: Path) -> None:
+    chaos("baseline", "save", played, "-o", tmp_path / "b.json")
+    code, out, _ = chaos("baseline", "show", tmp_path / "b.json")
+    assert code == 0 and "recovery_time" in out and "n=5" in out and "seed 17" in out
+    assert (
+        json.loads(chaos("baseline", "show", tmp_path / "b.json", "--format", "json")[1])["scenario"]
+        == "gated"
+    )
+
+
+def test_in_a_workflow_it_annotates_and_adds_a_summary(
+    chaos: Say, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "b.json"
+    chaos("baseline", "save", played, "-o", kept)
+
+    def never_lost(data: Any) -> None:
+        metric = data["cells"]["default"]["metrics"]["recovery_time"]
+        metric["values"] = [value / 9 for value in metric["values"]]
+
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, out, err = chaos("gate", played, "--baseline", changed(kept, tmp_path / "fast.json", never_lost))
+    assert code == 1 and "::" not in out and err.startswith("::error file=")
+    assert summary.read_text().startswith("## ✗ FAIL gated")
+    assert chaos("gate", played, "--no-github")[2] == ""
+
+
+def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = {"gate": True, "baseline": None, "tolerances": (), "metrics": (), "github": False}
+    results = Results.model_validate_json((played / "results.json").read_text())
+    directory = RunDirectory(played)
+    choices["allow_inconclusive"] = choices["other_machine"] = False
+    assert conclude(results, directory, choices, form="json", quiet=False) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("gate PASS")
+    broken = results.model_copy(update={"verdict": "broken", "exit_code": 4, "reason": "no disk"})
+    assert conclude(broken, directory, choices, form="text", quiet=True) == 4
+    assert conclude(broken, directory, choices | {"gate": False}, form="text", quiet=True) == 4
+    assert capsys.readouterr().out == "gate BROKEN (exit 4)   no disk\n"
+
+
+@pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
+def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
+    (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", limit))
+    ended, out, _ = chaos("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs", "-q", "--gate")
+    assert ended == code and f"gate {'FAIL' if code else 'PASS'}" in out
+    assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
+
+
+def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_path: Path) -> None:
+    (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", "60s"))
+    chaos("baseline", "save", played, "-o", tmp_path / "b.json")
+    other = changed(
+        tmp_path / "b.json", tmp_path / "other.json", lambda data: data["machine"].update(cores=999)
+    )
+    command = ("run", tmp_path / "gated.yaml", "--runs", tmp_path / "runs")
+    code, _, err = chaos(*command, "--gate", "--baseline", other)
+    assert code == 2 and "another machine: cores: 999 then" in err
+    for wrong in (
+        ("--baseline", "x.json"),
+        ("--gate", "--baseline", tmp_path / "none.json"),
+        ("--gate", "--tolerance", "x"),
+    ):
+        assert chaos(*command, *wrong)[0] == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def looked_at(played: Path, target: Path, repeats: list[int], planned: int | None) -> Path:
+    """A copy of the run, at whose first arms somebody has looked. ``planned``: looks; None: the run's end was the look,
+    and the record of it are the results of then."""
+    shutil.copytree(played, target)
+    (target / "looks.json").unlink(missing_ok=True)
+    if planned is None:
+
+        def shorten(data: Any) -> None:
+            data["arms"] = [arm for arm in data["arms"] if arm["repeat"] in repeats]
+
+        changed(target / "results.json", target / "results.json", shorten)
+    else:
+        (target / "looks.json").write_text(
+            json.dumps({"planned": planned, "looks": [{"arms": {"default": repeats}}]})
+        )
+    return target
+
+
+@pytest.mark.parametrize("planned", [1, None], ids=["gate", "results"])
+def test_repeats_added_after_a_look_have_no_level_left(
+    chaos: Say, played: Path, tmp_path: Path, planned: int | None
+) -> None:
+    """Five repeats pass on their own; the same five after a look at three do not, and the report says why."""
+    assert chaos("gate", looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], planned), "-q")[0] == 0
+    extended = looked_at(played, tmp_path / "extended", [0, 1, 2], planned)
+    for _ in range(2):  # looking again changes nothing
+        code, out, _ = chaos("gate", extended)
+        assert code == 3 and "the level is spent by earlier looks" in out
+        assert "extended from 3 to 5 arms: look 2 of 1 planned" in out
+    decided = json.loads((extended / "gate.json").read_text())
+    assert (decided["extended"], decided["looks"], decided["planned"], decided["level"]) == (True, 2, 1, 0.0)
+    assert "extended from 3 to 5 arms" in (extended / "gate.md").read_text()
+    code, _, err = chaos("gate", extended, "--looks", 3)
+    assert code == 2 and "cannot be changed afterwards" in err
+
+
+def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path) -> None:
+    extended = looked_at(played, tmp_path / "planned", [0, 1, 2], 2)
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "look 2 of 2 planned, 2.5 % each" in out  # five arms bound a median with 3.1 %
+    assert "not a bound: 5 arms of at least 6" in out
+    (extended / "looks.json").write_text("{}")
+    assert chaos("gate", extended)[0] == 2
+
+
+def test_judging_an_extended_run_again_forgets_no_look(chaos: Say, played: Path, tmp_path: Path) -> None:
+    """The stored results are all that tells of who has seen them: they are not written anew without a note."""
+    extended = looked_at(played, tmp_path / "extended", [0, 1, 2], None)
+    (extended / "gate.json").unlink(missing_ok=True)
+    assert chaos("analyze", extended, "-q")[0] in (0, 1, 3)
+    assert len(json.loads((extended / "results.json").read_text())["arms"]) == 12, (
+        "five pairs, and one with elastic sums"
+    )
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "extended from 3 to 5 arms: look 2 of 1 planned" in out
+
+
+def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Path) -> None:
+    """Looked at after two repeats by the gate, after three by the end of a run, now after five: three looks."""
+    extended = looked_at(played, tmp_path / "between", [0, 1, 2], None)
+    record = {"planned": 2, "looks": [{"arms": {"default": [0, 1]}}]}
+    (extended / "looks.json").write_text(json.dumps(record))
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "extended from 2 to 5 arms: look 3 of 2 planned" in out
+
+
+def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
+    chaos: Say, played: Path, tmp_path: Path
+) -> None:
+    extended = looked_at(played, tmp_path / "gone", [0, 1, 2], None)
+    (extended / "gate.json").write_text(json.dumps({"looks": 2, "planned": 3}))
+    code, out, _ = chaos("gate", extended)
+    assert code == 3 and "look 3 of 3 planned" in out
+    (extended / "looks.json").unlink()
+    assert "look 3 of 3 planned" in chaos("gate", extended)[1], "the same arms are no new look"
+
+
+def test_judging_a_run_again_is_no_look_of_its_own(chaos: Say, played: Path, tmp_path: Path) -> None:
+    whole = looked_at(played, tmp_path / "whole", [0, 1, 2, 3, 4], None)
+    (whole / "gate.json").unlink(missing_ok=True)
+    chaos("analyze", whole, "-q")
+    assert not (whole / "looks.json").exists()
+    assert chaos("gate", whole, "--looks", 2)[0] in (0, 3), "the plan is still to be made"

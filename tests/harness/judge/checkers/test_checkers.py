@@ -1,0 +1,285 @@
+"""Every checker is green on clean logs, and red, it alone, on the log of an implementation with its
+particular bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chaos.events.log import ORCHESTRATOR, Kind, read_log
+from harness.judge.checkers import CHECKERS, EXPECTATION, Evidence, check, check_all, names_of
+from harness.judge.checkers.job.loss import compare
+from harness.judge.evidence.evidence import passed
+from harness.judge.results import Finding
+from tests.support import arms, logs
+from tests.support.arms import CLEAN, FAIL, KILL, OPEN, control, evidence_of, judged, red
+from tests.support.logs import MS, Script
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_logs_are_green(name: str) -> None:
+    make, faults = CLEAN[name]
+    evidence = evidence_of(make(), faults)
+    assert evidence.log.problems == ()
+    assert red(evidence) == {}
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica", "hot-spare"])
+def test_clean_control_is_green(strategy: str) -> None:
+    script = control(strategy)
+    evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
+    assert red(evidence) == {}
+
+
+def test_a_machine_that_is_slow_for_the_whole_arm_proves_nothing_of_liveness() -> None:
+    script, slower = arms.hot_spare(), 3
+    for line in script.lines:
+        line.time_ns *= slower
+    finding = judged(evidence_of(script, [KILL]))["liveness"]
+    assert finding.verdict == OPEN
+    assert "at 0.33 of the control arm's rate" in finding.witness
+    assert "at 1.00 of its own before the first fault: run it on a quieter machine" in finding.witness
+
+
+@pytest.mark.parametrize(("shorter", "verdict"), [(1, FAIL), (500, OPEN)])
+def test_a_moment_of_slow_steps_is_not_enough_to_fail(shorter: int, verdict: str) -> None:
+    script, paired = arms.hot_spare(), control("hot-spare", spares=1)
+    ready = script.find(Kind.GENERATION_READY)[-1].time_ns
+    for line in script.lines:
+        line.time_ns = max(line.time_ns, 3 * line.time_ns - 2 * ready) // shorter
+    for line in paired.lines:
+        line.time_ns //= shorter
+    finding = judged(evidence_of(script, [KILL], paired))["liveness"]
+    assert finding.verdict == verdict and "0.50 is due" in finding.witness
+    assert ("too short to tell: raise workload.steps" in finding.witness) == (verdict == OPEN)
+
+
+# -- mutants that need a script of their own --
+
+
+def test_restoring_an_older_checkpoint_than_acknowledged() -> None:
+    assert red(evidence_of(arms.restart(resume=10), [KILL])) == {"no-lost-commit": FAIL}
+
+
+def test_survivors_going_back_behind_a_committed_step() -> None:
+    assert red(evidence_of(arms.drop_replica(resume=24), [KILL])) == {"no-lost-commit": FAIL}
+
+
+def test_going_ahead_over_a_step_nobody_committed() -> None:
+    found = red(evidence_of(arms.drop_replica(resume=28), [KILL]))
+    assert found == {"sample-accounting": FAIL, "step-arithmetic": FAIL}
+
+
+def test_a_stopped_rank_waking_up_late() -> None:
+    script = arms.hot_spare()
+    like = script.find(Kind.STEP_COMMITTED, step=26, actor="w2")[0]
+    woken = script.find(Kind.GENERATION_READY)[-1].time_ns + MS
+    data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
+    script.lines.append(replace(like, step=27, time_ns=woken, data=data))
+    # it is dead, they say
+    assert red(evidence_of(script, [KILL])) == {
+        "single-writer": FAIL,
+        "landing": FAIL,
+        "happens-before": FAIL,
+    }
+
+
+def test_restoring_a_corrupt_checkpoint() -> None:
+    evidence = evidence_of(arms.corrupt_checkpoint(refuse=False), CLEAN["corrupt checkpoint"][1])
+    assert red(evidence) == {"checkpoint-integrity": FAIL}
+
+
+def test_a_job_that_stops() -> None:
+    script = arms.interrupted("hot-spare", spares=1)
+    script.finish("gave-up", healed=["kill"])
+    assert red(evidence_of(script, [KILL])) == {"liveness": FAIL}
+
+
+def test_a_job_that_stops_as_expected() -> None:
+    script = arms.interrupted("hot-spare", spares=1)
+    script.finish("gave-up", healed=["kill"])
+    evidence = evidence_of(script, [{**KILL, "expect": {"outcome": "fail-stop"}}])
+    assert red(evidence) == {}
+    assert check_all(evidence)[EXPECTATION].verdict == "pass"
+
+
+def test_hot_spare_shrinking_though_it_had_a_spare() -> None:
+    script = arms.interrupted("hot-spare", spares=1)
+    arms.park(script, ("w0", "w1", "w3"))
+    script.orchestrator(Kind.DECISION, actions=["form"], reason="3 ranks go on")
+    script.form(("w0", "w1", "w3"), state="peer", cause="failure", resume=26)
+    script.train(logs.STEPS)
+    script.finish(healed=["kill"])
+    evidence = evidence_of(script, [KILL])
+    assert red(evidence) == {"membership": FAIL}
+    assert "judged by band" in judged(evidence)["loss-equality"].witness
+
+
+def test_false_alarm_in_the_control_arm() -> None:
+    script = control("hot-spare")
+    arms.fail(script)
+    evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
+    # it ends when it is asked to; nobody has to answer what comes after the last step
+    assert red(evidence) == {"detection": FAIL, "ending": FAIL}
+
+
+def test_failure_without_a_fault() -> None:
+    script = arms.hot_spare()
+    line = script.find(Kind.FAILURE_DETECTED)[0]
+    extra = replace(line, time_ns=line.time_ns + MS, data={**line.data, "process": "w1", "rank": 1})
+    script.lines.append(extra)
+    # w1, whose end is declared, goes on, and ends when it is asked to
+    found = red(evidence_of(script, [KILL]))
+    life = {"lifecycle": FAIL, "recovery-shown": FAIL}
+    assert found == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, **life}
+
+
+def test_detected_by_something_else_than_expected() -> None:
+    evidence = evidence_of(arms.hot_spare(), [{**KILL, "expect": {"detected_by": "hang"}}])
+    assert red(evidence) == {"detection": FAIL}
+
+
+def test_fault_that_never_fires_says_what_to_do() -> None:
+    script = Script("hot-spare")
+    arms.plan(script, rank=2)
+    script.train(logs.STEPS)
+    evidence = evidence_of(script.finish(), [{**KILL, "at": {"step": 400}}])
+    assert red(evidence) == {"fault-landed": OPEN}
+    assert judged(evidence)["fault-landed"].witness == (
+        "kill was due at step 400, the run ended at 40: lower at.step or raise workload.steps"
+    )
+
+
+def test_fault_in_the_control_arm() -> None:
+    evidence = replace(evidence_of(arms.hot_spare(), [KILL]), arm="control", control=None)
+    assert set(red(evidence)) == {"fault-landed", "detection", "identity"}
+
+
+def test_clock_running_backwards() -> None:
+    evidence = evidence_of(arms.hot_spare(), [KILL])
+    actor = evidence.log.actors["s0"]
+    first, second, *rest = actor.events
+    swapped = replace(actor, events=(first, replace(second, time_ns=first.time_ns - 1), *rest))
+    broken = replace(evidence.log, actors={**evidence.log.actors, "s0": swapped})
+    assert red(replace(evidence, log=broken)) == {"time-closure": FAIL}
+
+
+def test_torn_log(tmp_path: Any) -> None:
+    arms.hot_spare().save(tmp_path)
+    with (tmp_path / "w2.jsonl").open("a") as stream:
+        stream.write('{"kind":"step_comm')
+    evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
+    assert red(evidence) == {"evidence-complete": OPEN}
+    assert {finding.verdict for finding in check_all(evidence).values()} == {OPEN}
+
+
+def test_gap_in_a_log(tmp_path: Any) -> None:
+    arms.hot_spare().save(tmp_path)
+    path = tmp_path / "w0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    parked = next(i for i, line in enumerate(lines) if "parked" in line)
+    path.write_text("".join(lines[:parked] + lines[parked + 1 :]))
+    evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
+    assert red(evidence) == {"evidence-complete": OPEN}
+
+
+def test_killed_harness_proves_nothing_and_breaks_nothing() -> None:
+    script = arms.hot_spare()
+    script.lines = [line for line in script.lines if line.time_ns < script.find(Kind.DECISION)[0].time_ns]
+    found = check_all(evidence_of(script, [KILL]))
+    assert {finding.verdict for finding in found.values()} == {OPEN}
+
+
+# -- the rest --
+
+
+def test_checker_that_throws_is_inconclusive() -> None:
+    def broken(evidence: Evidence) -> Finding:
+        raise ZeroDivisionError("division by zero")
+
+    finding = check(broken, evidence_of(arms.hot_spare(), [KILL]))
+    assert finding.verdict == OPEN and "ZeroDivisionError" in finding.witness
+
+
+def test_pass_on_a_log_with_holes_is_inconclusive() -> None:
+    evidence = evidence_of(arms.hot_spare(), [KILL])
+    actor = replace(
+        evidence.log.actors[ORCHESTRATOR], problems=("orchestrator.jsonl:3: seq 4 where 3 was due",)
+    )
+    log = replace(evidence.log, actors={**evidence.log.actors, ORCHESTRATOR: actor})
+    assert check(lambda e: passed("fine"), replace(evidence, log=log)).verdict == OPEN
+
+
+def test_missing_control_is_inconclusive_unless_none_was_asked_for() -> None:
+    evidence = evidence_of(arms.hot_spare(), [KILL])
+    assert CHECKERS["loss-equality"](replace(evidence, control=None)).verdict == OPEN
+    alone = evidence_of(arms.hot_spare(), [KILL], baseline="none")
+    finding = CHECKERS["loss-equality"](replace(alone, control=None))
+    assert finding.verdict == "pass" and finding.witness.startswith("nothing to check")
+
+
+def test_band_from_two_control_seeds_is_named() -> None:
+    evidence = evidence_of(arms.drop_replica(), [KILL])
+    other = control("drop-replica", seed=18).log()
+    exactness, witness = compare(replace(evidence, controls=(*evidence.controls, other)))
+    assert exactness == "within the control band" and "control arms of 2 seeds" in witness
+
+
+def test_shrunk_batch_passes_only_when_declared() -> None:
+    script = arms.drop_replica(shrink=True, grow=False)
+    declared = {"strategy": "drop-replica", "params": {"batch": "shrink"}}
+    findings = judged(evidence_of(script, [KILL], recovery=declared))
+    assert findings["sample-accounting"].verdict == "pass"
+    assert "lost 56" in findings["sample-accounting"].witness
+    assert findings["step-arithmetic"].verdict == "pass"
+    undeclared = red(evidence_of(script, [KILL]))
+    assert undeclared["sample-accounting"] == FAIL
+
+
+def test_escaped_corruption_as_expected_and_not() -> None:
+    flip = {**KILL, "id": "flip", "kind": "tensor-corrupt", "params": {"op": "bitflip"}}
+    surprised = evidence_of(arms.bitflip(), [flip])
+    assert red(surprised) == {"loss-equality": FAIL}
+    expected = evidence_of(arms.bitflip(), [{**flip, "expect": {"outcome": "sdc-escape"}}])
+    assert red(expected) == {}
+    assert check_all(expected)[EXPECTATION].verdict == "pass"
+    wrong = evidence_of(arms.bitflip(), [{**flip, "expect": {"outcome": "masked"}}])
+    assert check_all(wrong)[EXPECTATION].verdict == FAIL
+
+
+def test_names() -> None:
+    assert names_of("default") == list(CHECKERS)
+    assert names_of(["liveness"]) == ["fault-landed", "liveness"], "without it nothing is proved"
+    assert names_of([]) == []
+    with pytest.raises(KeyError, match="livness"):
+        names_of(["livness"])
+    assert all(checker.__doc__ for checker in CHECKERS.values())
+
+
+@pytest.mark.parametrize("hit", [4, 3, 2])
+def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> None:
+    script = Script("hot-spare", spares=1)
+    arms.plan(script, "skip", "collective-skip", ranks=list(range(hit)))
+    script.train(26)
+    script.take(27)
+    for rank in range(hit):
+        about = {"fault": "skip", "kind": "collective-skip", "occurrence": rank}
+        script.orchestrator(
+            Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
+        )
+    script.orchestrator(
+        Kind.FAILURE_DETECTED,
+        step=27,
+        failure=1,
+        cause="error",
+        process=None,
+        rank=None,
+        detail="a collective failed",
+    )
+    found = judged(
+        evidence_of(script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}])
+    )
+    assert found["detection"].verdict == (FAIL if hit == 3 else "pass"), found["detection"].witness

@@ -1,0 +1,110 @@
+"""A NaN that changes nothing is judged for what it is, and a refusal is credited to what can have caused it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Kind, read_actor
+from harness.judge.checkers import CHECKERS, Evidence, check
+from harness.judge.results import Finding
+from harness.sim.rank.step import Attempt
+from tests.harness.sim.test_sim import SPARE
+from tests.mutations.tape import Tape
+from tests.support.simulate import cell_of, evidence, play
+
+PLACEHOLDER: dict[str, Any] = {
+    "id": "early",
+    "kind": "tensor-corrupt",
+    "params": {"surface": "optimizer_state", "op": "nan"},
+    "target": {"rank": 2},
+    "at": {"step": 1},
+}
+
+
+def beside(rank: int, step: int = 25) -> dict[str, Any]:
+    """A NaN that is caught."""
+    params = {"surface": "gradient", "op": "nan"}
+    at = {"step": step, "phase": "backward"}
+    return {"id": "late", "kind": "tensor-corrupt", "params": params, "target": {"rank": rank}, "at": at}
+
+
+@pytest.fixture
+def placeholder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer overwrites its slots in the first step, whatever is in them."""
+    corrupted = Attempt.corrupted
+
+    def first_overwrites(attempt: Attempt, surface: str, values: list[float]) -> None:
+        if surface != "optimizer_state" or attempt.number > 1:
+            corrupted(attempt, surface, values)
+
+    monkeypatch.setattr(Attempt, "corrupted", first_overwrites)
+
+
+def contained(root: Path, faults: list[dict[str, Any]], change: Any = None, recovery: Any = SPARE) -> Finding:
+    """What is said of an arm with these faults; ``change``: of its log, before it is judged."""
+    faulted, control = (
+        play(cell_of(recovery, faults), root, seed=3, arm=arm) for arm in ("faulted", "control")
+    )
+    made = evidence(faulted, control)
+    if change is not None:
+        tape = Tape.of(
+            {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
+        )
+        change(tape)
+        made = Evidence(
+            arm="faulted",
+            cell=faulted.cell,
+            log=tape.log(),
+            control=control.log,
+            controls=(control.log,),
+            exact=made.exact,
+        )
+    return check(CHECKERS["nan-containment"], made)
+
+
+def test_what_changes_nothing_passes_and_is_said_to(placeholder: None, memory: Path) -> None:
+    found = contained(memory, [PLACEHOLDER])
+    assert found.verdict == "pass"
+    assert "early changed nothing: after step 10 all is as in the control arm" in found.witness
+
+
+@pytest.mark.parametrize("rank", [1, 2], ids=["another rank", "the same rank"])
+def test_beside_a_fault_that_is_caught_it_is_still_said_to_change_nothing(
+    placeholder: None, memory: Path, rank: int
+) -> None:
+    found = contained(memory, [PLACEHOLDER, beside(rank)])
+    assert found.verdict == "pass" and "early changed nothing" in found.witness
+    assert "late changed nothing" not in found.witness
+
+
+def test_beside_a_kill_it_is_judged_alike(placeholder: None, memory: Path) -> None:
+    kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33}}
+    assert "early changed nothing" in contained(memory, [PLACEHOLDER, kill]).witness
+
+
+def test_what_changes_the_state_and_is_not_caught_fails(memory: Path) -> None:
+    """It has an effect: another one's refusal is no excuse for it, and digests that differ are no proof of none."""
+
+    def silent(tape: Tape) -> None:
+        for row in tape.find(Kind.NONFINITE_CAUGHT):
+            row.data["blamed"] = [1]
+
+    found = contained(memory, [{**PLACEHOLDER, "at": {"step": 3}}, beside(1)], silent)
+    assert found.verdict == "fail" and "early planted a non-finite value that nobody caught" in found.witness
+
+
+def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> None:
+    def other(tape: Tape) -> None:
+        for row in tape.find(Kind.STATE_DIGEST, rank=2):
+            row.data["optimizer"] = "0" * 16
+
+    found = contained(memory, [PLACEHOLDER], other)
+    assert found.verdict == "fail" and "nobody caught" in found.witness
+
+
+def test_what_is_caught_is_no_idle_fault(memory: Path) -> None:
+    found = contained(memory, [beside(2)])
+    assert found.verdict == "pass" and "changed nothing" not in found.witness

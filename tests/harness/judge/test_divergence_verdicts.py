@@ -1,0 +1,100 @@
+"""A divergence that was found sends the job back to the last agreement, which is no loss; without it, it is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Event, Kind, read_actor
+from harness.judge.checkers import CHECKERS, Evidence, check
+from recovery.checkpoint.files.custody import Custody
+from tests.mutations.tape import Tape
+from tests.support.simulate import cell_of, evidence, play
+
+DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
+ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}
+ABOUT = ("no-lost-commit", "checkpoint-integrity")
+
+
+def verdicts(made: Evidence) -> dict[str, str]:
+    return {name: check(CHECKERS[name], made).verdict for name in ABOUT}
+
+
+@pytest.mark.parametrize("memory", [False, {"every": 2}], ids=["disk", "memory"])
+@pytest.mark.parametrize("target", [ONE, TWO], ids=["one", "no-majority"])
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "hot-spare", "drop-replica"])
+def test_a_divergence_that_was_found_fails_nothing(
+    tmp_path: Path, recovery: str, target: dict[str, Any], memory: Any
+) -> None:
+    cell = cell_of(recovery, [{**DESYNC, **target}], verify_every=15, memory=memory)
+    played = play(cell, tmp_path, seed=5)
+    causes = [e.data["cause"] for e in played.log.of(Kind.FAILURE_DETECTED)]
+    assert causes and set(causes) == {"diverged"} and played.outcome == "completed"
+    about = (
+        *ABOUT,
+        "replica-equality",
+    )  # checkpoints lie between the corruption and the comparison that found it
+    found = {name: check(CHECKERS[name], evidence(played, None)) for name in about}
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(about, "pass"), found
+
+
+@pytest.fixture(scope="module")
+def tape(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, tuple[Event, ...]]]:
+    """An arm that restarts from the checkpoint before a divergence."""
+    cell = cell_of("checkpoint-restart", [{**DESYNC, **ONE}], verify_every=15, memory={"every": 2})
+    played = play(cell, tmp_path_factory.mktemp("arm"), seed=5)
+    return played, {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+
+
+def judged(tape: tuple[Any, dict[str, tuple[Event, ...]]], change: Any) -> dict[str, str]:
+    played, actors = tape
+    made = Tape.of(actors)
+    change(made)
+    return verdicts(
+        Evidence(
+            arm="control", cell=played.cell, log=made.log(), controls=(), exact=evidence(played, None).exact
+        )
+    )
+
+
+def test_without_its_detection_the_step_back_is_lost_work(tape: Any) -> None:
+    assert judged(tape, lambda _: None) == dict.fromkeys(ABOUT, "pass")
+
+    def unnoticed(log: Tape) -> None:
+        for row in log.find(Kind.FAILURE_DETECTED, cause="diverged"):
+            row.data["cause"] = "exception"
+
+    assert judged(tape, unnoticed)["no-lost-commit"] == "fail"
+
+
+def test_a_step_back_beyond_the_last_agreement_is_lost_work(tape: Any) -> None:
+    def further(log: Tape) -> None:
+        for row in log.find(Kind.REPLICAS_AGREED):
+            if row.step and row.step < 35:
+                row.step = 44  # the agreement is said to be newer than it was
+
+    assert judged(tape, further)["no-lost-commit"] == "fail"
+
+
+def test_a_checkpoint_in_doubt_that_is_restored_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Custody, "distrust", lambda *_, **__: None)
+    played = play(cell_of("checkpoint-restart", [{**DESYNC, **TWO}], verify_every=15), tmp_path, seed=5)
+    found = check(CHECKERS["checkpoint-integrity"], evidence(played, None))
+    assert found.verdict == "fail" and "restored step-00000040, which is corrupt or doubtful" in found.witness
+
+
+def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rot = {"id": "rot", "kind": "checkpoint-corrupt", "at": {"step": 12}, "target": {"checkpoint": "latest"}}
+    kill = {"id": "kill", "kind": "process-kill", "at": {"step": 14}, "target": {"rank": 2}}
+    cell = cell_of("checkpoint-restart", [rot, kill], every=8)
+    lost = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "ends", seed=5), None))
+    monkeypatch.setattr(Custody, "nothing_left", lambda *_, **__: None)
+    anew = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "anew", seed=5), None))
+    assert lost.verdict == "pass"
+    assert anew.verdict == "fail" and "began anew, though step-00000008 had been saved" in anew.witness

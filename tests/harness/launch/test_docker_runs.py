@@ -1,0 +1,144 @@
+"""Whole runs on containers: the same verdicts as on local processes, and nothing left behind however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from chaos.cli import invoke
+from harness.host import processes
+from harness.host.rundir import RunDirectory
+from harness.run import heal
+from harness.undo.containers import RemoveContainers
+from harness.undo.ledger import read_open
+from harness.undo.live import FILE
+from harness.undo.records import MARKER
+from tests.support.docker_engine import engine, labelled
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.real, pytest.mark.docker]
+
+INTERRUPTIONS = int(os.environ.get("CHAOS_INTERRUPTIONS", "6"))
+LATEST_S = 12.0
+LIMIT_S = 120.0
+SCENARIO = """
+version: 1
+name: nodes
+seed: 5
+workload: {kind: mlp, ranks: 4, steps: STEPS, global_batch: 16, checkpoint: {every: 1000000}}
+launcher: {kind: docker, nodes: 3}
+recovery: {strategy: hot-spare, params: {spares: 2}}
+baseline: none
+faults: FAULTS
+"""
+LOSS = "[{id: loss, kind: node-kill, target: {node: 1}, at: {step: 12}}]"
+
+
+def scenario(folder: Path, *, steps: int, faults: str = "[]") -> Path:
+    """A file of it."""
+    path = folder / "nodes.yaml"
+    path.write_text(SCENARIO.replace("STEPS", str(steps)).replace("FAULTS", faults))
+    return path
+
+
+def events(run: RunDirectory, kind: str) -> list[dict[str, Any]]:
+    """Of that kind, of the orchestrator of the only arm."""
+    (arm,) = run.arms()
+    lines = (run.events(arm) / "orchestrator.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(engine: Any, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert invoke(["run", str(scenario(tmp_path, steps=40, faults=LOSS)), "--runs", str(runs), "-q"]) == 0
+    run = RunDirectory((runs / "nodes" / "latest").resolve())
+    results = json.loads(run.results.read_text())
+    assert results["verdict"] == "pass"
+    assert {event["data"]["node"] for event in events(run, "node_joined")} >= {0, 1, 2}
+    assert [event["data"]["node"] for event in events(run, "node_lost")] == [1]
+    addresses = {event["data"]["address"] for event in events(run, "node_joined")}
+    assert len(addresses) == 3 and all(address.startswith("172.") for address in addresses)
+    assert labels_left(engine, runs) == []
+    assert read_open(run.ledger) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(INTERRUPTIONS * (LATEST_S + LIMIT_S))
+def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
+    draw, runs, pause = random.Random(7), tmp_path / "runs", Event()
+    path = scenario(tmp_path, steps=1_000_000)
+    seen = set[str]()
+    for number in range(INTERRUPTIONS):
+        signum = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)[number % 3]
+        command = [
+            sys.executable,
+            "-m",
+            "chaos",
+            "run",
+            str(path),
+            "--runs",
+            str(runs),
+            "--seed",
+            str(number),
+        ]
+        with (tmp_path / "said").open("ab") as said:
+            harness = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        # The moment is drawn, not waited for: any is as good as another, those before the first container too.
+        pause.wait(draw.uniform(0.3, LATEST_S))
+        seen |= set(labelled(engine))
+        harness.send_signal(signum)
+        harness.wait(timeout=LIMIT_S)
+    heal.heal_all(runs)
+    assert seen, "no run came so far as to have a container"
+    assert labels_left(engine, runs) == []
+    assert list(runs.glob(f"*/*/{FILE}")) == []
+    markers = {json.loads(ledger.read_text().split("\n")[0])["undo"]["marker"] for ledger in ledgers(runs)}
+    for marker in markers:
+        entry = f"{MARKER}={marker}"
+        assert [pid for pid, _ in processes.since(0) if processes.environment_has(pid, entry)] == []
+
+
+@pytest.mark.soak
+def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
+    begun = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        path = scenario(tmp_path / name, steps=60, faults=LOSS)
+        command = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / name), "-q"]
+        begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    deadline = time.monotonic() + LIMIT_S
+    said = [one.communicate(timeout=max(1.0, deadline - time.monotonic()))[1] for one in begun]
+    summaries = [path.read_text()[:1000] for path in sorted(tmp_path.glob("*/*/latest/summary.md"))]
+    assert [one.returncode for one in begun] == [0, 0], (said, summaries)
+    assert labels_left(engine, tmp_path / "a") + labels_left(engine, tmp_path / "b") == []
+
+
+def test_without_an_engine_a_run_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    assert invoke(["run", str(scenario(tmp_path, steps=40)), "--runs", str(tmp_path / "runs")]) == 7
+    assert "no Docker engine runs here" in capsys.readouterr().out
+
+
+def ledgers(runs: Path) -> list[Path]:
+    """Of all runs below."""
+    return [path for path in runs.glob("*/*/ledger.jsonl") if not path.parent.is_symlink()]
+
+
+def labels_left(client: Any, runs: Path) -> list[str]:
+    """What the engine still has of runs below a directory, by the labels that their ledgers name."""
+    lines = [json.loads(line) for ledger in ledgers(runs) for line in ledger.read_text().splitlines()]
+    kind = RemoveContainers.model_fields["do"].default
+    undos = [line["undo"] for line in lines if "undo" in line]
+    return [name for undo in undos if undo["do"] == kind for name in labelled(client, undo["run"])]

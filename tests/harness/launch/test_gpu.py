@@ -1,0 +1,122 @@
+"""Devices: who is on which, one that is refused, and the gpu faults, simulated and with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Event, Kind
+from harness.launch.devices import Board, on_node, slots, torch_name
+from recovery import run as run_module
+from tests.harness.run.test_real import run
+from tests.support.arms import judged
+from tests.support.simulate import cell_of, evidence, play
+
+LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
+
+
+def test_a_replacement_gets_the_lost_process_s_device_unless_that_is_refused() -> None:
+    board = Board(lambda node: slots(3))
+    living = ["w0", "w1", "w2"]
+    assert [board.assign(name, living[:index]) for index, name in enumerate(living)] == slots(3)
+    assert board.assign("w3", ["w0", "w2"]) == "cpu:1"
+    assert board.refuse("w3") == "cpu:1"
+    assert board.assign("w4", ["w0", "w2"]) == "cpu:0"
+    board.accept("w3")
+    board.accept("w3")
+    assert board.assign("w5", ["w0", "w2", "w4"]) == "cpu:1"
+
+
+def test_the_last_device_cannot_be_lost() -> None:
+    board = Board(lambda node: ["cuda:0"])
+    board.assign("w0", [])
+    with pytest.raises(RuntimeError, match="last device"):
+        board.refuse("w0")
+    assert [torch_name(place) for place in ("cpu:3", "cuda:1")] == ["cpu", "cuda:1"]
+    assert [torch_name(on_node(place, 2)) for place in ("cpu:3", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+def test_each_node_has_devices_of_its_own() -> None:
+    board = Board(lambda node: [on_node("cuda:0", node)], range(2))
+    assert board.assign("w0", [], 0) == "cuda:0@n0"
+    assert board.assign("w1", ["w0"], 1) == "cuda:0@n1"
+    assert board.refuse("w0") == "cuda:0@n0"
+    assert [board.takes(node) for node in range(2)] == [False, True]
+    with pytest.raises(RuntimeError, match="last device"):
+        board.refuse("w1")
+    board.accept("w0")
+    assert board.takes(0)
+
+
+def test_gpus_that_only_dev_knows_of_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(run_module, "_GPUS", tmp_path / "none")
+    monkeypatch.setattr(run_module, "_DEVICES", tmp_path)
+    assert run_module._places("auto", 2) == (("cpu",), "gloo")
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).symlink_to("/dev/null")
+    assert run_module._places("auto", 2) == (("cuda:0", "cuda:1"), "nccl")
+    assert run_module._places("cuda", 3) == (("cuda:0", "cuda:1"), "gloo")
+
+
+def spawned(log: Any) -> dict[str, Event]:
+    """Process -> how it was started."""
+    return {event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED)}
+
+
+@pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
+def test_nobody_starts_on_a_lost_device_until_it_is_replaced(recovery: str, memory: Path) -> None:
+    again = {"id": "again", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 45}}
+    cell = cell_of(recovery, [{**LOST, "duration": 0.7}, again])
+    faulted, control = (play(cell, memory, seed=3, arm=arm) for arm in ("faulted", "control"))  # type: ignore[arg-type]
+    found = evidence(faulted, control)
+    assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
+    started = spawned(faulted.log)
+    (lost,) = [e for e in faulted.log.of(Kind.FAULT_INJECTED) if e.data["fault"] == "lost"]
+    (healed,) = [e for e in faulted.log.of(Kind.FAULT_HEALED) if e.data["fault"] == "lost"]
+    device = started[lost.data["target"]["process"]].data["device"]
+    meanwhile = [e for e in started.values() if lost.time_ns < e.time_ns < healed.time_ns]
+    assert meanwhile and device not in {e.data["device"] for e in meanwhile}
+    if recovery == "checkpoint-restart":
+        assert device in {e.data["device"] for e in started.values() if e.time_ns > healed.time_ns}
+
+
+@pytest.mark.real
+def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
+    faults = ", ".join(
+        f"{{id: {kind}, kind: {kind}, params: {params}, target: {{rank: {rank}}}, at: {{step: {step}}}, "
+        f"expect: {{outcome: recovered, detected_by: {cause}}}}}"
+        for kind, params, rank, step, cause in (
+            ("gpu-error", "{}", 1, 12, "exit"),
+            ("gpu-oom", "{}", 2, 27, "exit"),
+            ("gpu-hang", "{hold_s: 60}", 0, 42, "hang"),
+            ("gpu-lost", "{}", 3, 57, "exit"),
+        )
+    )
+    # Steps that take tens of milliseconds, so that the job is whole again before the next fault is due.
+    gpt = "{kind: gpt, size: nano, ranks: 4, steps: 80, global_batch: 16, checkpoint: {every: 10}}"
+    code, results = run(tmp_path, workload=gpt, recovery="hot-spare", faults=f"[{faults}]")
+    broken = {name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"}
+    assert (broken, code) == ({}, 0), results.reason
+    assert results.cells[0].exactness in ("bit for bit", "within the control band")
+    errors = [i.evidence.get("error") for i in results.faults if i.kind in ("gpu-error", "gpu-oom")]
+    assert errors == ["DeviceError", "OutOfMemoryError"]
+
+
+@pytest.mark.gpu
+@pytest.mark.real
+def test_a_real_cuda_device_runs_out_of_memory_and_hangs() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    from types import SimpleNamespace
+
+    from harness.rank.shims.body import BodyShim
+
+    body = BodyShim(SimpleNamespace(device="cuda:0"))  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA"):
+        body.exhaust_device()
+    body.block(0.2)
+    assert torch.zeros(1, device="cuda:0").item() == 0

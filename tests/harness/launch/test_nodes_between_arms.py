@@ -1,0 +1,26 @@
+"""Nodes are kept from arm to arm: what one did to them is over for the next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.launch.nodes.loopback import LoopbackPlatform
+from harness.launch.nodes.session import NodesSession
+from tests.harness.launch.test_nodes_session import SLEEPS, platform, until, wanted
+
+__all__ = ["platform", "wanted"]  # fixtures
+pytestmark = pytest.mark.real
+
+
+def test_a_node_that_an_arm_left_standing_still_goes_on_for_the_next(platform: LoopbackPlatform) -> None:
+    session: Any = SimpleNamespace(platform=platform, _played=False)
+    platform.start(0, SLEEPS, {})
+    platform.machines.pause(0)
+    until(lambda: platform.machines.seen(0) == {"state": "paused"})
+    NodesSession._resume(session, range(2))  # before the first arm nobody did anything, and nobody is asked
+    assert platform.machines.seen(0) == {"state": "paused"}
+    NodesSession._resume(session, range(2))  # node 1 was never started
+    until(lambda: platform.machines.seen(0) == {"state": "running"})

@@ -1,0 +1,133 @@
+"""Tensor and data faults in real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.events.log import Kind
+from tests.harness.run.test_real import GPT, MLP, run
+from tests.harness.run.test_real_storage import events, passes
+
+pytestmark = pytest.mark.real
+
+SILENT = [
+    ("bitflip", "parameter", ", bit: 20"), ("scale", "activation", ", factor: 3, count: 50"),
+    ("zero", "gradient", ", count: 200"), ("stale", "input", ", count: 50"), ("stale", "parameter", ", count: 50"),
+    ("bitflip", "rng", ", bit: 3"), ("stale", "rng", ""), ("stale", "loss", ""),
+    ("scale", "optimizer_state", ", factor: 2, count: 50"), ("stale", "gradient", ", count: 50"),
+]  # fmt: skip
+
+
+BLIND = MLP.replace("ranks: 4", "ranks: 4, verify_every: 0")  # replicas do not compare their states
+
+
+def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
+    """One fault of several, each in a step of its own."""
+    return (
+        f"{{id: f{number}, kind: tensor-corrupt, params: {{surface: {surface}, op: {op}{more}}}, "
+        f"target: {{rank: {number % 4}}}, at: {{step: {10 + 4 * number}}}}}"
+    )
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(MLP, id="mlp"),
+        pytest.param(GPT.replace("steps: 36", "steps: 60"), id="gpt", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.parametrize(
+    "surface",
+    ["activation", *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "optimizer_state"))],
+)
+def test_what_is_not_finite_is_caught_blamed_and_contained(
+    tmp_path: Path, workload: str, surface: str
+) -> None:
+    code, results = run(
+        tmp_path, workload=workload, recovery="hot-spare", faults=f"[{corrupt(1, 'nan', surface)}]"
+    )
+    passes(code, results)
+    (incident,) = results.faults
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("nonfinite", 1, "recovered")
+    assert [cell.exactness for cell in results.cells] == ["bit for bit"]
+
+
+@pytest.mark.parametrize(
+    ("recovery", "fault"),
+    [
+        ("hot-spare", "{id: f, kind: replica-desync, target: {rank: 0}, at: {step: 22}}"),
+        *(
+            pytest.param(
+                recovery,
+                "{id: f, kind: tensor-corrupt, params: {surface: SURFACE, op: bitflip, bit: 3}, "
+                "target: {rank: 2}, at: {step: 22}}".replace("SURFACE", surface),
+                marks=pytest.mark.soak,
+            )
+            for recovery in ("checkpoint-restart", "drop-replica", "hot-spare")
+            for surface in ("parameter", "optimizer_state")
+        ),
+    ],
+)
+@pytest.mark.long
+def test_a_replica_that_differs_is_named_and_gets_the_others_state(
+    tmp_path: Path, recovery: str, fault: str
+) -> None:
+    code, results = run(tmp_path, workload=MLP, recovery=recovery, faults=f"[{fault}]")
+    passes(code, results)
+    (incident,) = results.faults
+    rank = 0 if "desync" in fault else 2
+    assert (incident.detected_by, incident.blamed_rank, incident.outcome) == ("diverged", rank, "recovered")
+    digests = events(tmp_path, Kind.STATE_DIGEST)
+    last = max(event.step or 0 for event in digests)
+    held = [(e.data["parameters"], e.data["optimizer"]) for e in digests if e.step == last]
+    assert len(held) == 4 and len(set(held)) == 1
+
+
+@pytest.mark.soak
+def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
+    faults = ", ".join(corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT))
+    _, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{faults}]")
+    seen = {incident.fault: (incident.landed, incident.healed) for incident in results.faults}
+    assert seen == {f"f{n}": (True, True) for n in range(len(SILENT))}
+    assert not events(tmp_path, Kind.FAILURE_DETECTED)
+    (cell,) = results.cells
+    assert cell.exactness == "differs"
+
+
+@pytest.mark.soak
+def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path) -> None:
+    drift = "{id: drift, kind: replica-desync, target: {rank: 1}, at: {step: 25}}"
+    code, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{drift}]")
+    assert code == 1
+    red = {name for name, f in results.cells[0].invariants.items() if f.verdict == "fail"}
+    assert red == {"replica-equality", "loss-equality"}
+    (tmp_path / "data").mkdir()
+    wrong = "{id: wrong, kind: data-corrupt, target: {rank: 1}, at: {step: 25}}"
+    code, results = run(tmp_path / "data", workload=MLP, recovery="hot-spare", faults=f"[{wrong}]")
+    assert code == 1
+    red = {name for name, f in results.cells[0].invariants.items() if f.verdict == "fail"}
+    assert red == {"loss-equality"}
+
+
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        "hot-spare",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("checkpoint-restart", "drop-replica")),
+    ],
+)
+@pytest.mark.long
+def test_a_sample_that_nobody_can_compute_is_left_out(tmp_path: Path, recovery: str) -> None:
+    # Two epochs and a half, so that it would come up again.
+    workload = MLP.replace("ranks: 4", "ranks: 4, params: {samples: 400}")
+    poison = "[{id: p, kind: poison-sample, target: {select: all}, at: {step: 20}}]"
+    code, results = run(tmp_path, workload=workload, recovery=recovery, faults=poison)
+    passes(code, results)
+    (skipped,) = events(tmp_path, Kind.SAMPLES_SKIPPED)
+    assert len(skipped.data["samples"]) == 1
+    metrics = results.cells[0].metrics
+    assert metrics["samples_lost"].max == 0
+    assert metrics["samples_skipped"].max in (1, 2)
+    assert len({event.generation for event in events(tmp_path, Kind.NONFINITE_CAUGHT)}) == 2

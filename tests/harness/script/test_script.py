@@ -1,0 +1,390 @@
+"""Real commands, none of them ours: watched, hit, judged, and every way they can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chaos.cli import invoke
+from chaos.events.log import Event, Kind, read_log
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
+from harness.launch.storage import lacks_mount
+from harness.script.processes import leavings
+from reports._text import summary
+
+pytestmark = pytest.mark.real
+
+TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
+REGEX = r"{regex: 'step (?P<step>\d+) loss (?P<loss>[0-9.]+)'}"
+SEEN = "[fault-landed, detection, liveness, no-orphans, time-closure, evidence-complete]"
+KILL = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12}}"
+DEADLINE_S = 60.0
+
+
+def command(*options: str) -> list[str]:
+    """The fake trainer with its launcher."""
+    return [sys.executable, str(TRAINER), "launch", *options]
+
+
+def write(
+    path: Path, argv: list[str], *, fault: str = KILL, progress: str = REGEX, steps: int = 30, ranks: int = 2,
+    deadline: str = "20s", baseline: str = "none", invariants: str = SEEN, workload: str = "", more: str = "",
+) -> Path:  # fmt: skip
+    """A scenario file."""
+    lines = [
+        "version: 1",
+        "name: script",
+        "seed: 5",
+        "workload:",
+        f"  command: {json.dumps(argv)}",
+        f"  ranks: {ranks}",
+        f"  steps: {steps}",
+        f"  progress: {progress}",
+        f"  progress_deadline: {deadline}",
+        workload,
+        f"faults: [{fault}]",
+        f"baseline: {baseline}",
+        f"invariants: {invariants}",
+        more,
+    ]
+    path.write_text("\n".join(line for line in lines if line) + "\n")
+    return path
+
+
+def run(tmp_path: Path, scenario: Path) -> tuple[int, Results]:
+    """Exit code and results; nothing of the command may live afterwards."""
+    code = invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"])
+    results = tmp_path / "runs/script/latest/results.json"
+    assert not living(tmp_path)
+    return code, Results.model_validate_json(results.read_text())
+
+
+def living(tmp_path: Path) -> list[int]:
+    """Processes whose scratch directory is below this test's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environ = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"CHAOS_SCRATCH={tmp_path}".encode() in environ and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
+    """Events of the faulted arm."""
+    return list(read_log(tmp_path / "runs/script/latest/events/default.r0.faulted").of(*kinds))
+
+
+ALL_STEPS = ("--steps", "30", "--restarts", "2", "--late-s", "0.15")  # for ranks that are killed at step 12
+
+
+def test_a_killed_rank_recovers_and_is_measured(tmp_path: Path) -> None:
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS, "--beacon"), progress="beacon", baseline="paired",
+        more='sla: {recovery_time: ["max < 20s"], steps_lost: ["max <= 5"], goodput: ["median > 0"]}',
+    )  # fmt: skip
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    (incident,) = results.faults
+    assert (incident.outcome, incident.detected_by, incident.blamed_rank) == ("recovered", "exit", 1)
+    assert incident.recovery_time is not None and incident.first_new_step is not None
+    assert sum(span.seconds for span in incident.phases) == pytest.approx(incident.recovery_time)
+    assert results.cells[0].strategy == "own"
+    assert results.cells[0].metrics["samples_lost"].n == 0
+    directory = tmp_path / "runs/script/latest"
+    for name in ("report.html", "junit.xml", "summary.md", "trace.json"):
+        assert (directory / name).stat().st_size > 0
+    before = results.model_dump_json()
+    assert invoke(["analyze", str(directory), "--quiet"]) == 0
+    assert Results.model_validate_json((directory / "results.json").read_text()).model_dump_json() == before
+
+
+def test_a_short_stop_is_masked_and_healed(tmp_path: Path) -> None:
+    at = "at: {time: 0.2}, duration: 0.5s, expect: {outcome: masked}"
+    fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, {at}}}"
+    scenario = write(tmp_path / "s.yaml", command("--steps", "30"), fault=fault, baseline="paired")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].witness == "kernel: process state" and results.faults[0].healed
+
+
+@pytest.mark.soak
+def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
+    expect = "expect: {outcome: recovered, detected_by: hang}"
+    fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, at: {{step: 12}}, {expect}}}"
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--timeout-s", "7"), fault=fault)
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].blamed_rank == 1
+
+
+def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
+    trainer = f'"{sys.executable}" "{TRAINER}" --steps 30 --late-s 0.15 --timeout-s 2'
+    shell = (
+        f"for rank in 0 1; do RANK=$rank WORLD_SIZE=2 {trainer} & done; "
+        "for job in $(jobs -p); do wait $job || exit 1; done"
+    )
+    scenario = write(tmp_path / "s.yaml", ["bash", "-c", shell], workload="  restarts: 1")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert len(events(tmp_path, Kind.COMMAND_STARTED)) == 2
+    (decision,) = events(tmp_path, Kind.DECISION)
+    assert "started again (1 of 1)" in decision.data["reason"]
+
+
+def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
+    argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15"]
+    fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"
+    scenario = write(tmp_path / "s.yaml", argv, fault=fault, ranks=1, workload="  restarts: 1")
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "recovered"
+
+
+def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path) -> None:
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants="default")
+    code, results = run(tmp_path, scenario)
+    assert code == 3
+    unknown = {n for n, f in results.cells[0].invariants.items() if f.verdict == "inconclusive"}
+    assert {"sample-accounting", "replica-equality", "step-arithmetic", "checkpoint-integrity"} <= unknown
+    assert "leave_out" in results.cells[0].invariants["sample-accounting"].witness
+    left_out = f"{{leave_out: [{', '.join(sorted(unknown))}]}}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants=left_out))
+    assert code == 0, results.reason
+    assert not unknown & results.cells[0].invariants.keys()
+
+
+AN_OLD_CHECKPOINT = (
+    'mkdir $CHAOS_SCRATCH/saved; echo \'{"step": 9}\' > $CHAOS_SCRATCH/saved/checkpoint.json; "$0" "$@"'
+)
+BAD = {
+    "exits at once": (
+        ["bash", "-c", "echo hello; echo cannot find data >&2; exit 3"], {},
+        r"s\.yaml:5 \(workload\.command\): the command ended with exit code 3 .*cannot find data",
+    ),
+    "silent": (["sleep", "100"], {"deadline": "1s"}, r"no progress within 1 s .*it printed nothing"),
+    "never begins": (
+        ["sleep", "100"], {"deadline": "60s", "workload": "  start_deadline: 1s"},
+        r"no progress within 1 s \(workload.start_deadline\).*it printed nothing",
+    ),
+    "another format": (
+        command("--steps", "30"), {"progress": r"{regex: 'STEP=(?P<step>\d+)'}"},
+        r"s\.yaml:8 \(workload\.progress\): .*matched none of 30 lines.*step 30 loss",
+    ),
+    "no number": (
+        command("--steps", "30"), {"progress": r"{regex: '(?P<step>step) '}"}, r"group step was never a number",
+    ),
+    "no beacon": (command("--steps", "30"), {"progress": "beacon"}, r"no beacon was heard: call chaos\.beacon"),
+    "no ranks": (
+        ["bash", "-c", "for i in $(seq 30); do echo step $i loss 1.0; sleep 0.05; done"], {},
+        r"s\.yaml:6 \(workload\.ranks\): 0 of 2 ranks were found",
+    ),
+    "fewer ranks": (command("--steps", "30", "--ranks", "1"), {}, r"1 of 2 ranks were found"),
+    "over before the fault": (command("--steps", "10"), {"steps": 10}, r"due at step 12, the run ended at 10"),
+    "from an earlier run": (
+        ["bash", "-c", AN_OLD_CHECKPOINT, *command(*ALL_STEPS)],
+        {}, r"first step reported was 10: .*CHAOS_SCRATCH",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_inconclusive_and_says_what_to_do(tmp_path: Path, name: str) -> None:
+    argv, options, reason = BAD[name]
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, **options))  # type: ignore[arg-type]
+    assert code == 3, results.reason
+    assert re.search(reason, results.reason, re.DOTALL), results.reason
+
+
+def test_a_command_that_is_not_there_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = write(tmp_path / "s.yaml", ["no-such-program"])
+    assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
+    assert "s.yaml:5: workload.command: 'no-such-program' is not found in PATH" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("script/*/events"))
+
+
+def test_a_job_that_does_not_recover_fails(tmp_path: Path) -> None:
+    scenario = write(
+        tmp_path / "s.yaml", command("--steps", "30"), more='sla: {recovery_time: ["max < 20s"]}'
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 1
+    assert results.faults[0].outcome == "fail-stop" and "never recovered" in results.reason
+
+
+def test_what_a_command_leaves_is_ended_and_held_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leavings, "LINGER_S", 0.5)
+    argv = command("--steps", "30", "--late-s", "0.15", "--daemon", "--shared")
+    fault = "{id: hit, kind: process-stop, target: {rank: 1}, at: {step: 12}, duration: 0.1s}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault))
+    assert code == 1, results.reason
+    witness = results.cells[0].invariants["no-orphans"].witness
+    assert re.search(r"left sleep \(pid \d+\) running, in a session of its own", witness)
+    name = re.search(r"left (fake_trainer_\d+) \(shared memory of w0\)", witness)
+    assert name is not None and not (Path("/dev/shm") / name[1]).exists()
+    assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
+
+
+@pytest.mark.soak
+def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--stubborn"), deadline="3s")
+    code, results = run(tmp_path, scenario)
+    assert code == 1
+    assert "all 30 steps were reported, but the command had not ended 3 s" in results.reason
+
+
+def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
+    fault = "{id: hit, kind: node-kill, target: {node: 1}, at: {step: 12}}"
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault, more="launcher: {kind: local, nodes: 2}"
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "recovered"
+
+
+@pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
+@pytest.mark.soak
+def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
+    fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.5s}"
+    argv = command("--steps", "90", "--restarts", "100", "--save-every", "1")
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault, steps=90))
+    assert code == 0, results.reason
+    assert results.faults[0].evidence == {"errno": "ENOSPC"} and results.faults[0].healed
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["truncate", *(pytest.param(name, marks=pytest.mark.soak) for name in ("missing", "bitflip", "stale"))],
+)
+def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
+    what = f"kind: checkpoint-corrupt, params: {{mode: {mode}}}, target: {{checkpoint: latest}}"
+    rot = f"{{id: rot, {what}, at: {{step: 12}}}}"
+    scenario = write(
+        tmp_path / "s.yaml", command(*ALL_STEPS, "--save-every", "11"), fault=f"{rot}, {KILL}",
+        workload="  checkpoint: {directory: $CHAOS_SCRATCH/saved}", baseline="paired",
+        more='sla: {steps_lost: ["max <= 30"]}',  # without it, from the beginning is too much
+    )  # fmt: skip
+    code, results = run(tmp_path, scenario)
+    rotten, killed = results.faults
+    assert rotten.landed and rotten.evidence["complaint"].startswith("checkpoint.json ")
+    assert code == (0 if mode == "missing" else 1)  # without it, from the beginning; with it, never again
+    if mode == "missing":  # the command trains on until the kill is noticed, and would save again at step 22
+        assert killed.outcome == "recovered" and 11 <= killed.steps_lost < 22
+    else:
+        assert (killed.outcome, killed.steps_lost) == ("fail-stop", 0)
+
+
+def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: Path) -> None:
+    fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 13}, retrigger: {max: 2}}"
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault))
+    assert code == 0, results.reason
+    second = events(tmp_path, Kind.FAULT_INJECTED)[1]
+    before = [e.step for e in events(tmp_path, Kind.STEP_REPORTED) if e.generation == second.generation]
+    assert second.generation == 2 and second.step == 13 and before[:2] == [11, 12]
+
+
+def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--restarts", "2")
+    scenario = write(
+        tmp_path / "s.yaml", argv, steps=3000, more='stop_conditions: [{when: "wall_time > 2s"}]'
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 6 and "wall_time > 2s" in results.reason
+
+
+def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
+    code_text = (
+        "import os, subprocess, sys, threading\n"
+        "if 'RANK' not in os.environ:\n"
+        "    env = {**os.environ, 'WORLD_SIZE': '2'}\n"
+        "    ranks = [subprocess.Popen([sys.executable, __file__], env={**env, 'RANK': str(r)}) for r in range(2)]\n"
+        "    [r.wait() for r in ranks]\n"
+        "    sys.exit(0)\n"
+        "for step in range(1, 31):\n"
+        "    threading.Event().wait(0.05)\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        print(f'step {step} loss 1.0', flush=True)\n"
+    )
+    (tmp_path / "alone.py").write_text(code_text)
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", [sys.executable, "alone.py"]))
+    assert code == 0, results.reason
+    assert results.faults[0].outcome == "degraded" and results.faults[0].steps_lost == 0
+    shown = "1 of 2 ranks at the end: w1 gone"
+    assert f"degraded  hit in default, repeat 0: {shown}" in summary(results, RunDirectory(root=tmp_path))
+    assert (
+        f"degraded: hit in default, repeat 0: {shown}"
+        in (tmp_path / "runs/script/latest/summary.md").read_text()
+    )
+
+
+def start(tmp_path: Path, scenario: Path) -> subprocess.Popen[bytes]:
+    """The harness as a process of its own, in the middle of training."""
+    harness = subprocess.Popen(
+        [sys.executable, "-m", "chaos", "run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + DEADLINE_S
+    log = tmp_path / "runs/script/latest/events/default.r0.faulted/orchestrator.jsonl"
+    while not (log.exists() and "step_reported" in log.read_text()):
+        assert time.monotonic() < deadline and harness.poll() is None
+        select_briefly()
+    assert living(tmp_path)
+    return harness
+
+
+def select_briefly() -> None:
+    """Give the processor away."""
+    signal.sigtimedwait([], 0.02)
+
+
+def gone(tmp_path: Path) -> bool:
+    """Whether nothing lives before the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while living(tmp_path) and time.monotonic() < deadline:
+        select_briefly()
+    return not living(tmp_path)
+
+
+def test_ctrl_c_ends_everything_and_judges_what_there_is(tmp_path: Path) -> None:
+    harness = start(tmp_path, write(tmp_path / "s.yaml", command("--steps", "3000"), steps=3000))
+    harness.send_signal(signal.SIGINT)
+    assert harness.wait(DEADLINE_S) == 130
+    assert gone(tmp_path)
+    results = Results.model_validate_json((tmp_path / "runs/script/latest/results.json").read_text())
+    assert results.verdict == "interrupted"
+
+
+def test_a_killed_harness_leaves_nothing(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--daemon", "--stubborn")
+    harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
+    harness.kill()
+    harness.wait(DEADLINE_S)
+    assert gone(tmp_path)
+
+
+def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
+    argv = command("--steps", "3000", "--daemon")
+    harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))
+    (guard,) = [pid for pid in living(tmp_path) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(guard, signal.SIGKILL)
+    assert harness.wait(DEADLINE_S) == 4  # that is not the command's failure
+    assert gone(tmp_path)

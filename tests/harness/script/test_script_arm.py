@@ -1,0 +1,124 @@
+"""What an arm of a command makes of things that happen at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Kind
+from harness.arm.command_checkpoints import newest
+from harness.script.arm import ScriptArm
+from harness.script.listen.listening import Listener
+from harness.script.listen.progress import Progress
+from harness.script.processes.ranks import Gone
+from tests.harness.script.test_script_observer import Job
+
+LOST = Gone(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
+
+
+class Replaced:
+    """Ranks of which w1 was replaced by w2 between two looks: both are news at once."""
+
+    world = 2
+
+    def __init__(self, unseen: list[Gone]) -> None:
+        self._unseen = unseen
+
+    def wait(self, timeout_s: float) -> list[Gone]:
+        return self._unseen
+
+    name_of = None
+
+    def settled(self, found: Any, now_s: float, *, spoken: bool) -> tuple[Any, bool]:
+        return found, False
+
+    def hold(self, found: Any) -> tuple[Mapping[int, str], list[Any]]:
+        return {0: "w0", 1: "w2"}, []
+
+    def ended(self, names: Iterable[str]) -> Set[int]:
+        return {11}
+
+
+class Said:
+    """The dead rank had reported a step, and so has the new one."""
+
+    waiting = True
+    hints: Mapping[int, int] = {}
+
+    def __init__(self) -> None:
+        self.pending = [Progress(step=31, rank=1, pid=11), Progress(step=21, rank=1, pid=12)]
+
+    def listen(self) -> None:
+        pass
+
+    def overdue(self) -> bool:
+        return False
+
+    def take(self, pids: Set[int], *, beyond: int | None) -> list[Progress]:
+        taken = [one for one in self.pending if one.pid in pids]
+        self.pending = [one for one in self.pending if one.pid not in pids]
+        return taken
+
+
+@pytest.mark.parametrize("noticed", ["by the look for ranks", "at the beginning of the turn"])
+def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    for step in range(1, 31):
+        job.train(step, rank=0)
+        job.train(step, rank=1)
+    arm: Any = object.__new__(ScriptArm)
+    arm._roll = SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said)
+    arm._gone, unseen = ([LOST], []) if "turn" in noticed else ([], [LOST])
+    arm.observer, arm._ranks, arm._listener = job.observer, Replaced(unseen), Said()
+    arm._command = SimpleNamespace(guard_pid=1, pid=2)
+    arm._spec, arm.storage, arm._stored = SimpleNamespace(ranks=2), None, False
+    arm._missing = False
+    arm._leavings = SimpleNamespace(look=lambda *_: None)
+    arm._scan_ns = arm._asked_ns = 0
+    arm.record, arm.now_ns = job.record, lambda: job.now
+    arm.injector = SimpleNamespace(on_training=lambda: None)
+    arm._generation = job.observer.generation
+    arm._find_ranks()
+    told = [
+        (event.kind, event.generation) for event in job.events[-4:] if event.kind is not Kind.PROCESS_SPAWNED
+    ]
+    assert told == [
+        (Kind.STEP_REPORTED, 1), (Kind.PROCESS_EXITED, 1), (Kind.FAILURE_DETECTED, 1), (Kind.GENERATION_STARTED, 2),
+    ]  # fmt: skip
+    assert job.failures() == [("exit", "w1")] and [one.step for one in arm._listener.pending] == [21]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "taken"),
+    [(11, [(12, None), (30, 7), (13, None)]), (12, [(30, 7)]), (None, [(30, 7)])],
+)
+def test_last_words_that_say_not_whose_they_are_go_on_from_the_step_before(
+    beyond: int | None, taken: list[tuple[int, int | None]]
+) -> None:
+    said = [(12, None), (30, 7), (13, None), (31, 8), (11, None), (14, None)]  # then another began at 11
+    listener: Any = object.__new__(Listener)
+    listener._pending = [Progress(step=step, pid=pid) for step, pid in said]
+    assert [(one.step, one.pid) for one in listener.take({7}, beyond=beyond)] == taken
+    assert [(one.step, one.pid) for one in listener.take()] == [one for one in said if one not in taken]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [({"20/rank_0.pt": 100, "30/rank_0.pt": 100, "latest.txt": 2}, "30"),  # DLRover, DeepSpeed
+     ({"step-20.pt": 100, "step-30.pt": 100, "logs/events": 10}, "step-30.pt"),
+     ({"20/a.pt": 100, "20/b.pt": 100}, "20"), ({".hidden": 9, "x.tmp": 9}, None), ({}, None)],
+)  # fmt: skip
+def test_what_lies_beside_checkpoints_is_none(
+    tmp_path: Path, sizes: Mapping[str, int], expected: str | None
+) -> None:
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    found = newest(tmp_path, 1)
+    assert (found.path.name if found else None) == expected

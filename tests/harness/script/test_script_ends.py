@@ -1,0 +1,172 @@
+"""The end of a command: a kill after its last step, a command started again, and who was asked to end."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Kind
+from harness.judge.measure.measure import measure
+from harness.script.arm import ScriptArm
+from harness.script.processes.command import Ended
+from harness.script.processes.ranks import Gone
+from tests.harness.script.test_script_observer import Job
+from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
+
+
+@pytest.fixture
+def done() -> Job:
+    """The last step was reported, and its checkpoint is being written."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 101))
+    inject(job)
+    return job
+
+
+def killed(job: Job, name: str = "w1", code: int | None = None) -> None:
+    signum = signal.SIGKILL if code is None else None
+    job.record(
+        Kind.PROCESS_EXITED, process=name, pid=1, exit_code=code, signal=signum, expected=False, last_seq=None
+    )
+    job.exit(name, code, signum)
+
+
+def restarted(job: Job) -> None:
+    job.observer.on_command_failed("exit code 1", job.now)
+    job.record(Kind.COMMAND_ENDED, attempt=1, exit_code=1, signal=None, asked=False)
+    job.now += 10**9
+    job.record(Kind.COMMAND_STARTED, attempt=2, pid=2, argv=["train"])
+
+
+def test_a_kill_after_the_last_step_is_a_failure_once_the_command_fails(done: Job) -> None:
+    killed(done, "w0", code=1)
+    killed(done)
+    assert done.failures() == [], "the launcher may not have needed it any more"
+    restarted(done)
+    assert done.failures() == [("exit", "w1")]
+
+
+def test_a_kill_in_the_last_save_is_recovered_from_by_doing_the_steps_again(done: Job) -> None:
+    killed(done)
+    restarted(done)
+    done.found("w2", "w3")
+    done.train(*range(91, 101))
+    due = since_injection(done)
+    done.wait(5)
+    incident = incident_of(done)
+    assert (incident.outcome, incident.detected_by, incident.steps_lost) == ("recovered", "exit", 10)
+    assert incident.recovery_time == pytest.approx(due)
+    assert measure(done.log(), None).values["steps_lost"] == [10]
+
+
+def test_or_with_the_good_end_where_nothing_is_left_to_do(done: Job) -> None:
+    killed(done)
+    restarted(done)
+    done.now += 3 * 10**9
+    done.record(Kind.COMMAND_ENDED, attempt=2, exit_code=0, signal=None, asked=False)
+    due = since_injection(done)
+    incident = incident_of(done)
+    assert (incident.outcome, incident.steps_lost) == ("recovered", 0)
+    assert incident.recovery_time == pytest.approx(due)
+
+
+def test_without_a_restart_the_job_was_over(done: Job) -> None:
+    killed(done)
+    done.observer.on_command_failed("exit code 1", done.now)
+    incident = incident_of(done, "gave-up")
+    assert incident.outcome == "fail-stop"
+
+
+def test_who_is_ended_after_the_last_step_of_a_command_that_ends_well_has_not_failed(done: Job) -> None:
+    killed(done)
+    killed(done, "w0", code=1)
+    assert done.failures() == [] and incident_of(done).outcome == "masked"
+
+
+# ---- the arm
+
+
+class Closing:
+    """A command and its ranks, of which w1 had ended, and w0 is killed with the command."""
+
+    pid, killed = 7, 1
+
+    def __init__(self, ended: Ended | None) -> None:
+        self.ended = ended
+        self._news = [[gone("w1", 1)], [gone("w0", None, signal.SIGKILL)]]
+
+    def wait(self, timeout_s: float) -> list[Gone]:
+        return self._news.pop(0) if self._news else []
+
+    def look(self) -> None:
+        self.ended = Ended(exit_code=None, signal=signal.SIGTERM)
+
+    def terminate(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return 0
+
+    def unregister(self, fd: int) -> None:
+        pass
+
+    def living(self) -> list[str]:
+        return ["w0"] if self._news else []
+
+    def close(self, mark: str) -> int:
+        return 0
+
+
+def gone(name: str, code: int | None, signum: int | None = None) -> Gone:
+    return Gone(name=name, pid=3, exit_code=code, signal=signum)
+
+
+def arm_of(job: Job, command: Any) -> Any:
+    arm: Any = object.__new__(ScriptArm)
+    arm.observer, arm.record, arm.now_ns = job.observer, job.record, lambda: job.now
+    arm._command = arm._ranks = command
+    arm._gone, arm._asked_ns, arm._attempt, arm.outcome, arm.reason = [], 0, 1, "", ""
+    arm._record_of_command, arm._left = "", []
+    arm._prepared = SimpleNamespace(mark="x")
+    return arm
+
+
+@pytest.mark.parametrize("ended", [None, Ended(exit_code=1, signal=None)])
+def test_what_the_harness_ends_is_no_failure_of_the_job(ended: Ended | None) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31))
+    arm = arm_of(job, Closing(ended))
+    arm._close_command()
+    exits = {e.data["process"]: e.data for e in job.events if e.kind is Kind.PROCESS_EXITED}
+    assert job.failures() == [("exit", "w1")], "it had ended before anybody was asked to"
+    assert not exits["w1"]["expected"] and "asked_ns" not in exits["w1"]
+    assert exits["w0"]["expected"] and exits["w0"]["asked_ns"] == job.now
+    assert arm._asked_ns == 0, "what is started next was not asked"
+
+
+@pytest.mark.parametrize(("restarts", "again"), [(0, False), (1, True)])
+def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, again: bool) -> None:
+    killed(done)
+    arm = arm_of(done, SimpleNamespace(ended=Ended(exit_code=1, signal=None), lost=False))
+    arm._spec = SimpleNamespace(restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100)
+    arm._agents = SimpleNamespace(hear=lambda *_: None)
+    arm._listener = SimpleNamespace(
+        listen=lambda to_end: None,
+        take=lambda *_, **__: [],
+        overdue=lambda: False,
+        lines=0,
+        last=(),
+        refused=0,
+    )
+    arm._ranks = SimpleNamespace(wait=lambda _: [])
+    arm.injector, arm._members, arm._missing = None, {}, False
+    started: list[int] = []
+    arm._close_command, arm._start_command = lambda: 0, lambda: started.append(1)
+    arm._on_command_ended(arm._command)
+    assert started == [1] * again and arm.outcome == ("" if again else "gave-up")
+    assert done.failures() == ([("exit", "w1")] if again else [])

@@ -1,0 +1,161 @@
+"""What a command leaves behind: which of it is known to be its own, and what is held against it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Kind
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.results import Finding
+from harness.script.processes import leavings
+from harness.script.processes.leavings import OF_COMMAND, Leavings
+from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.support import arms
+
+DEADLINE_S = 30.0
+HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"
+HOLD = (
+    "import mmap, os, sys, threading\n"
+    "f = open(sys.argv[1] + '/mapped', 'wb+'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); f.close()\n"
+    "g = open(sys.argv[1] + '/open', 'wb')\n"
+    "open(sys.argv[1] + f'/torch_{os.getpid()}_1', 'wb').close()\n"
+    "open(sys.argv[1] + '/loose', 'wb').close(); print('ready', flush=True)\n"
+    "threading.Event().wait(300)\n"
+)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with shared memory, in a session of its own."""
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "shm" / "before").touch()
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "shm")],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield child
+    child.kill()
+    child.communicate(timeout=DEADLINE_S)
+
+
+def ready(child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+
+
+def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
+    child: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    shm = tmp_path / "shm"
+    seen = Leavings(shm, tmp_path / "none")
+    seen._before = {"before"}  # it may be quicker than we are
+    ready(child)
+    seen.look(os.getpid(), lambda pid: "w1" if pid == child.pid else None)
+    assert [one["name"] for one in seen.memory()] == [f"torch_{child.pid}_1"], "somebody has the others"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(DEADLINE_S)
+    left = {one["name"]: one["held_by"] for one in seen.memory()}
+    assert left == {"mapped": ["w1"], "open": ["w1"]}
+    assert {path.name for path in shm.iterdir()} == {"before", "loose"}, "whose that is nobody knows"
+
+
+def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    seen = Leavings(tmp_path / "shm", tmp_path / "none")
+    seen._before = {"before"}
+    ready(child)
+    for _ in range(leavings.TRIES + 1):
+        seen.look(child.pid, lambda pid: None)  # below it there is nobody
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(DEADLINE_S)
+    assert seen.memory() == [] and (tmp_path / "shm" / "mapped").exists()
+
+
+def test_segments_are_known_by_who_made_them(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    table = tmp_path / "segments"
+    row = "0 {} 600 4096 {} 1 {} 0 0 0 0 0 0 0 0 0\n"
+    table.write_text(HEAD + row.format(1, 5, 0))
+    seen = Leavings(tmp_path / "shm", table)
+    number = 2**31 - 7  # no such segment, so that nothing is removed
+    table.write_text(HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 1) + row.format(3, 1, 0))
+    seen.look(os.getpid(), lambda pid: None)
+    assert seen.memory() == []
+    table.write_text(HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 0) + row.format(3, 1, 0))
+    assert seen.memory() == [{"name": f"segment {number}", "held_by": [OF_COMMAND]}]
+
+
+def test_who_lives_on_is_waited_for_and_then_named(
+    child: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leavings, "LINGER_S", 0.1)
+    ready(child)
+    (left,) = [one for one in Leavings().processes(os.getpid(), os.getsid(0)) if one["pid"] == child.pid]
+    assert left["detached"] and left["name"].startswith("python")
+    os.kill(child.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE_S
+    while any(one["pid"] == child.pid for one in Leavings().processes(os.getpid(), os.getsid(0))):
+        assert time.monotonic() < deadline
+    monkeypatch.setattr(leavings, "LINGER_S", DEADLINE_S)
+    os.kill(child.pid, signal.SIGKILL)
+    assert not [one for one in Leavings().processes(os.getpid(), 0) if one["pid"] == child.pid]
+
+
+# ---- what is held against it
+
+
+def checked(job: Job, **more: Any) -> Finding:
+    cell = arms.cell_of("own", [], workload=COMMAND, invariants=["no-orphans"])
+    return check_all(Evidence(arm="faulted", cell=cell, log=job.log()))["no-orphans"]
+
+
+def ended(
+    *, left: list[dict[str, Any]] | None = None, memory: list[dict[str, Any]] | None = None, code: int = 0,
+    killed: str = "",
+) -> Job:  # fmt: skip
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 101))
+    for name in ("w0", "w1"):
+        how = (None, 9) if name == killed else (0, None)
+        job.record(
+            Kind.PROCESS_EXITED,
+            process=name,
+            pid=1,
+            exit_code=how[0],
+            signal=how[1],
+            expected=True,
+            last_seq=None,
+        )
+    extra = {} if left is None else {"left": left}
+    job.record(Kind.COMMAND_ENDED, attempt=1, exit_code=code, signal=None, asked=False, **extra)
+    more = {} if memory is None else {"of_command": memory}
+    job.record(Kind.LEFTOVERS, processes=[], ports=[], shared_memory=[], **more)
+    return job
+
+
+def test_a_command_that_leaves_nothing_passes_and_so_do_logs_of_before() -> None:
+    assert checked(ended(left=[], memory=[])).verdict == checked(ended()).verdict == "pass"
+
+
+def test_a_process_that_lives_on_fails() -> None:
+    found = checked(ended(left=[{"pid": 7, "name": "sleep", "detached": True}]))
+    assert found.verdict == "fail"
+    assert found.witness == "the command ended well and left sleep (pid 7) running, in a session of its own"
+
+
+def test_shared_memory_that_stays_fails_unless_who_had_it_was_killed() -> None:
+    memory = [{"name": "psm_1", "held_by": ["w1"]}]
+    assert checked(ended(memory=memory)).witness == "the command left psm_1 (shared memory of w1)"
+    assert checked(ended(memory=memory, killed="w1")).verdict == "pass"
+    assert "psm_1" in checked(ended(memory=memory, killed="w1")).witness
+    assert checked(ended(memory=memory, killed="w0")).verdict == "fail"
+    assert checked(ended(memory=memory, code=1)).verdict == "pass", "it had no chance to remove it"

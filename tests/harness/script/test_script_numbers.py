@@ -1,0 +1,261 @@
+"""Numbers as programs print them, and what is judged of the losses a command reports."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos import beacon
+from chaos.events.log import Kind, Log
+from chaos.scenario.model import LeaveOut
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.measure.measure import measure
+from harness.judge.results import Finding
+from harness.script.listen import numbers
+from harness.script.listen.progress import Lines, RegexReader, parse_beacon
+from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.support import arms
+
+READ = {
+    "4.47": 4.47, "4.47,": 4.47, "tensor(4.47)": 4.47, "tensor(4.47,": 4.47, "4.": 4.0, ".5": 0.5, "-3e-05;": -3e-05,
+    "tensor(4.4700, device='cuda:0', grad_fn=<NllLossBackward0>)": 4.47, "np.float32(4.47)": 4.47, "[4.47]": 4.47,
+    "'4.47'": 4.47, "(4.47)": 4.47, "4.47.": 4.47, "4.47|": 4.47, "1,234.5": 1234.5, "1_000.5": 1000.5, "7": 7.0,
+    "+2E+1": 20.0, "Array(4.47, dtype=float32)": 4.47, "inf": math.inf, "-Infinity,": -math.inf,
+    "tensor(inf)": math.inf, "1e999": math.inf,
+}  # fmt: skip
+NO_NUMBERS = (
+    "nan",
+    "'nan'",
+    "NaN,",
+    "-nan",
+    "-nan(ind)",
+    "tensor(nan, device='cuda:0')",
+    "1.#QNAN",
+    "float('nan')",
+)
+UNREAD = (
+    "4,47", "1,234", "4.47%", "4.47 4.50", "4.47 (4.50)", "tensor([4.47, 4.50])", "None", "n/a", "-", "4.47ms", "0x1p3",
+    "4.4.7", "--", "٣", "4" * 500, "nano", "info", "infinite",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", READ)
+def test_a_loss_is_read_as_it_is_printed(text: str) -> None:
+    assert numbers.real(text) == numbers.Real(value=READ[text])
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_a_loss_that_is_none_is_read_too(text: str) -> None:
+    found = numbers.real(text)
+    assert found.value is not None and math.isnan(found.value) and not found.unread
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_what_may_be_something_else_is_not_read(text: str) -> None:
+    assert numbers.real(text) == numbers.Real(unread=text[: numbers.SHOWN])
+
+
+@pytest.mark.parametrize("text", [None, "", "  "])
+def test_nothing_says_nothing(text: str | None) -> None:
+    assert numbers.real(text) == numbers.Real()
+
+
+@given(st.floats())
+def test_every_float_is_read_back(value: float) -> None:
+    assert repr(numbers.real(repr(value)).value) == repr(value)
+
+
+@given(st.text(max_size=60))
+def test_no_text_gives_an_exception(text: str) -> None:
+    assert isinstance(numbers.real(text), numbers.Real)
+    assert numbers.whole(text, 100) is None or numbers.whole(text, 100) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("12,", 12), ("1,200", 1200), ("[12]", 12), ("12/99", 12), ("12.0", 12), ("12:", 12), ("12.5", None),
+     ("-1", None), ("1e3", None), ("a", None), ("1" * 20, None), ("99999", None), (None, None)],
+)  # fmt: skip
+def test_a_count_is_read_as_it_is_printed(text: str | None, value: int | None) -> None:
+    assert numbers.whole(text, 5000) == value
+
+
+def test_what_an_expression_finds_and_cannot_be_read_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_text("step 1, loss 4,47 rank x n none\nstep 2, loss tensor(4.47) rank 1 n 8\nstep x, loss 1\n")
+    reader = RegexReader(
+        Lines(path),
+        r"step (?P<step>\S+?), loss (?P<loss>\S+)(?: rank (?P<rank>\S+) n (?P<samples>\S+))?",
+    )
+    first, second = reader.read()
+    assert (first.loss, dict(first.unread)) == (None, {"loss": "4,47", "rank": "x", "samples": "none"})
+    assert (second.loss, second.rank, second.samples, dict(second.unread)) == (4.47, 1, 8, {})
+    assert reader.refused == 1
+
+
+def test_a_loss_that_the_beacon_cannot_say_does_not_cost_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "beacon.txt"
+    path.touch()
+    monkeypatch.setenv(beacon.VARIABLE, str(path))
+    beacon.step(7, loss="4.47,")  # type: ignore[arg-type]
+    said = parse_beacon(path.read_text().rstrip())
+    assert said is not None and (said.step, said.loss, dict(said.unread)) == (7, None, {"loss": "?"})
+
+
+# ---- what is judged of them
+
+
+def evidence(job: Job, control: Job | None = None, arm: str = "faulted", **more: Any) -> Evidence:
+    """An arm of a command; ``control``: the other one."""
+    cell = arms.cell_of("own", more.pop("faults", []), workload=COMMAND, **more)
+    paired: Log | None = control.log() if control is not None else None
+    return Evidence(arm=arm, cell=cell, log=job.log(), control=paired)
+
+
+def found(job: Job, control: Job | None = None, **more: Any) -> dict[str, Finding]:
+    """What all checkers say that a usual scenario asks."""
+    more.setdefault("invariants", ["fault-landed", "loss-equality"])
+    return check_all(evidence(job, control, **more))
+
+
+def trained(loss: float | None = 4.5, *, unread: str = "") -> Job:
+    """To the end, every step with the same loss."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 101), loss=loss, unread=unread)
+    return job
+
+
+def spoilt_by_a_kill(loss: float = math.nan, last: float | None = None) -> Job:
+    """A rank was killed; after the restart losses are no numbers."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31), loss=4.5)
+    inject(job)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(21, 100), loss=loss)
+    job.train(100, loss=loss if last is None else last)
+    return job
+
+
+def inject(job: Job) -> None:
+    """A kill of rank 1, seen by the kernel."""
+    about = {"fault": "kill", "occurrence": 0}
+    job.record(Kind.FAULT_PLANNED, fault="kill", kind="process-kill", target={"rank": 1}, at={}, lasts=False)
+    job.record(Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w1", "rank": 1})
+    job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={"signal": 9})
+
+
+@pytest.mark.parametrize("last", [None, 4.5])
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_job_that_ends_on_no_numbers_fails_whatever_was_done_to_it(loss: float, last: float | None) -> None:
+    job = spoilt_by_a_kill(loss, last)
+    said = found(job, trained())
+    assert (
+        said["finite-losses"].verdict == "fail"
+        and "step 100, from step 21 on" in said["finite-losses"].witness
+    )
+    assert said["loss-equality"].verdict == "fail" and "at step 21" in said["loss-equality"].witness
+    (incident,) = measure(job.log(), None).incidents
+    assert (incident.outcome, incident.recovery_time) == ("sdc-escape", math.inf)
+    assert incident.evidence["committed_step"] == 21
+
+
+def test_it_fails_in_the_control_arm_and_with_any_list_of_invariants() -> None:
+    job = trained(math.nan)
+    assert found(job, arm="control", invariants=[])["finite-losses"].verdict == "fail"
+    assert "finite-losses" not in found(job, invariants=LeaveOut(leave_out=["finite-losses"]))
+
+
+def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31), loss=math.nan)
+    inject(job)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(21, 101), loss=math.nan)
+    (incident,) = measure(job.log(), None).incidents
+    assert incident.outcome == "recovered" and found(job)["finite-losses"].verdict == "fail"
+
+
+def test_values_that_are_no_numbers_are_compared() -> None:
+    both = found(trained(math.nan), trained(math.nan))
+    assert both["loss-equality"].verdict == "pass" and both["finite-losses"].verdict == "fail"
+    one = Job()
+    one.found("w0", "w1")
+    one.train(*range(1, 50), loss=4.5)
+    one.train(50, loss=math.inf)
+    one.train(*range(51, 101), loss=4.5)
+    said = found(one, trained())
+    assert said["loss-equality"].verdict == "fail" and "inf at step 50" in said["loss-equality"].witness
+    assert said["finite-losses"].verdict == "pass", "it was passing, and nobody said that it must not be"
+
+
+def test_nothing_about_losses_passes_with_some_unread() -> None:
+    said = found(trained(None, unread="4,47"), trained())
+    assert {said[name].verdict for name in ("finite-losses", "loss-equality")} == {"inconclusive"}
+    assert "100 losses could not be read, such as '4,47'" in said["finite-losses"].witness
+    assert "100 values of loss could not be read" in said["progress"].witness
+    other = found(trained(), trained(None, unread="4,47"))
+    assert (
+        other["loss-equality"].verdict == "inconclusive"
+        and "of the control arm" in other["loss-equality"].witness
+    )
+
+
+def test_without_losses_nothing_is_said_of_them() -> None:
+    said = found(trained(None), trained(None))
+    assert "finite-losses" not in said and said["loss-equality"].verdict == "inconclusive"
+
+
+def by_rank(first: int, losses: tuple[float, float], rank: int | None = None) -> Job:
+    """Both ranks report their own loss, ``first`` first; ``rank``: only that one."""
+    job = Job()
+    job.found("w0", "w1")
+    for step in range(1, 101):
+        for one in (first, 1 - first):
+            if rank in (None, one):
+                job.train(step, seconds=0.01, rank=one, loss=losses[one])
+    return job
+
+
+def test_a_rank_is_compared_with_itself_whoever_reports_first() -> None:
+    assert found(by_rank(0, (1.0, 2.0)), by_rank(1, (1.0, 2.0)))["loss-equality"].verdict == "pass"
+    other = found(by_rank(0, (1.0, 2.0)), by_rank(0, (1.0, 3.0)))["loss-equality"]
+    assert other.verdict == "inconclusive" and other.witness.startswith("rank 1: reported loss 2.0 at step 1")
+    none = found(by_rank(0, (1.0, 2.0), rank=0), by_rank(0, (1.0, 2.0), rank=1))["loss-equality"]
+    assert none.verdict == "inconclusive" and "same rank" in none.witness
+
+
+def test_an_escape_that_is_expected_is_no_failure() -> None:
+    fault = arms.KILL | {"at": {"step": 27}, "expect": {"outcome": "sdc-escape"}}
+    said = found(spoilt_by_a_kill(), trained(), faults=[fault])
+    assert said["finite-losses"].verdict == said["loss-equality"].verdict == "pass"
+
+
+def test_what_came_before_the_last_fault_did_no_harm() -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31), loss=4.5)
+    inject(job)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(21, 61), loss=4.5)
+    about = {"fault": "again", "occurrence": 0}
+    job.record(Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w3", "rank": 1})
+    job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={"signal": 9})
+    job.exit("w3", signum=signal.SIGKILL)
+    job.found("w4", "w5")
+    job.train(*range(51, 101), loss=math.nan)
+    first, second = measure(job.log(), None).incidents
+    assert (first.outcome, second.outcome) == ("recovered", "sdc-escape")

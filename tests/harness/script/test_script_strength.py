@@ -1,0 +1,210 @@
+"""A command that ends with fewer ranks than it began with, of which only some were found, or that begins anew."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.events.log import Kind
+from chaos.scenario.model import LeaveOut
+from harness.judge.checkers import Evidence, check_all
+from harness.judge.measure.measure import measure
+from harness.judge.record.strength import strength_of
+from harness.judge.results import Finding, Incident
+from reports import _facts
+from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_sustained import heal, inject
+from tests.support import arms
+
+ASKED = ["fault-landed", "detection", "full-strength"]
+
+
+def job_of(ranks: int = 2, found: int | None = None) -> Job:
+    job = Job(ranks=ranks)
+    job.found(*(f"w{rank}" for rank in range(found or ranks)))
+    return job
+
+
+def train(job: Job, first: int, last: int, *ranks: int) -> None:
+    """All these ranks report each step; none: one line a step that says not whose."""
+    for step in range(first, last + 1):
+        for rank in ranks or (None,):
+            job.train(step, seconds=0.1 / max(1, len(ranks)), rank=rank)
+
+
+def gone(job: Job, name: str, code: int | None = None, signum: int | None = None) -> None:
+    job.record(
+        Kind.PROCESS_EXITED, process=name, pid=1, exit_code=code, signal=signum, expected=False, last_seq=None
+    )
+    job.exit(name, code, signum)
+
+
+def checked(job: Job, outcome: str = "completed", **more: Any) -> dict[str, Finding]:
+    fault = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 27}} | more.pop(
+        "fault", {}
+    )
+    cell = arms.cell_of(
+        "own", [fault], workload=COMMAND | {"ranks": job.ranks}, **{"invariants": ASKED, **more}
+    )
+    return check_all(Evidence(arm="faulted", cell=cell, log=job.log(outcome)))
+
+
+def incident_of(job: Job) -> Incident:
+    return measure(job.log(), None).incidents[0]
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1)])
+def test_a_job_that_is_whole_again_has_recovered(ranks: tuple[int, ...]) -> None:
+    job = job_of()
+    train(job, 1, 30, *ranks)
+    inject(job)
+    gone(job, "w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    train(job, 21, 100, *ranks)
+    assert incident_of(job).outcome == "recovered"
+    assert checked(job)["full-strength"].witness == "2 of 2 ranks at the end"
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1)])
+def test_a_job_that_goes_on_with_fewer_is_degraded_and_says_who_is_gone(ranks: tuple[int, ...]) -> None:
+    job = job_of()
+    train(job, 1, 30, *ranks)
+    inject(job)
+    gone(job, "w1", signum=signal.SIGKILL)
+    train(job, 31, 100, *ranks[:1])
+    incident = incident_of(job)
+    assert incident.outcome == "degraded"
+    who = "rank 1" if ranks else "w1"
+    assert incident.evidence["ranks"] == f"1 of 2 ranks at the end: {who} gone"
+    assert checked(job)["full-strength"].verdict == "fail"
+
+
+def test_a_rank_that_is_dropped_and_lives_on_is_gone() -> None:
+    job = job_of(4)
+    train(job, 1, 30, 0, 1, 2, 3)
+    inject(job, "process-stop", lasts=True)
+    job.stopped.add("w1")
+    job.wait(6)
+    train(job, 31, 100, 0, 2, 3)
+    heal(job)
+    assert job.causes() == ["start", "resumed"]
+    assert incident_of(job).outcome == "degraded" and strength_of(measure(job.log(), None).history).ended == 3
+
+
+def test_one_that_is_held_stopped_to_the_end_did_not_take_part() -> None:
+    job = job_of()
+    train(job, 1, 30)
+    inject(job, "process-stop", lasts=True)
+    job.stopped.add("w1")
+    job.wait(6)
+    train(job, 31, 100)
+    job.wait(1)
+    heal(job)
+    assert incident_of(job).outcome == "degraded"
+    assert checked(job)["full-strength"].witness == "1 of 2 ranks at the end: w1 gone"
+
+
+def test_a_rank_that_left_without_a_word_is_gone_too() -> None:
+    job = job_of()
+    train(job, 1, 30)
+    inject(job)
+    gone(job, "w1", code=0)
+    train(job, 31, 100)
+    assert incident_of(job).outcome == "degraded"
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1)])
+def test_who_is_done_a_little_earlier_is_not_gone(ranks: tuple[int, ...]) -> None:
+    job = job_of()
+    train(job, 1, 30, *ranks)
+    inject(job, "process-stop", lasts=True)
+    heal(job)
+    train(job, 31, 98, *ranks)
+    gone(job, "w1", code=0)
+    train(job, 99, 100, *ranks[:1])
+    assert incident_of(job).outcome == "masked"
+    assert checked(job)["full-strength"].verdict == "pass"
+
+
+def test_who_was_gone_before_the_fault_was_not_taken_by_it() -> None:
+    job = job_of(4)
+    train(job, 1, 10, 0, 1, 2, 3)
+    train(job, 11, 30, 0, 1, 3)
+    inject(job, "process-stop", lasts=True)
+    heal(job)
+    train(job, 31, 100, 0, 1, 3)
+    assert incident_of(job).outcome == "masked" and checked(job)["full-strength"].verdict == "fail"
+
+
+def half() -> Job:
+    """Two of four ranks were found; the one that was hit is none of them."""
+    job = job_of(4, found=2)
+    train(job, 1, 30)
+    inject(job)
+    gone(job, "w0", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    train(job, 21, 100)
+    return job
+
+
+def test_blame_and_counts_prove_nothing_where_half_the_ranks_were_found() -> None:
+    said = checked(half(), fault={"expect": {"blame": "rank"}})
+    assert {
+        name: said[name].verdict for name in ("detection", "full-strength", "expectation", "progress")
+    } == (dict.fromkeys(("detection", "full-strength", "expectation", "progress"), "inconclusive"))
+    assert said["detection"].witness.startswith("2 of 4 ranks were found, so that this proves nothing: ")
+    assert incident_of(half()).outcome == "recovered", "as far as it was ever seen"
+
+
+def again(first: int, *, done: int = 30, every: int = 1) -> Job:
+    job = job_of()
+    job.train(*range(every, done + 1, every))
+    inject(job)
+    gone(job, "w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(first, 101, every))
+    return job
+
+
+def test_a_job_that_begins_again_fails_unless_the_scenario_says_how_much_may_be_lost() -> None:
+    found = checked(again(1))["kept-progress"]
+    assert found.verdict == "fail" and "began again from step 1, and 30 steps had been done" in found.witness
+    assert "kept-progress" not in checked(again(1), sla={"steps_lost": ["max <= 100"]})
+    assert "kept-progress" not in checked(again(1), invariants=LeaveOut(leave_out=["kept-progress"]))
+    assert checked(again(1), invariants=[])["kept-progress"].verdict == "fail"
+
+
+def test_one_that_goes_on_from_a_checkpoint_does_not() -> None:
+    assert checked(again(2))["kept-progress"].verdict == checked(again(21))["kept-progress"].verdict == "pass"
+    assert checked(again(1, done=2))["kept-progress"].verdict == "pass", "it had hardly begun"
+    assert "kept-progress" not in checked(again(31))
+
+
+def test_where_reports_are_too_far_apart_nobody_can_tell() -> None:
+    assert checked(again(10, done=90, every=10))["kept-progress"].verdict == "inconclusive"
+    assert checked(again(20, done=90, every=10))["kept-progress"].verdict == "pass"
+    assert checked(again(10, done=10, every=10))["kept-progress"].verdict == "pass"
+
+
+def test_epochs_are_no_beginning_again() -> None:
+    job = job_of()
+    for _ in range(3):
+        job.train(*range(1, 21), rank=0)
+    inject(job, "process-stop", lasts=True)
+    heal(job)
+    job.train(*range(1, 21), rank=0)
+    said = checked(job)
+    assert said["progress"].verdict == "inconclusive" and "kept-progress" not in said
+
+
+def test_reports_say_who_is_gone() -> None:
+    job = job_of()
+    train(job, 1, 30)
+    inject(job)
+    gone(job, "w1", signum=signal.SIGKILL)
+    train(job, 31, 100)
+    shown: Any = SimpleNamespace(faults=[incident_of(job)])
+    assert _facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]

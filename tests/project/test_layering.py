@@ -1,0 +1,287 @@
+"""Who may import whom: read from the source of every module, imports inside functions included."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("chaos", "recovery", "harness", "reports")
+HEAVY = ("torch", "pandas", "matplotlib")
+PICKLES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+PLUGINS = (
+    "chaos.faults",
+    "recovery.policy.strategies",
+    "harness.launchers",
+    "harness.workloads",
+    "harness.compare.stacks",
+    "reports",
+)
+
+COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
+"""The files of ``chaos`` that may import the other packages."""
+
+REPORTS_MAY = ("harness.judge", "harness.host.rundir", "harness.compare.result")
+
+TORCH_AT_TOP = (
+    "recovery.collectives",
+    "recovery.state",
+    "recovery.data.loader",
+    "recovery.checkpoint.checkpointer",
+    "recovery.checkpoint.memory_checkpointer",
+    "recovery.checkpoint.memory_state",
+    "recovery.checkpoint.saves",
+    "recovery.checkpoint.state_io",
+    "recovery.checkpoint.together",
+    "recovery.rank",
+    "harness.workloads._transformer",
+    "harness.rank.training",
+    "harness.rank.fault_agent",
+    "harness.rank.shims.tensors",
+    "harness.peers",
+)
+"""Loaded in rank processes only (or, for the zygote, before forking one)."""
+
+TORCH_IN_FUNCTIONS = (
+    "harness.workloads", "harness.rank.rank", "recovery.process.local", "chaos.faults", "harness.rank.shims",
+)  # fmt: skip
+
+AS_THEIR_USERS_DO = ("harness.peers",)
+"""Programs of their own in environments of their own, that save and load as their stack's users do."""
+
+PLOTS_AT_TOP = ("reports._plots", "reports._series", "reports._strips", "reports._svg", "reports._tables")
+"""Private modules of reports, imported by the functions that draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One imported module. ``lazy``: inside a function; ``typing``: under ``if TYPE_CHECKING``."""
+
+    module: str
+    line: int
+    lazy: bool
+    typing: bool
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of ours below ``root``."""
+    found = {}
+    for package in OURS:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
+    """Every import of a module, wherever it stands; for ``from a import b`` that is ``a.b``."""
+
+    def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            checking = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(module=alias.name, line=child.lineno, lazy=lazy, typing=typing)
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    above = name.split(".")[: len(name.split(".")) - child.level + is_package]
+                    base = ".".join([*above, base] if base else above)
+                for alias in child.names:
+                    yield Import(module=f"{base}.{alias.name}", line=child.lineno, lazy=lazy, typing=typing)
+            yield from walk(child, inside, checking)
+
+    yield from walk(tree, lazy=False, typing=False)
+
+
+def within(module: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a module is one of these, or inside one of these packages."""
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def may_not(name: str, wanted: str) -> str:
+    """Why module ``name`` may not import ``wanted`` of ours, and what to do instead; "" when it may."""
+    package, other = name.split(".")[0], wanted.split(".")[0]
+    if other not in OURS or within(name, COMPOSITION_ROOTS):
+        return ""
+    for room in PLUGINS:
+        if within(name, (room,)) and name != room and within(wanted, (room,)) and wanted != room:
+            helper = wanted.split(".")[len(room.split("."))]
+            if not helper.startswith("_") and not wanted.startswith(name):
+                return f"plugins do not know their siblings: move what both need beside {room}"
+    if package == other:
+        return ""
+    if package == "chaos":
+        return "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word to chaos"
+    if package == "recovery" and not within(wanted, ("chaos", "chaos.events.log", "chaos.errors")):
+        return "recovery serves anybody's training script: take it as an argument or through a Protocol"
+    if package == "recovery" and within(wanted, ("chaos",)) and wanted != "chaos":
+        allowed = within(wanted, ("chaos.events.log", "chaos.errors"))
+        return "" if allowed else "recovery may use chaos.events.log and chaos.errors only: pass the rest in"
+    if package == "harness" and other == "reports":
+        return "reports read stored runs: let the caller render"
+    if package == "reports" and other == "recovery":
+        return "reports read what the harness derived: add it to harness.judge.results"
+    if (
+        package == "reports"
+        and other == "harness"
+        and wanted != "harness"
+        and not within(wanted, REPORTS_MAY)
+    ):
+        return "reports read stored runs only: add what is needed to harness.judge"
+    return ""
+
+
+def heavy(name: str, found: Import) -> str:
+    """Why a heavy import stands in the wrong place; "" when it may stand there."""
+    top = found.module.split(".")[0]
+    if top not in HEAVY or found.typing:
+        return ""
+    if top == "torch":
+        if within(name, TORCH_AT_TOP) or (found.lazy and within(name, TORCH_IN_FUNCTIONS)):
+            return ""
+        where = "recovery/collectives or recovery/state"
+        return f"torch belongs in {where}, or inside a function of a workload, fault or rank module"
+    if found.lazy or name in PLOTS_AT_TOP:
+        return ""
+    return f"import {top} inside the function that needs it: chaos --help must not pay for it"
+
+
+def violations(root: Path) -> list[str]:
+    """Every breach of the import rule below ``root``, each with what to do instead."""
+    wrong = []
+    for name, path in modules(root).items():
+        tree = ast.parse(path.read_text())
+        where = path.relative_to(root)
+        for found in imports(tree, name, path.name == "__init__.py"):
+            line = f"{where}:{found.line}: imports {found.module}"
+            if why := may_not(name, found.module):
+                wrong.append(f"{line}; {why}")
+            if why := heavy(name, found):
+                wrong.append(f"{line}; {why}")
+            if found.module.split(".")[0] in PICKLES:
+                wrong.append(f"{line}; nothing is unpickled here: use JSON, safetensors or pydantic")
+        wrong.extend(
+            f"{where}:{line}: {what}; parse it instead"
+            for line, what in executions(tree)
+            if not (
+                within(name, AS_THEIR_USERS_DO) and what.startswith(("calls torch.save", "calls torch.load"))
+            )
+        )
+    return wrong
+
+
+def executions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Calls that run, or unpickle, what they read."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+            if called in ("eval", "exec", "compile", "__import__"):
+                yield node.lineno, f"calls {called}"
+            if called in ("torch.load", "torch.save", "numpy.load", "pandas.read_pickle", "yaml.unsafe_load"):
+                yield node.lineno, f"calls {called}, which may unpickle"
+            if called.endswith("all_gather_object") or called.endswith("broadcast_object_list"):
+                yield node.lineno, f"calls {called}, which pickles"
+
+
+def test_import_rule() -> None:
+    found = violations(ROOT)
+    assert not found, "\n".join(["the import rule of docs/architecture.md is broken:", *found])
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("chaos/fault/base.py", "from harness import measure", "chaos holds the shared words"),
+        (
+            "chaos/fault/base.py",
+            "def f():\n    import recovery.transport.wire",
+            "chaos holds the shared words",
+        ),
+        ("chaos/plan.py", "import torch", "torch belongs in"),
+        ("chaos/faults/a.py", "from chaos.faults.b import B", "plugins do not know their siblings"),
+        ("chaos/faults/a.py", "from chaos.faults import b", "plugins do not know their siblings"),
+        ("chaos/faults/a.py", "from . import b", "plugins do not know their siblings"),
+        ("chaos/faults/a.py", "import torch", "torch belongs in"),
+        (
+            "recovery/data/order.py",
+            "from chaos.scenario.model import Cell",
+            "recovery may use chaos.events.log and chaos.errors only",
+        ),
+        ("recovery/data/order.py", "from harness.host.corpus import prepare", "recovery serves anybody's"),
+        (
+            "recovery/policy/strategies/a.py",
+            "from recovery.policy.strategies.b import B",
+            "plugins do not know",
+        ),
+        ("recovery/supervise/controller.py", "def f():\n    import torch", "torch belongs in"),
+        ("harness/judge/measure/measure.py", "from reports import html", "reports read stored runs"),
+        ("harness/judge/measure/measure.py", "import pandas", "import pandas inside the function"),
+        ("harness/run/orchestrator.py", "def f():\n    import torch", "torch belongs in"),
+        ("harness/workloads/a.py", "import torch", "torch belongs in"),
+        (
+            "reports/html.py",
+            "from harness.run.orchestrator import Orchestrator",
+            "reports read stored runs only",
+        ),
+        (
+            "reports/html.py",
+            "from recovery.transport.wire import Join",
+            "reports read what the harness derived",
+        ),
+        ("reports/html.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
+        ("recovery/collectives/a.py", "import pickle", "nothing is unpickled here"),
+        ("recovery/collectives/a.py", "import torch\ntorch.load('x')", "parse it instead"),
+        ("harness/rank/rank.py", "eval('1')", "parse it instead"),
+    ],
+)
+def test_a_breach_is_found_and_says_what_to_do(
+    tmp_path: Path, module: str, source: str, complaint: str
+) -> None:
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    found = violations(tmp_path)
+    assert found, "a breach was not seen"
+    assert all(complaint in line for line in found), found
+    assert found[0].startswith(f"{module}:")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("chaos/cli.py", "def run():\n    from harness.run import runner"),
+        ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
+        ("recovery/data/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
+        ("recovery/collectives/a.py", "import torch"),
+        ("harness/workloads/a.py", "def f():\n    from harness.workloads._shared import x\n    import torch"),
+        (
+            "harness/launch/workload.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
+        ),
+        ("reports/html.py", "from harness.judge.results import Results\nfrom chaos.events.log import Event"),
+    ],
+)
+def test_what_is_allowed_is_not_complained_about(tmp_path: Path, module: str, source: str) -> None:
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert violations(tmp_path) == []
+
+
+def test_the_command_line_and_its_catalogue_load_nothing_heavy() -> None:
+    code = (
+        "import sys, chaos.cli\n"
+        "chaos.cli.build_catalogue()\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,228 @@
+"""House style that a linter does not know: sizes, annotations, docstrings, silent excepts, waits."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("chaos", "recovery", "harness", "reports")
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
+
+UNBOUNDED = {
+    "recovery/rank/joining.py: _PLACE.get()": "a context variable: nothing is waited for",
+    "recovery/rank/job.py: self.agent.orders.get()": "the agent ends the process when the supervisor is gone",
+    "recovery/checkpoint/files/pieces.py: thread.join()": "each ends with the piece it reads, as this thread did",
+    "recovery/collectives/group.py: work.wait()": "the operation has ended; gloo and NCCL bound it besides",
+    "harness/peers/common.py: word.wait()": "the group's timeout, which is the stack's to choose",
+    "harness/peers/torchft_train.py: word.wait()": "torchft's timeout, which is the stack's to choose",
+    "harness/peers/torchft_train.py: self.manager.allreduce(flat).wait()": "the same",
+}
+"""Waits without a bound of their own -> what bounds them."""
+
+STARTERS = ("subprocess.run", "subprocess.check_output", "subprocess.check_call")
+
+Rule = Callable[[str, ast.Module], Iterator[str]]
+
+
+@cache
+def tree_of(text: str) -> ast.Module:
+    """Parsed once for all rules."""
+    return ast.parse(text)
+
+
+def name_of(node: ast.AST) -> str:
+    """``a`` or ``a.b``, in which a word of ``a`` alone is looked at; else empty."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
+def sources(*folders: str) -> dict[str, str]:
+    """Path below the root -> text of every Python file."""
+    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+def functions(
+    tree: ast.AST, outer: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """(qualified name, function, whether a class or the module holds it), nested ones included."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{outer}{node.name}"
+            yield name, node, not isinstance(tree, ast.FunctionDef)
+            yield from functions(node, f"{name}.")
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{outer}{node.name}.")
+        else:
+            yield from functions(node, outer)
+
+
+def short_functions(path: str, tree: ast.Module) -> Iterator[str]:
+    """No function over LONGEST_FUNCTION lines."""
+    for name, node, _ in functions(tree):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > LONGEST_FUNCTION:
+            yield f"{path}:{node.lineno}: {name} has {lines} lines, over {LONGEST_FUNCTION}: split it"
+
+
+def annotated(path: str, tree: ast.Module) -> Iterator[str]:
+    """Every parameter and return value."""
+    for name, node, _ in functions(tree):
+        every = [
+            *node.args.posonlyargs,
+            *node.args.args,
+            *node.args.kwonlyargs,
+            node.args.vararg,
+            node.args.kwarg,
+        ]
+        bare = [a.arg for a in every if a and a.annotation is None and a.arg not in ("self", "cls")]
+        if node.returns is None:
+            bare.append("return")
+        if bare:
+            yield f"{path}:{node.lineno}: {name} lacks annotations: {', '.join(bare)}"
+
+
+def documented(path: str, tree: ast.Module) -> Iterator[str]:
+    """Modules, public classes, public functions and public methods of public classes."""
+    if ast.get_docstring(tree) is None:
+        yield f"{path}:1: the module has no docstring"
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if child.name.startswith("_"):
+                    continue
+                overload = any("setter" in ast.unparse(d) for d in child.decorator_list)
+                if ast.get_docstring(child) is None and not overload:
+                    yield f"{path}:{child.lineno}: {child.name} has no docstring"
+                if isinstance(child, ast.ClassDef):
+                    yield from walk(child)
+
+    yield from walk(tree)
+
+
+def no_silence(path: str, tree: ast.Module) -> Iterator[str]:
+    """No bare except; nothing broad is caught and dropped without a word."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = "everything" if node.type is None else ast.unparse(node.type)
+        if node.type is None:
+            yield f"{path}:{node.lineno}: bare except: name what is expected"
+        broad = re.search(r"\b(Base)?Exception\b", caught)
+        if broad and all(isinstance(s, ast.Pass | ast.Continue) for s in node.body):
+            yield f"{path}:{node.lineno}: {caught} is swallowed: handle it, or catch less"
+
+
+def bounded(path: str, tree: ast.Module) -> Iterator[str]:
+    """No .wait(), .get(), .join(), .acquire() without arguments, except as listed in UNBOUNDED."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        method = node.func.attr
+        if method in ("wait", "get", "join", "acquire", "communicate"):
+            call = "" if node.args or node.keywords else ast.unparse(node)
+            if call and f"{path}: {call}" not in UNBOUNDED:
+                yield f"{path}:{node.lineno}: {call} may wait for ever: give it a timeout"
+        elif any(k.arg == "timeout" for k in node.keywords):
+            continue
+        elif any(name.endswith(f".{method}") for name in STARTERS) and ast.unparse(node.func) in STARTERS:
+            yield f"{path}:{node.lineno}: {ast.unparse(node.func)} has no timeout"
+
+
+def no_mutable_state(path: str, tree: ast.Module) -> Iterator[str]:
+    """No list, dict or set at module level that somebody could change (constants are upper case)."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            literal = isinstance(node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp)
+            if literal and not target.lstrip("_").isupper() and target != "__all__":
+                yield f"{path}:{node.lineno}: {target} is mutable module state: pass it in"
+
+
+RULES: list[Rule] = [short_functions, annotated, documented, no_silence, bounded, no_mutable_state]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_product_keeps(rule: Rule) -> None:
+    found = [line for path, text in sources(*PACKAGES).items() for line in rule(path, tree_of(text))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("rule", [annotated, no_silence], ids=lambda rule: rule.__name__)
+def test_the_tests_keep(rule: Rule) -> None:
+    found = [line for path, text in sources("tests").items() for line in rule(path, tree_of(text))]
+    assert not found, "\n".join(found)
+
+
+def test_files_are_short() -> None:
+    long = {path: text.count("\n") for path, text in sources(*PACKAGES).items()}
+    found = [
+        f"{path} has {lines} lines, over {LONGEST_FILE}"
+        for path, lines in long.items()
+        if lines > LONGEST_FILE
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_promises_in_comments() -> None:
+    marks = re.compile("#.*(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + ")")
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in sources(*PACKAGES, "tests").items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if marks.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_tests_do_not_sleep() -> None:
+    found = [
+        f"{path}:{node.lineno}: wait for an event with a deadline instead"
+        for path, text in sources("tests").items()
+        for node in ast.walk(tree_of(text))
+        if isinstance(node, ast.Call) and name_of(node.func) in ("time.sleep", "sleep")
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_listed_wait_still_exists() -> None:
+    for entry in UNBOUNDED:
+        path, call = entry.split(": ", 1)
+        calls = {
+            ast.unparse(n) for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.Call)
+        }
+        assert call in calls, f"{entry} is gone: remove it from the list"
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (short_functions, "def f() -> None:\n" + "    pass\n" * LONGEST_FUNCTION),
+        (annotated, "def f(x) -> int: ..."),
+        (annotated, "def f(x: int): ..."),
+        (annotated, "def f(*args) -> None: ..."),
+        (annotated, "def f() -> None:\n    def g(y): ..."),
+        (documented, "x = 1"),
+        (documented, "'''m'''\nclass A:\n    '''a'''\n    def f(self) -> None: ..."),
+        (no_silence, "try:\n    f()\nexcept:\n    g()"),
+        (no_silence, "try:\n    f()\nexcept Exception:\n    pass"),
+        (no_silence, "try:\n    f()\nexcept (OSError, BaseException):\n    pass"),
+        (bounded, "event.wait()"),
+        (bounded, "queue.get()"),
+        (bounded, "subprocess.run(['x'])"),
+        (no_mutable_state, "seen = []"),
+        (no_mutable_state, "cache: dict[str, int] = {}"),
+    ],
+)
+def test_a_breach_is_seen(rule: Rule, source: str) -> None:
+    assert list(rule("somewhere.py", ast.parse(source)))

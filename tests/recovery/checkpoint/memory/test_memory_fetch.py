@@ -1,0 +1,142 @@
+"""A part that another node hands over: waited for as long as it comes, and no longer than anybody wants it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from recovery.checkpoint.memory import peers, talk
+from recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from recovery.checkpoint.memory.header import mismatch
+from tests.recovery.checkpoint.memory.test_memory import (
+    PATIENCE_S,
+    Start,
+    client_of,
+    introduce,
+    key,
+    offer,
+    part,
+    start,
+)
+
+__all__ = ["start"]
+PIECE = 1024
+PIECES = 12  # of what ``part`` makes
+
+
+class Away:
+    """A keeper that has nothing itself, and one whose data come as a test has them come."""
+
+    def __init__(self, start: Start, patch: pytest.MonkeyPatch) -> None:
+        one, two = start(0, nodes=2, replicate=False), start(1, nodes=2, replicate=False)
+        introduce(one, two)
+        offer(client_of(two), 7)
+        self.keeper = one
+        self.before: Callable[[int], None] = lambda piece: None
+        patch.setattr(peers, "PIECE_BYTES", PIECE)
+        patch.setattr(talk, "send_file", self._send)
+
+    def _send(self, sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
+        sock.settimeout(limit_s)
+        for number, start_at in enumerate(range(0, size, PIECE)):
+            self.before(number)
+            sock.sendall(os.pread(fd, min(PIECE, size - start_at), start_at))
+
+    def client(self, check: Callable[[], None] = lambda: None) -> KeeperClient:
+        return KeeperClient(self.keeper.socket, check=check)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def away(start: Start, monkeypatch: pytest.MonkeyPatch) -> Away:
+    return Away(start, monkeypatch)
+
+
+def test_each_piece_that_comes_is_a_sign_of_life(away: Away) -> None:
+    signs = threading.Semaphore(0)
+    seen: list[int] = []
+
+    def before(piece: int) -> None:
+        # Nothing goes on before whoever waits has heard of the piece before.
+        for _ in range(piece > 0):
+            assert signs.acquire(timeout=PATIENCE_S), f"no sign of piece {piece - 1}"
+            seen.append(piece)
+
+    away.before = before
+    header, memory = away.client().fetch(key(7), connect_s=0, progress=signs.release)
+    assert mismatch(header, memory.data) is None
+    assert seen == list(range(1, PIECES))
+    memory.close()
+
+
+def test_what_comes_slowly_is_waited_for_however_long(away: Away) -> None:
+    """All of it takes twice as long as nothing may come."""
+    away.before = lambda piece: threading.Event().wait(0.2) and None
+    header, memory = away.client().fetch(key(7), connect_s=0, limit_s=PIECES * 0.1)
+    assert mismatch(header, memory.data) is None
+    memory.close()
+
+
+def test_what_does_not_come_is_given_up(away: Away) -> None:
+    go = threading.Event()
+    away.before = lambda piece: None if piece < 3 else go.wait(PATIENCE_S) and None
+    with pytest.raises(KeeperError, match=r"nothing came within 0\.3 s"):
+        away.client().fetch(key(7), connect_s=0, limit_s=0.3)
+    go.set()
+
+
+def test_whoever_is_to_leave_does_not_wait_and_takes_no_answer_for_another(away: Away) -> None:
+    class Lost(Exception):
+        """The generation is over."""
+
+    go, waits = threading.Event(), threading.Event()
+    wanted = True
+
+    def before(piece: int) -> None:
+        if piece == 3:
+            waits.set()
+            assert go.wait(PATIENCE_S)
+
+    def check() -> None:
+        if not wanted and waits.is_set():
+            raise Lost
+
+    away.before = before
+    client = away.client(check)
+    wanted = False
+    with pytest.raises(Lost):
+        client.fetch(key(7), connect_s=0)
+    go.set()
+    wanted = True
+    offer(client, 8)
+    assert client.listing(connect_s=0).nodes[0] == (key(8),)
+    header, memory = client.fetch(key(8), connect_s=0)
+    assert header.key == key(8)
+    memory.close()
+
+
+def test_a_copy_is_still_given_up_when_it_is_not_worth_the_wait(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training waits for the save that it belongs to."""
+    monkeypatch.setattr(peers, "transfer_limit_s", lambda size: 0.3)
+    header, memory = part(7)
+    ours, theirs = socket.socketpair()
+
+    def trickle() -> None:
+        for start_at in range(0, header.bytes, PIECE):
+            threading.Event().wait(0.1)
+            with suppress(BrokenPipeError):  # nobody waits for it any more
+                theirs.send(memory.data[start_at : start_at + PIECE])
+
+    thread = threading.Thread(target=trickle, daemon=True)
+    thread.start()
+    with ours, pytest.raises(TimeoutError):
+        peers.receive_part(ours, header)
+    thread.join(PATIENCE_S)
+    theirs.close()
+    memory.close()

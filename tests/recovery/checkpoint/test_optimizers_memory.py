@@ -1,0 +1,75 @@
+"""Every optimizer and every scheduler of torch: what a checkpoint in memory gives is the whole state, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from recovery.checkpoint.memory_checkpointer import Remembering
+from recovery.policy.jobconfig import InMemory
+from recovery.state.state import TrainState
+from tests.recovery.checkpoint.memory.test_memory_state import ALONE, NAME, keeper
+from tests.recovery.state.test_optimizers import (
+    PAIRS,
+    Relay,
+    counting,
+    everything,
+    in_order,
+    make,
+    steps,
+    train,
+)
+
+__all__ = ["keeper"]  # a fixture
+pytestmark = pytest.mark.usefixtures("keeper")
+
+
+def memory_of(state: TrainState) -> Remembering:
+    """As a rank that is alone uses it."""
+
+    def quiet(*_: object, **__: object) -> None: ...
+
+    told = InMemory(socket=NAME, job="job", every=1)
+    return Remembering(
+        told,
+        state,
+        seat="w0",
+        device="cpu",
+        write=quiet,
+        send=quiet,
+        check=quiet,
+        progress=quiet,
+        saves=quiet,
+    )
+
+
+def remembered(source: TrainState, *targets: TrainState) -> None:
+    """As the keeper gives it, after the process that saved it has ended."""
+    saver, group = memory_of(source), Relay([], 0)
+    saver.after_commit(source.step, rank=0, layout=ALONE, generation=1)
+    saver.close()
+    for target in targets:
+        taker = memory_of(target)
+        newest = next(taker.newest(group, ALONE))
+        assert newest.step == source.step and taker.restore(newest, group, ALONE)
+        taker.close()
+
+
+@pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
+def test_what_is_kept_in_memory_goes_on_as_if_nothing_had_happened(optimizer: str, scheduler: str) -> None:
+    """Into a process that never trained, and into one that went astray."""
+    original = train(make(optimizer, scheduler), 5)
+    fresh, astray = make(optimizer, scheduler, seed=1), train(make(optimizer, scheduler, seed=2), 3)
+    remembered(original, fresh, astray)
+    assert everything(fresh) == everything(astray) == everything(original)
+    goal = everything(train(original, 4))
+    assert everything(train(fresh, 4)) == everything(train(astray, 4)) == goal
+    assert fresh.digests() == astray.digests() == original.digests()
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_whatever_an_optimizer_keeps_is_kept_in_memory(at: int) -> None:
+    """A plain number as step, lists, slots that come late, fields that change."""
+    original, peers = steps(counting(0), at), [counting(1), steps(counting(2), 7 - at)]
+    remembered(original, *peers)
+    goal = in_order(steps(original, 4).optimizer.state_dict())
+    assert [in_order(steps(peer, 4).optimizer.state_dict()) for peer in peers] == [goal, goal]

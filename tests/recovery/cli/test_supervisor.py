@@ -1,0 +1,197 @@
+"""What a supervisor tells its controller of the job's options, over a home in which no process is real."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
+from recovery.cli.home import Spot
+from recovery.cli.options import parser
+from recovery.cli.supervisor import LOG_RESERVE, JobSpec, StopFlag, Supervisor
+from recovery.cli.takeover_log import read_estate
+from recovery.nodes.link.clock import boot_id
+from recovery.policy.jobconfig import LOOPBACK
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.process.local import Exited, Report, Said
+from recovery.process.starvation import Pulse
+from recovery.run import _spec
+from recovery.supervise.supervision import Timing
+from recovery.transport.progress_counters import Mark
+from recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
+from tests.recovery.supervise.test_controller import BLANK
+
+STEPS = 100
+READY = Ready(steps=STEPS, samples=64, global_batch=4)
+
+
+class FakeHome:
+    """Processes that are ready at once, say where they are when they are asked, and join when they are told to.
+    ``lives``: called at every look, until it says that the job has lived long enough."""
+
+    store_host = LOOPBACK
+
+    def __init__(self, events: Path, stop: StopFlag, lives: Callable[[FakeHome], bool]) -> None:
+        self._spot = Spot(node=0, device="cpu", address="", events=events, logs=None)
+        self._stop, self._lives = stop, lives
+        self._news: list[Report] = []
+        self._names: list[str] = []
+        self.joins: dict[str, Join] = {}
+
+    def await_ready(self, stopped: Callable[[], bool]) -> None:
+        """It is."""
+
+    def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
+        """``w1`` was not ready when its supervisor was lost, and is by now."""
+        self._names += processes
+        self._news.append(Said(process="w1", message=READY))
+
+    def spots(self) -> Sequence[Spot]:
+        return [self._spot]
+
+    def start(self, name: str, spot: Spot, config: object, mode: str) -> int:
+        self._names.append(name)
+        self._news.append(Said(process=name, message=READY))
+        return 1_000_000 + len(self._names)
+
+    def may_return(self) -> bool:
+        return False
+
+    def alive(self, name: str) -> bool:
+        return name in self._names
+
+    def send(self, name: str, message: Message) -> bool:
+        answer: Message | None = None
+        if isinstance(message, Inquiry):
+            answer = Status(place="waiting", generation=0, step=0, valid=False, number=message.number)
+        elif isinstance(message, Join):
+            self.joins[name] = message
+            answer = Joined(generation=message.generation, step=0, checkpoint=None)
+        self._news += [Said(process=name, message=answer)] if answer else []
+        return name in self._names
+
+    def signal(self, name: str, signum: int) -> None:
+        if name in self._names:
+            self._names.remove(name)
+            now_ns = time.monotonic_ns()
+            self._news.append(Exited(process=name, exit_code=None, signal=signum, time_ns=now_ns))
+
+    def mark(self, name: str) -> Mark:
+        return BLANK
+
+    def os_state(self, name: str) -> str:
+        return "S"
+
+    def pulse(self, name: str) -> Pulse:
+        return Pulse(starved_s=0.0)
+
+    def wait(self, timeout_s: float) -> Sequence[Any]:
+        if not self._lives(self):
+            self._stop.signum = signal.SIGTERM
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> dict[int, str]:
+        return {}
+
+
+class Silent:
+    """Nobody listens."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_recovered(self, seconds: float, step: int) -> None: ...
+
+    def on_failed_save(self, checkpoint: str, error: str) -> None: ...
+
+
+def spec_of(events: Path, **more: Any) -> JobSpec:
+    given: dict[str, Any] = {
+        "script": Path("train.py"), "args": (), "ranks": 2, "events": events, "backend": "gloo",
+        "checkpoint_dir": None, "checkpoint_every": None, "checkpoint_keep": None,
+    }  # fmt: skip
+    return JobSpec(**given | more)
+
+
+def lost_before_its_first_generation(events: Path) -> None:
+    """The log of a supervisor that was killed when one of its two ranks was ready."""
+    writer = EventWriter(events, ORCHESTRATOR, time.monotonic_ns)
+    writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
+    for pid, name in enumerate(("w0", "w1"), start=1_000_000):
+        writer.write(
+            Kind.PROCESS_SPAWNED, process=name, pid=pid, role="worker", mode="warm", node=0, device="cpu"
+        )
+    writer.write(
+        Kind.RUN_STARTED, arm="job", cell="train.py", repeat=0, seed=0, ranks=2, spares=0, steps=STEPS,
+        global_batch=4, strategy="drop-replica", order={"seed": 0, "samples": 64},
+    )  # fmt: skip
+    writer.write(Kind.PROCESS_READY, process="w0")
+
+
+def supervised(spec: JobSpec, lives: Callable[[FakeHome], bool], *, takes_over: bool = False) -> FakeHome:
+    """A job whose supervisor is ended once ``lives`` says so; its home."""
+    stop = StopFlag()
+    home = FakeHome(spec.events, stop, lives)
+    estate = read_estate(spec.events) if takes_over else None
+    assert not isinstance(estate, str)
+    supervisor = Supervisor(
+        spec, DropReplica(), Timing(), home=home, listener=Silent(), stop=stop, estate=estate
+    )
+    assert supervisor.run() == "interrupted"
+    return home
+
+
+def turns(most: int, wanted: Callable[[FakeHome], bool]) -> Callable[[FakeHome], bool]:
+    """Until it is so; ``most``: looks, and no more, whatever happens."""
+    left: Iterator[int] = iter(range(most))
+    return lambda home: not wanted(home) and next(left, None) is not None
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["from-a-checkpoint", "fresh"])
+@pytest.mark.parametrize("takes_over", [False, True], ids=["begun", "taken-over"])
+def test_the_first_generation_holds_what_the_user_asked_for(
+    tmp_path: Path, takes_over: bool, fresh: bool
+) -> None:
+    """Initial values only where they were asked for, also when the supervisor was lost before there were any."""
+    if takes_over:
+        lost_before_its_first_generation(tmp_path)
+    lives = turns(200, lambda home: len(home.joins) == 2)
+    home = supervised(spec_of(tmp_path, fresh=fresh), lives, takes_over=takes_over)
+    assert {name: join.restore for name, join in home.joins.items()} == dict.fromkeys(("w0", "w1"), not fresh)
+    adopted = [
+        e for e in read_actor(tmp_path / "orchestrator.jsonl").events if e.kind is Kind.COORDINATOR_ADOPTED
+    ]
+    assert len(adopted) == takes_over
+
+
+def test_logs_are_kept_within_the_limit_that_the_user_gave(memory: Path) -> None:
+    """Two times the limit is there when training begins."""
+    limit = 2 * LOG_RESERVE
+    logs = memory / "logs"
+    logs.mkdir()
+
+    def written(home: FakeHome) -> bool:
+        for path in (memory / "w0.jsonl", logs / "w1.log"):
+            if home.joins and not path.exists():
+                path.write_bytes(b"x" * limit)
+        return any(e.kind is Kind.FILES_DROPPED for e in read_actor(memory / "orchestrator.jsonl").events)
+
+    options = ["--ranks", "2", "--spares", "0", "--logs", logs, "--log-limit", limit / 1e9, "train.py"]
+    supervised(_spec(parser(None).parse_args(list(map(str, options))), memory, "gloo"), turns(200, written))
+    dropped = [e for e in read_log(memory).events if e.kind is Kind.FILES_DROPPED]
+    assert len(dropped) == 1 and dropped[0].data["bytes"] > limit // 2
+    held = sum(path.stat().st_blocks * 512 for path in (*memory.glob("*.jsonl"), *logs.glob("*.log")))
+    assert held <= limit, "with the supervisor's own log, which nothing is taken from"
+
+
+@pytest.mark.parametrize("option", ["--log-limit", "--memory-limit"])
+@pytest.mark.parametrize("room", ["0", "-1", "nan", "inf", "much"])
+def test_room_that_is_none_is_wrong_usage(option: str, room: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser(None).parse_args(["--ranks", "2", f"{option}={room}", "train.py"])
+    assert ended.value.code == 2 and option in capsys.readouterr().err

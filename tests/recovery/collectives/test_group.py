@@ -1,0 +1,378 @@
+"""The process group that can be left at any moment: waits, aborts, regrouping, with real gloo groups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from recovery.collectives import sockets, transfer
+from recovery.collectives.group import GenerationLost, Group
+from recovery.process.local import start_store
+from recovery.state.state import TrainState
+from tests.support.ranks import DEADLINE_S, Self, ranks, results
+
+
+class LateWork:
+    """An operation that ends just after a timed wait for it has given up."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+        self.waits = 0
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Times out the first time, tells the truth afterwards."""
+        self.waits += 1
+        if self.waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+        return True
+
+    def is_completed(self) -> bool:
+        """It ended meanwhile."""
+        return True
+
+
+def make_group(check: Callable[[], None] = lambda: None) -> Group:
+    """A group that nobody has formed."""
+    return Group(generation=1, rank=0, world=2, store_port=1, backend="gloo", timeout_s=1.0, check=check)
+
+
+def test_work_that_completes_as_its_timed_wait_ends_is_not_a_failure() -> None:
+    group = make_group()
+    group.wait(LateWork())  # type: ignore[arg-type]
+    assert not group.abandoned
+
+
+def test_work_that_fails_as_its_timed_wait_ends_is_one() -> None:
+    with pytest.raises(GenerationLost, match="closed by peer"):
+        make_group().wait(LateWork("Connection closed by peer"))  # type: ignore[arg-type]
+
+
+# ---- real groups
+
+
+def summed(group: Group) -> float:
+    """The sum of all ranks, each giving 1 + its rank."""
+    tensor = torch.full((1000,), 1.0 + group.rank)
+    group.wait(group.start_all_reduce(tensor))
+    return float(tensor[0])
+
+
+def meet(me: Self) -> tuple[float, float]:
+    """Two collectives in two generations."""
+    first = me.group(1)
+    first.form()
+    one = summed(first)
+    me.leave()
+    second = me.group(2)
+    second.form()
+    return one, summed(second)
+
+
+@pytest.mark.real
+def test_a_group_can_be_left_and_formed_again() -> None:
+    assert results(meet, 3) == [(6.0, 6.0)] * 3
+
+
+def wait_for_abort(me: Self) -> float | tuple[float, float]:
+    """Wait in a collective that a stopped peer never enters; then go on without it."""
+    group = me.group(1)
+    group.form()
+    summed(group)
+    me.say("in")
+    if me.rank == 2:
+        me.hear()  # stopped here
+    me.hear()
+    me.say("waiting")
+    try:
+        summed(group)
+    except GenerationLost:
+        lost = time.monotonic()
+    me.leave()
+    rest = me.group(2, world=2)
+    rest.form()
+    return lost, summed(rest)
+
+
+@pytest.mark.real
+def test_an_abort_frees_all_who_wait_for_a_stopped_rank_and_they_can_go_on_without_it() -> None:
+    with ranks(wait_for_abort, 3) as started:
+        for rank in started:
+            rank.said()
+        started[2].signal(signal.SIGSTOP)
+        for rank in started[:2]:
+            rank.tell("go")
+            rank.said()
+        told = time.monotonic()
+        for rank in started[:2]:
+            rank.tell(("abort", 1))
+        for rank in started[:2]:
+            lost, total = rank.result()
+            assert lost - told < 1.0, "typically a few milliseconds"
+            assert total == 3.0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
+)
+def test_a_dead_peer_and_an_abort_free_everybody_again_and_again(victim: int) -> None:
+    with ranks(outlive, 3) as started:
+        for rank in started:
+            rank.said()
+        started[victim].signal(signal.SIGKILL)
+        left = [rank for number, rank in enumerate(started) if number != victim]
+        for new, rank in enumerate(left):
+            rank.tell(new)
+            rank.said()
+        for rank in left:
+            rank.tell(("abort", 1))
+        assert [rank.result() for rank in left] == [3.0, 3.0]
+
+
+def outlive(me: Self) -> float:
+    """Reduce until a peer dies, then go on with the other one."""
+    group = me.group(1)
+    group.form()
+    summed(group)
+    me.say("in")
+    new = me.hear()
+    me.say("waiting")
+    with contextlib.suppress(GenerationLost):
+        summed(group)
+        raise AssertionError("a peer is dead")
+    me.leave()
+    rest = me.group(2, rank=new, world=2)
+    rest.form()
+    return summed(rest)
+
+
+def form_alone(me: Self) -> tuple[str, float]:
+    """Wait for a member that never comes."""
+    group = me.group(1, world=2)
+    me.say("forming")
+    try:
+        group.form()
+    except GenerationLost as error:
+        return str(error), time.monotonic()
+    return "formed", time.monotonic()
+
+
+@pytest.mark.real
+def test_an_abort_frees_a_rank_that_waits_for_the_others_to_come() -> None:
+    with ranks(form_alone, 1) as started:
+        started[0].said()
+        told = time.monotonic()
+        started[0].tell(("abort", 1))
+        why, lost = started[0].result()
+        assert "could not form" in why or "aborted" in why, "whichever is noticed first"
+        assert lost - told < 5.0
+
+
+def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None:
+    """It listens, and has no connection yet that could be shut down."""
+    _store, port = start_store()
+    stuck, go_on = threading.Event(), threading.Event()
+    aborted: list[bool] = []
+
+    def check() -> None:
+        if aborted:
+            raise GenerationLost("aborted by the supervisor")
+
+    def lost(name: str, address: tuple[str, int]) -> tuple[str, int]:
+        """It has said where it listens, and gets no further."""
+        stuck.set()
+        go_on.wait(DEADLINE_S)
+        return address
+
+    def member(rank: int, dial: Callable[[str, tuple[str, int]], tuple[str, int]]) -> Group:
+        return Group(
+            generation=1, rank=rank, world=2, store_port=port, backend="gloo", timeout_s=DEADLINE_S,
+            check=check, dial=dial, name=f"w{rank}",
+        )  # fmt: skip
+
+    listener, peer = member(0, lambda name, address: address), member(1, lost)
+    with ThreadPoolExecutor(2) as pool:
+        others = pool.submit(peer.form)
+        mine = pool.submit(listener.form)
+        assert stuck.wait(DEADLINE_S)
+        since = time.monotonic()
+        aborted.append(True)
+        with pytest.raises(GenerationLost, match="aborted"):
+            mine.result(timeout=DEADLINE_S)
+        assert time.monotonic() - since < 1.0
+        go_on.set()
+        with pytest.raises(GenerationLost):
+            others.result(timeout=DEADLINE_S)
+
+
+LEAVES = """
+import time
+from recovery.collectives.group import Group
+class Slow(list):
+    def clear(self):
+        time.sleep(0.3)
+        print("cleared", flush=True)
+group = Group(generation=1, rank=0, world=1, store_port=1, backend="gloo", timeout_s=1.0, check=lambda: None)
+group._made = Slow()
+group.leave()
+"""
+
+
+def test_python_does_not_end_before_its_groups_have() -> None:
+    """A thread that comes back from gloo and finds no interpreter aborts the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cleared\n", "")
+
+
+def abort_twice(me: Self) -> list[bool]:
+    """Sockets that are not the group's survive its abort."""
+    ours, theirs = socket.socketpair()
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listening.getsockname())
+    server, _ = listening.accept()
+    group = me.group(1)
+    group.form()
+    summed(group)
+    broken = group.abort()
+    group.abort()
+    ours.sendall(b"x")
+    client.sendall(b"y")
+    return [broken > 0, theirs.recv(1) == b"x", server.recv(1) == b"y", listening.fileno() >= 0]
+
+
+@pytest.mark.real
+def test_an_abort_breaks_the_groups_own_sockets_only() -> None:
+    assert results(abort_twice, 2) == [[True] * 4] * 2
+
+
+def leave_one_after_another(me: Self) -> list[int]:
+    """File descriptors and threads over many generations."""
+    counts = []
+    for generation in range(1, 13):
+        group = me.group(generation)
+        group.form()
+        summed(group)
+        me.leave()
+        me.settle()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+@pytest.mark.real
+@pytest.mark.soak
+def test_generations_leave_nothing_behind() -> None:
+    for counts in results(leave_one_after_another, 2):
+        assert max(counts[-3:]) <= counts[2] + 2, f"descriptors leak: {counts}"
+
+
+# ---- state transfer
+
+
+def state(seed: int) -> TrainState:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed, fused=True)
+    held = TrainState(model, optimizer, LambdaLR(optimizer, lambda step: 1 / (step + 3)), seed=9)
+    for step in range(1, seed + 1):
+        model(torch.randn(4, 5)).sum().backward()
+        held.apply(0.0)
+        held.step = step
+    return held
+
+
+def receive(source: int, receivers: tuple[int, ...], me: Self) -> tuple[dict[str, str], dict[str, str], int]:
+    """Copy the state of one rank to others, in several chunks."""
+    transfer.CHUNK_BYTES = 64
+    mine = state(me.rank + 1)
+    before = mine.digests()
+    group = me.group()
+    group.form()
+    calls: list[int] = []
+    transfer.copy_state(
+        mine, group, source=source, receive=me.rank in receivers, progress=lambda: calls.append(1)
+    )
+    assert len(calls) > 3
+    return before, mine.digests(), mine.step
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("source", "receivers"),
+    [
+        (0, (1, 2)),
+        pytest.param(2, (0,), marks=pytest.mark.soak),
+        pytest.param(1, (0, 2), marks=pytest.mark.soak),
+        (1, ()),
+    ],
+)
+def test_a_copied_state_is_exact_and_who_needs_none_keeps_its_own(
+    source: int, receivers: tuple[int, ...]
+) -> None:
+    got = results(partial(receive, source, receivers), 3)
+    wanted = got[source][0]
+    for rank, (before, after, step) in enumerate(got):
+        assert after == (wanted if rank in receivers else before)
+        assert step == (source + 1 if rank in receivers else rank + 1)
+
+
+def lose_a_peer(source: int, victim: int, me: Self) -> str:
+    """Copy state while one rank dies in the middle of it."""
+    transfer.CHUNK_BYTES = 64
+    mine = state(me.rank + 1)
+    group = me.group()
+    group.form()
+    summed(group)
+
+    def progress() -> None:
+        if me.rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    me.say("copying")
+    try:
+        transfer.copy_state(mine, group, source=source, receive=me.rank != source, progress=progress)
+    except GenerationLost:
+        return "lost"
+    return "copied"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("source", "victim"), [(0, 0), (0, 1), (1, 2), (2, 0)])
+def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(source: int, victim: int) -> None:
+    with ranks(partial(lose_a_peer, source, victim), 3) as started:
+        left = [rank for number, rank in enumerate(started) if number != victim]
+        for rank in left:
+            rank.said()
+        started[victim].process.join(DEADLINE_S)
+        for rank in left:
+            with contextlib.suppress(BrokenPipeError):  # one that has noticed by itself may be done
+                rank.tell(("abort", 1))
+        assert [rank.result() for rank in left] == ["lost", "lost"]
+
+
+def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """As when a checkpoint is opened in the moment between the look at the descriptors and the breaking."""
+    with open(tmp_path / "file", "w") as stream:
+        before = len(os.listdir("/proc/self/fd"))
+        assert not sockets._shut_down_one(stream.fileno(), "socket:[1]", False)
+        assert len(os.listdir("/proc/self/fd")) == before
+        stream.write("still open")

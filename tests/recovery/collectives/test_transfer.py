@@ -1,0 +1,56 @@
+"""A state on its way to a peer: in messages of bounded size, after each of which whoever takes part shows progress."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from recovery.checkpoint.saves.chunks import chunks_of
+from recovery.collectives import transfer
+from tests.recovery.checkpoint.memory.test_memory_state import trained
+from tests.recovery.checkpoint.test_signs_of_life import STRIDE, Signs
+from tests.recovery.state.test_optimizers import Relay
+
+
+def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", STRIDE)
+    source, other, sent, signs = trained(2, width=400), trained(1, width=400), list[torch.Tensor](), Signs()
+    largest = max(chunks_of(source.tensors()), key=lambda chunk: chunk.bytes)
+    assert largest.bytes > 8 * STRIDE
+    other.model[0].weight.data = other.model[0].weight.data.t().contiguous().t()  # in another order there
+    transfer.copy_state(source, Relay(sent, 0), source=0, receive=False, progress=signs)
+    messages = sent[2:]  # after what says which form the state has
+    assert signs.count == len(messages) and max(message.nbytes for message in messages) <= STRIDE
+    signs.count = 0
+    transfer.copy_state(other, Relay(sent, 1), source=0, receive=True, progress=signs)
+    assert signs.count == len(messages) and not sent
+    assert not other.model[0].weight.is_contiguous() and other.digests() == source.digests()
+
+
+def test_a_part_without_elements_is_copied_too() -> None:
+    """As the shard of a tensor that has fewer rows than there are ranks."""
+    full, empty = torch.arange(3.0), torch.empty(0, 7)
+    to, nothing = torch.zeros(3), torch.empty(0, 7)
+    chunks, sizes = [empty, full, empty], [0, full.nbytes, 0]
+    transfer._unpack(transfer._packed(chunks), [nothing, to, nothing], sizes)
+    assert torch.equal(to, full)
+    transfer._unpack(transfer._packed([empty]), [nothing], [0])
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (0, 7), (1,), (1, 1, 3000), (5000,), (3, 700), (3000, 1), (2, 3, 999), (1, 2, 2, 257)]
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_parts_of_messages_cover_a_tensor_once_in_order(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", STRIDE)
+    tensor = torch.randint(0, 100, shape).to(dtype)
+    parts = [part for chunk in transfer._chunks([tensor]) for part in chunk]
+    assert torch.equal(torch.cat([part.reshape(-1) for part in parts]), tensor.reshape(-1))
+    assert all(part.nbytes <= STRIDE for part in parts)
+    assert all(one.nbytes + two.nbytes > STRIDE / 2 for one, two in pairwise(parts))

@@ -1,0 +1,181 @@
+"""Books of nodes stay as long as they are, however many processes there were, and so do the files of an agent."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.nodes.agent import agent_processes as wards
+from recovery.nodes.agent.agent_processes import Ward
+from recovery.nodes.coordinator import fleet as fleets
+from recovery.nodes.link.link import Post
+from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
+from recovery.process.local import Exited, Said
+from recovery.process.node import script_recipe
+from recovery.process.starvation import Pulse
+from recovery.transport.progress_counters import NEVER
+from recovery.transport.wire import Ready, Stop
+from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, MARK, Puppet, Stage
+
+assert LIMIT_S
+
+
+def entries(thing: object, seen: set[int] | None = None) -> int:
+    """How much is in all containers that can be reached from an object of ours."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, str | bytes | int | float | type):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        return len(thing) + sum(entries(value, seen) for value in thing.values())
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        return len(thing) + sum(entries(value, seen) for value in thing)
+    if type(thing).__module__.startswith(("recovery", "tests.")):
+        return sum(entries(value, seen) for value in getattr(thing, "__dict__", {}).values())
+    return 0
+
+
+# ---- a coordinator
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.fleet.away()
+
+
+def life(stage: Stage, puppet: Puppet, name: str) -> None:
+    """A process begins, writes and ends."""
+    puppet.say(Started(process=name, pid=4711))
+    stage.fleet.spawn(name, 0, {"name": name}, mode="warm", log=f"{name}.jsonl")
+    puppet.say(
+        Heard(process=name, message=Ready()),
+        Lines(file=f"{name}.jsonl", offset=0, text="one\n"),
+        Ended(process=name, exit_code=None, signal=9, time_ns=5, mark=MARK),
+    )
+    stage.until_kind(Exited)
+    puppet.listen()  # so that it confirms what it has
+    puppet.heard.clear()
+
+
+def test_a_fleet_knows_no_more_after_many_replacements(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "KEPT_GONE", 20)
+    puppet = stage.join()
+    sizes = []
+    for number in range(150):
+        life(stage, puppet, f"w{number}")
+        if number >= 49:
+            sizes.append(entries(stage.fleet))
+    assert max(sizes[50:]) <= max(sizes[:50])
+    assert (tmp_path / "w149.jsonl").read_text() == "one\n"
+    known, forgotten = stage.fleet.mark("w149"), stage.fleet.mark("w3")
+    assert known.committed == 6 and forgotten == NEVER
+    for name in ("w149", "w3"):
+        assert not stage.fleet.alive(name) and stage.fleet.os_state(name) == "X"
+        assert not stage.fleet.send(name, Stop()) and isinstance(stage.fleet.pulse(name), Pulse)
+        stage.fleet.signal(name, 9)
+
+
+def test_files_that_the_disk_did_not_take_are_forgotten_with_their_process(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "KEPT_GONE", 5)
+    puppet = stage.join()
+    for number in range(20):
+        (tmp_path / f"w{number}.jsonl").mkdir()  # so that nothing can be written there
+        life(stage, puppet, f"w{number}")
+    assert 0 < len(stage.fleet._unkept) <= 6
+
+
+# ---- an agent
+
+
+class Pretended:
+    """Stands for the processes of a node."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.started = 0
+
+    def start(
+        self, name: str, config: bytes, *, mode: str, log: Path | None = None, waiting: object = None
+    ) -> int:
+        self.started += 1
+        told = json.loads(config)
+        for path in (log, told.get("log")):
+            if path is not None:
+                Path(path).write_text(f"{name} writes\n")
+        return self.started
+
+    def mark(self, name: str) -> Any:
+        return NEVER
+
+    def os_state(self, name: str) -> str:
+        return "S"
+
+    def pulse(self, name: str) -> Pulse:
+        return Pulse()
+
+
+@pytest.fixture
+def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ward:
+    monkeypatch.setattr(wards, "Node", Pretended)
+    monkeypatch.setattr(wards, "KEPT_ENDED", 20)
+    return Ward(None, script_recipe(), Post(limit=10_000), tmp_path)  # type: ignore[arg-type]
+
+
+def begin(ward: Ward, name: str, scratch: Path) -> None:
+    config = json.dumps({"log": str(scratch / "logs" / f"{name}.log")})
+    (scratch / "logs").mkdir(exist_ok=True)
+    ward.start(Start(process=name, mode="warm", config=config, log=f"{name}.jsonl"))
+    ward.tell_of(Said(process=name, message=Ready()))
+
+
+def confirm(ward: Ward) -> None:
+    """The coordinator has all that was told by now."""
+    ward._post.confirmed(max((number for number, *_ in ward._post._kept), default=0))
+
+
+def files(scratch: Path) -> set[str]:
+    return {path.name for path in scratch.rglob("*") if path.is_file()}
+
+
+def test_an_agent_deletes_what_an_ended_process_wrote_once_it_is_forwarded_and_no_sooner(
+    ward: Ward, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "w0.jsonl.kept"
+    theirs.write_text("somebody else's")
+    begin(ward, "w0", tmp_path)
+    begin(ward, "w1", tmp_path)
+    confirm(ward)
+    ward.tell_of(Exited(process="w0", exit_code=1, signal=None, time_ns=1))
+    both = {"w0.jsonl", "w0.log", "w1.jsonl", "w1.log", theirs.name}
+    assert files(tmp_path) == both, "nobody has it yet"
+    ward._post.renumber()  # another coordinator
+    told = [frame() if callable(frame) else frame for _, frame, _ in ward._post._kept]
+    assert [frame.text for frame in told if isinstance(frame, Lines)] == ["w0 writes\n"] * 2
+    ward._post.confirmed(len(told) - 1)
+    assert files(tmp_path) == both, "its end is not confirmed"
+    confirm(ward)
+    assert files(tmp_path) == both - {"w0.jsonl", "w0.log"}
+    assert [path.name for path in ward.files()] == ["w1.jsonl", "w1.log"]
+
+
+def test_an_agent_holds_no_more_after_many_replacements(ward: Ward, tmp_path: Path) -> None:
+    sizes = []
+    for number in range(1000):
+        begin(ward, f"w{number}", tmp_path)
+        ward.tell_of(Exited(process=f"w{number}", exit_code=1, signal=None, time_ns=1))
+        confirm(ward)
+        if number >= 100:
+            sizes.append(entries(ward))
+    assert max(sizes[100:]) <= max(sizes[:100])
+    assert files(tmp_path) == set()
+    assert [ended.process for ended in ward.ended][-2:] == ["w998", "w999"], "for who takes over"

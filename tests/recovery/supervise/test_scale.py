@@ -1,0 +1,86 @@
+"""What a failure costs the supervisor of a large job: it grows with the ranks, not with their square."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.control_plane import Cost, Job, cost_of
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategies.drop_replica import DropReplica
+from recovery.policy.strategies.hot_spare import HotSpare
+from recovery.policy.strategy import Cause, Health, Strategy
+from tests.recovery.supervise.test_controller import Rig
+
+MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
+KINDS = pytest.mark.parametrize(
+    ("strategy", "shards"),
+    [
+        pytest.param(HotSpare(), 1, id="hot-spare"),
+        pytest.param(HotSpare(), 64, id="hsdp"),
+        pytest.param(HotSpare(), 2048, id="fsdp", marks=pytest.mark.soak),
+        pytest.param(DropReplica(), 1, id="drop-replica", marks=pytest.mark.soak),
+        pytest.param(CheckpointRestart(), 1, id="checkpoint-restart", marks=pytest.mark.soak),
+    ],
+)
+
+
+def least(strategy: Strategy, world: int, shards: int) -> Cost:
+    """The best of several, since others use the machine as well."""
+    costs = [cost_of(strategy, world, shards=min(shards, world)) for _ in range(3)]
+    return Cost(
+        world=world,
+        decide_s=min(cost.decide_s for cost in costs),
+        whole_s=min(cost.whole_s for cost in costs),
+    )
+
+
+@KINDS
+def test_four_times_the_ranks_cost_about_four_times_as_much(strategy: Strategy, shards: int) -> None:
+    few, many = least(strategy, 256, shards), least(strategy, 1024, shards)
+    assert many.decide_s < 9 * few.decide_s, "16 times would be quadratic"
+    assert many.whole_s < 9 * few.whole_s
+
+
+def test_sixteen_thousand_ranks_in_a_second() -> None:
+    cost = cost_of(HotSpare(), MANY, shards=8)
+    assert cost.decide_s < LIMIT_S and cost.wire_mb < LIMIT_MB
+    assert cost.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
+
+
+@pytest.mark.soak
+@KINDS
+def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int) -> None:
+    cost = cost_of(strategy, MANY, shards=shards, memory=True)
+    assert cost.extra_mb < LIMIT_MB and cost.wire_mb < LIMIT_MB
+    assert cost_of(strategy, MANY, shards=shards).decide_s < LIMIT_S
+
+
+def test_the_dead_are_forgotten_once_they_are_gone_and_no_members() -> None:
+    job = Job(HotSpare(), 4)
+    control = job.control
+    for _ in range(100):
+        victim, *others = control.members
+        control.on_exit(victim, "signal 9")
+        for name in others:
+            job.park(name)
+        job.all_join(job.step)
+        job.go_on()
+        control.tick()
+        job.all_ready()
+    assert len(list(control._crew)) <= 6
+    assert len(control._view().processes) <= 6
+
+
+def test_who_was_killed_is_remembered_until_it_is_gone() -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=10)
+    rig.wait(0.1)
+    rig.control._fail(rig.control._crew["w2"], Cause.HANG, "it hangs")
+    rig.park("w0", "w1", "w3", step=10)
+    rig.join(*rig.members, step=10)
+    assert rig.control._crew["w2"].health is Health.DEAD and rig.control.exit_was_expected("w2")
+    rig.die("w2")
+    assert "w2" not in rig.control._crew
+    rig.die("w2")
+    rig.park("w2", step=10)
+    assert rig.causes() == [("w2", "hang")]

@@ -1,0 +1,101 @@
+"""Reports of a run whose every free text is hostile: nothing of it is obeyed, wherever it stands."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Results
+from reports import render_all
+from tests.support import sample_results
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]> \r\n::error::\u202e"
+)
+KEPT = ("id", "events", "cell", "scenario")  # by these the parts of a result find each other
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of every text."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from places(child, (*path, key))
+    elif isinstance(value, list):
+        for number, child in enumerate(value):
+            yield from places(child, (*path, number))
+    elif isinstance(value, str):
+        yield path
+
+
+def put(tree: Any, path: tuple[Any, ...], text: str) -> str:
+    for step in path[:-1]:
+        tree = tree[step]
+    before: str = tree[path[-1]]
+    tree[path[-1]] = text
+    return before
+
+
+class Tags(HTMLParser):
+    """Scripts and images of a page, and attributes that would run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.bad += [f"{tag} {name}" for name, _ in attrs if name.startswith("on")]
+        self.bad += [tag] if tag == "img" else []
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "script" and "alert(1)" in data and "<" not in data:
+            self.bad.append(data[:40])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, dict[str, Path], int]:
+    run, results = sample_results.build(tmp_path_factory.mktemp("run"))
+    tree = results.model_dump(mode="json")
+    spoilt = 0
+    kinds: dict[tuple[Any, ...], bool] = {}
+    for path in list(places(tree)):
+        kind = tuple("#" if isinstance(step, int) else step for step in path)
+        if path[-1] in KEPT or kinds.get(kind) is False:
+            continue
+        before = put(tree, path, HOSTILE)
+        if kind not in kinds:  # whether a text may be anything is the same in all places of a kind
+            try:
+                Results.model_validate(tree)
+                kinds[kind] = True
+            except ValidationError:
+                kinds[kind] = False
+        if kinds[kind]:
+            spoilt += 1
+        else:
+            put(tree, path, before)
+    paths = render_all(run, Results.model_validate(tree))
+    return run, {path.suffix: path for path in paths}, spoilt
+
+
+def test_hostile_text_in_every_place_stays_text(
+    written: tuple[RunDirectory, dict[str, Path], int],
+) -> None:
+    run, paths, spoilt = written
+    assert spoilt > 20
+    tags = Tags()
+    tags.feed(paths[".html"].read_text())
+    assert tags.bad == []
+    fenced = re.sub(r"(?ms)^```sh$.*?^```$", "", paths[".md"].read_text())
+    assert "<img" not in fenced.replace("\\<", "") and "```" not in fenced
+    ElementTree.fromstring(paths[".xml"].read_bytes())
+    for path in paths.values():
+        text = path.read_text()
+        assert "\x1b" not in text and "\x07" not in text, path.name
+        assert path.parent == run.root, "nothing is written elsewhere"

@@ -1,0 +1,401 @@
+"""Every report is read back with an independent reader, and survives hostile names and missing logs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter, defaultdict
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import reports
+from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from harness.host.rundir import RunDirectory
+from harness.judge.results import Finding, Results
+from reports import markdown, trace
+from reports._format import align, number, parse_clause, range_of
+from reports._series import ArmSeries
+from reports._text import summary
+from tests.support.sample_results import HOSTILE, build, empty, metric
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+Finished = tuple[RunDirectory, Results]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of three strategies, all reports rendered."""
+    run, results = build(tmp_path_factory.mktemp("runs") / "run")
+    reports.render_all(run, results)
+    return run, results
+
+
+def test_steps_of_one_moment_have_a_rate_together() -> None:
+    steps = pd.DataFrame({"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]})
+    series: Any = object.__new__(ArmSeries)
+    object.__setattr__(series, "steps", steps)
+    rates = series.throughput()
+    assert (list(rates["time_s"]), list(rates["rate"])) == ([2.0, 4.0], [8.0, 2.0])
+
+
+class Page(HTMLParser):
+    """Tags in balance, ids, addresses, text; anything a browser would fetch or execute."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), f"<{tag} {name}>"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "data", "poster"):
+                self.addresses.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page_of(run: RunDirectory) -> tuple[str, Page]:
+    text = (run.root / "report.html").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_package_finds_its_reports_and_stays_light() -> None:
+    assert reports.names() == ["html", "junit", "markdown", "openmetrics", "trace"]
+    heavy = "{'pandas', 'matplotlib', 'jinja2', 'torch'}"
+    code = f"import sys, reports, reports._text; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_html_is_one_balanced_file_that_fetches_nothing(finished: Finished) -> None:
+    text, page = page_of(finished[0])
+    assert page.open == []
+    assert page.tags["script"] == page.tags["img"] == page.tags["iframe"] == 0
+    assert all(a.startswith(("#", "data:,")) for a in page.addresses)
+    assert not [u for u in re.findall(r"https?://[^\s\"'<]+", text) if not u.startswith("http://www.w3.org/")]
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert len(page.ids) == len(set(page.ids))
+    targets = {a[1:] for a in page.addresses if a.startswith("#")}
+    assert targets <= set(page.ids)
+
+
+def test_html_holds_what_the_run_showed(finished: Finished) -> None:
+    run, results = finished
+    _, page = page_of(run)
+    text = " ".join(" ".join(page.text).split())
+    assert text.index("FAIL") < text.index("Strategies side by side") < text.index("Recovery by phase")
+    for wanted in (
+        "never",
+        "kill-one-rank.yaml:14",
+        "signal 9",
+        results.reproduce,
+        "no arm ran 20 steps",
+        "wall clock",
+    ):
+        assert wanted in text
+    assert HOSTILE.replace("\x1b", "\\x1b") in text, "an escape sequence is spelt out"
+    assert "same loss at every one of 120 steps, bit for bit" in text
+    assert "differs from step 78 on" in text
+
+
+def test_svgs_are_well_formed_labelled_and_themed(finished: Finished) -> None:
+    text, _ = page_of(finished[0])
+    svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    plots = [s for s in svgs if 'class="strip"' not in s]
+    assert len(plots) == 2 + 2 * 3
+    for svg in svgs:
+        root = ET.fromstring(svg)
+        title = next(e for e in root.iter() if e.tag.endswith("title"))
+        assert root.get("role") == "img" and title.text
+    for svg in plots:
+        assert "var(--ink)" in svg and "<text" in svg
+        assert not re.search(r"#0[0-9a-f]0[0-9a-f]0[0-9a-f]\b", svg), "a stand-in colour was left"
+
+
+def test_html_is_the_same_every_time(finished: Finished) -> None:
+    run, results = finished
+    before = (run.root / "report.html").read_bytes()
+    assert reports.render("html", run, results).read_bytes() == before
+
+
+def test_wall_clock_table_adds_up(finished: Finished) -> None:
+    from reports._tables import wall_seconds
+
+    _, results = finished
+    frame = wall_seconds(results)
+    for (cell, kind), total in frame.sum(axis=1).items():
+        walls = [a.wall_s for a in results.arms if (a.cell, a.arm) == (cell, kind)]
+        assert total == pytest.approx(sum(walls) / len(walls))
+
+
+def test_junit_counts_names_and_kinds(finished: Finished) -> None:
+    run, results = finished
+    root = ET.parse(run.root / "junit.xml").getroot()
+    suite = root[0]
+    assert suite[0].tag == "properties"
+    cases = suite.findall("testcase")
+    names = [(c.get("classname"), c.get("name")) for c in cases]
+    assert len(names) == len(set(names)) == int(suite.get("tests", "0"))
+    invariants = sum(len(c.invariants) for c in results.cells)
+    assert len(cases) == len(results.slas) + invariants + len(results.faults) + len(results.skipped)
+    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        found = suite.findall(f"testcase/{tag}")
+        assert len(found) == int(suite.get(count, "0")) > 0
+        assert all(f.get("message") for f in found)
+    failed = suite.find("testcase[@name='recovery_time max < 5s']/failure")
+    assert failed is not None and "never" in (failed.get("message") or "")
+    warned = suite.find("testcase[@name='time_to_full_rate median < 3s']")
+    assert warned is not None and warned.find("error") is None
+
+
+def test_junit_keeps_equal_clauses_apart(finished: Finished, tmp_path: Path) -> None:
+    _, results = finished
+    doubled = results.model_copy(update={"slas": results.slas * 2})
+    root = ET.parse(reports.render("junit", RunDirectory(tmp_path), doubled)).getroot()
+    names = [(c.get("classname"), c.get("name")) for c in root.iter("testcase")]
+    assert len(names) == len(set(names))
+
+
+def test_fault_that_never_fired_is_an_error_not_a_pass(finished: Finished, tmp_path: Path) -> None:
+    _, results = finished
+    never = results.faults[0].model_copy(
+        update={
+            "occurrence": -1,
+            "landed": False,
+            "healed": False,
+            "outcome": "not-landed",
+            "step": None,
+            "phases": [],
+        }
+    )
+    path = reports.render("junit", RunDirectory(tmp_path), results.model_copy(update={"faults": [never]}))
+    error = next(
+        e for e in ET.parse(path).getroot().iter("error") if "never fired" in (e.get("message") or "")
+    )
+    assert "process-kill" in (error.get("message") or "")
+
+
+def test_markdown_tables_are_regular_and_inert(finished: Finished) -> None:
+    run, results = finished
+    text = (run.root / "summary.md").read_text()
+    assert text.startswith("## ✗ FAIL")
+    assert "<script" not in text.replace("\\<", "")
+    assert results.reproduce in text
+    widths: list[int] = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            widths.append(len(re.findall(r"(?<!\\)\|", line)))
+            assert widths[-1] == widths[0]
+        else:
+            widths = []
+
+
+def test_markdown_stays_below_the_limit_of_a_step_summary(finished: Finished, tmp_path: Path) -> None:
+    _, results = finished
+    long = results.skipped[0].model_copy(update={"reason": "x" * 20_000})
+    path = markdown.render(RunDirectory(tmp_path), results.model_copy(update={"skipped": [long] * 300}))
+    assert path.stat().st_size < 900 * 1024
+    assert "Cut here" in path.read_text()
+
+
+def test_trace_follows_the_rules_of_perfetto(finished: Finished) -> None:
+    run, results = finished
+    events = json.loads(
+        (run.root / "trace.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} in JSON")
+    )
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events["traceEvents"]:
+        if event["ph"] == "X":
+            assert event["dur"] > 0 and event["ts"] >= 0
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        spans.sort()
+        assert all(b[0] >= a[1] - 1e-6 for a, b in pairwise(spans))
+    named = {(e["pid"], e["tid"]) for e in events["traceEvents"] if e["name"] == "thread_name"}
+    assert tracks.keys() <= named
+    asynchronous = [e for e in events["traceEvents"] if e["ph"] in "be"]
+    opened = {e["id"]: e["ts"] for e in asynchronous if e["ph"] == "b"}
+    closed = {e["id"]: e["ts"] for e in asynchronous if e["ph"] == "e"}
+    assert opened.keys() == closed.keys() and len(opened) == len(results.faults)
+    assert all(closed[key] >= start for key, start in opened.items())
+    names = {e["name"] for e in events["traceEvents"] if e["ph"] == "X"}
+    assert {"detect", "regroup", "backward", "step 77", "generation 1"} <= names
+
+
+def test_trace_shows_what_ranks_did_besides_training() -> None:
+    def event(number: int, kind: Kind, actor: str, **data: Any) -> Event:
+        return Event(
+            kind=kind, actor=actor, seq=number, time_ns=number * 1000, generation=1, step=None, data=data
+        )
+
+    said = [
+        (Kind.BUSY, "w0", {"what": "evaluation", "limit_s": 60}),
+        (Kind.BUSY, "w0", {"what": "upload", "limit_s": 60}),
+        (Kind.BUSY_ENDED, "w0", {"what": "upload", "seconds": 1e-6}),
+        (Kind.BUSY_ENDED, "w0", {"what": "evaluation", "seconds": 3e-6}),
+        (Kind.BUSY, "w1", {"what": "lost in it", "limit_s": 60}),
+        (Kind.PROCESS_EXITED, ORCHESTRATOR, {"process": "w1"}),
+        (Kind.BUSY, ORCHESTRATOR, {"rank": 3, "what": "to the end", "limit_s": math.inf}),
+        (Kind.RUN_FINISHED, ORCHESTRATOR, {}),
+    ]
+    log = Log(actors={}, events=tuple(event(n, *one[:2], **one[2]) for n, one in enumerate(said)))
+    found = [(actor, span.name, span.start, span.end) for actor, span in trace._busy(log, 0)]
+    assert found == [
+        ("w0", "upload", 1, 2),
+        ("w0", "evaluation", 0, 3),
+        ("w1", "lost in it", 4, 5),
+        ("rank 3", "to the end", 6, 7),
+    ]
+
+
+def test_trace_clips_what_overlaps() -> None:
+    spans = [
+        trace.Span(name=n, start=a, end=b)
+        for n, a, b in (("a", 0, 5), ("b", 3, 9), ("c", 4, 8), ("d", -2, 1))
+    ]
+    assert [(s.name, s.start, s.end) for s in trace.clip(spans)] == [("d", 0, 1), ("a", 1, 5), ("b", 5, 9)]
+
+
+def test_summary_says_what_failed_where_and_what_to_do(finished: Finished) -> None:
+    run, results = finished
+    text = summary(results, run)
+    lines = text.splitlines()
+    assert lines[0].startswith("verdict FAIL (exit 1)   11 of 13 SLAs")
+    failing = next(i for i, line in enumerate(lines) if "kill-one-rank.yaml:14" in line)
+    assert "observed never, n=3" in lines[failing]
+    assert "where it went (s): detect 0.0046" in lines[failing + 1]
+    assert "inconclusive: no arm ran 20 steps" in text
+    assert results.reproduce in text and "report.html" in text and "chaos analyze" in text
+    assert "\x1b" not in text
+
+
+def test_summary_quotes_a_command_once(finished: Finished) -> None:
+    run, results = finished
+    said = "it ended before any progress was seen; its last lines:\n    | cannot find data"
+    cell = results.cells[0].model_copy(
+        update={"invariants": {"progress": Finding(verdict="inconclusive", witness=said)}}
+    )
+    changed = {
+        "cells": [cell],
+        "slas": [],
+        "verdict": "inconclusive",
+        "exit_code": 3,
+        "reason": f"r0: {said}",
+    }
+    text = summary(results.model_copy(update=changed), run)
+    assert text.count("cannot find data") == 1 and text.count("before any progress was seen") == 2
+
+
+def test_summary_prefers_the_latest_link(finished: Finished) -> None:
+    run, results = finished
+    link = run.root.parent / "latest"
+    link.symlink_to(run.root.name)
+    assert "/latest/report.html" in summary(results, run)
+    link.unlink()
+    assert "/run/report.html" in summary(results, run)
+
+
+@pytest.mark.parametrize("verdict", ["interrupted", "skipped", "broken", "unsafe", "halted"])
+def test_run_that_tested_nothing_still_reports_and_never_passes(tmp_path: Path, verdict: str) -> None:
+    run = RunDirectory(tmp_path)
+    results = empty().model_copy(update={"verdict": verdict})
+    paths = reports.render_all(run, results)
+    assert all(path.stat().st_size > 0 for path in paths)
+    suite = ET.parse(tmp_path / "junit.xml").getroot()[0]
+    assert int(suite.get("skipped" if verdict == "skipped" else "errors", "0")) == 1
+    assert page_of(run)[1].open == []
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
+    assert verdict.upper() in summary(results, run)
+
+
+def test_missing_and_torn_logs_cost_only_their_plots(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run")
+    for arm in results.arms:
+        directory = run.events(arm.id)
+        if "hot-spare" in arm.id:
+            for file in directory.iterdir():
+                file.unlink()
+        elif "drop-replica" in arm.id:
+            for file in directory.iterdir():
+                file.write_bytes(file.read_bytes()[:-7])
+    reports.render_all(run, results)
+    text, page = page_of(run)
+    assert page.open == []
+    assert len(re.findall(r'id="throughput[0-9]+-title"', text)) == 2
+    assert "no series: hot-spare" in " ".join(" ".join(page.text).split())
+
+
+def test_report_without_any_log_keeps_its_tables(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run", logs=False)
+    reports.render_all(run, results)
+    _, page = page_of(run)
+    assert "Recovery by phase" in " ".join(page.text)
+    assert page.tags["table"] == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "text"),
+    [
+        (0.61234, "neither", "0.612"), (0.61234, "lower", "0.613"), (0.9996, "higher", "0.999"),
+        (0.9996, "lower", "1.00"), (0.1 + 0.2, "lower", "0.300"), (math.inf, "lower", "never"),
+        (None, "lower", "–"), (math.nan, "lower", "–"), (1234.5, "neither", "1230"),
+        (99.96, "neither", "100"), (0, "lower", "0"), (12.345, "neither", "12.3"),
+        (0.000123456, "neither", "0.000123"), (-0.5, "neither", "-0.500"),
+        (1.5e12, "neither", "1.50e+12"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_digits_and_never_flatter(value: float | None, better: str, text: str) -> None:
+    assert number(value, better) == text
+
+
+def test_numbers_stop_at_the_finest_digit() -> None:
+    assert number(0.00346, finest=1e-4) == "0.0035"
+    assert number(0.00001, finest=1e-4) == "<0.0001"
+    assert number(3.14159, finest=1e-4) == "3.14"
+
+
+def test_alignment_gives_all_numbers_one_width() -> None:
+    padded = align(["0.61", "12", "never", "3.456"])
+    assert padded == ["0.61\u2007", "12\u2008\u2007\u2007\u2007", "never", "3.456"]
+
+
+def test_clauses_are_taken_apart_into_base_units() -> None:
+    clause = parse_clause("median < 500ms")
+    assert clause is not None and (clause.aggregate, clause.op, clause.limit) == ("median", "<", 0.5)
+    percent = parse_clause("min >= 80%")
+    assert percent is not None and percent.limit == pytest.approx(0.8)
+    assert parse_clause("whatever") is None
+
+
+def test_ranges_show_infinity_as_never() -> None:
+    assert range_of(metric("s", [0.5, math.inf, 1.0])) == "[0.500, never]"
+    assert range_of(metric("s", [0.5])) == ""

@@ -1,0 +1,64 @@
+"""Two agents and the coordinators of one job on them, all of them processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from chaos.events.following import Tail
+from chaos.events.log import Kind
+from tests.support.running import EPOCHS, RECOVERABLE, ROOT, Running
+
+HOST = "127.0.0.1"
+
+
+class Cluster:
+    """Agents of two nodes, and the coordinators of their job, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.token = folder / "token"
+        self.token.write_text(os.urandom(32).hex())
+        self.token.chmod(0o600)
+        with socket.create_server((HOST, 0)) as free:
+            self.at = f"{HOST}:{free.getsockname()[1]}"
+        self.agents = [self._agent(node) for node in range(2)]
+        self.coordinators: list[Running] = []
+
+    def _agent(self, node: int) -> subprocess.Popen[str]:
+        command = [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator", self.at, "--node", str(node),
+            "--token-file", str(self.token), "--scratch", str(self.scratch(node)),
+        ]  # fmt: skip
+        return subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+
+    def scratch(self, node: int) -> Path:
+        """Where its processes write."""
+        return self.folder / f"n{node}"
+
+    def job(self, *options: str, epochs: str = EPOCHS) -> Running:
+        """A coordinator of the job: the first, or the next."""
+        return self.run("--adopt", "--ranks", "4", *options, RECOVERABLE, epochs)
+
+    def run(self, *arguments: str | Path) -> Running:
+        """A coordinator, told this besides where its agents are."""
+        given = ("--nodes", "2", "--listen", self.at, "--token-file", self.token, *arguments)
+        self.coordinators.append(Running(self.folder, *given))
+        return self.coordinators[-1]
+
+    def committed(self) -> int:
+        """By the first rank, which is on node 0, whether anybody supervises it or not."""
+        steps = Tail(self.scratch(0) / "w0.jsonl").read()
+        return max((e.step or 0 for e in steps if e.kind is Kind.STEP_COMMITTED), default=0)
+
+    def close(self) -> None:
+        """End everything."""
+        for process in [*(c.process for c in self.coordinators), *self.agents]:
+            process.kill()
+            process.communicate(timeout=60)

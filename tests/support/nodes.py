@@ -1,0 +1,179 @@
+"""Agents as processes of this machine, each at an address of its own, and a fleet for them: for tests of nodes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
+from recovery.transport.wire import Extra
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 30.0
+RANK = "tests.support.tiny_rank"
+
+
+class AgentProcess:
+    """One agent. Ended by ``close``, whatever it does."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        with open(log, "ab") as stream:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        self.log = log
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def gone(self) -> str | None:
+        code = self.process.poll()
+        return None if code is None else f"its agent ended with {code}"
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(LIMIT_S)
+
+    def wait(self) -> int:
+        return self.process.wait(LIMIT_S)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+class Place(Protocol):
+    """Where nodes are."""
+
+    host: str
+
+    def address(self, node: int) -> str:
+        """Of a node."""
+
+    def at(self, node: int, command: list[str]) -> list[str]:
+        """The command line that runs a command there."""
+
+
+class Here:
+    """All are this machine."""
+
+    host = "127.0.0.1"
+
+    def address(self, node: int) -> str:
+        return f"127.0.1.{node + 1}"
+
+    def at(self, node: int, command: list[str]) -> list[str]:
+        return command
+
+
+class Yard:
+    """A fleet, its agents, and the run's directory; ``collected``: all that the fleet ever reported."""
+
+    def __init__(
+        self, folder: Path, *, limits: FleetLimits = FleetLimits(), token: bytes | None = None,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.token = token or secrets.token_bytes(32)
+        self.place: Place = place or Here()
+        self.fleet = Fleet(token=self.token, host=self.place.host, limits=limits, refused=self._refused)
+        self.refused: list[str] = []
+        self.agents: dict[int, AgentProcess] = {}
+        self.collected: list[FleetReport] = []
+        self.run = folder / "run"
+        self.run.mkdir()
+
+    def _refused(self, why: str) -> None:
+        self.refused.append(why)
+
+    def agent(
+        self,
+        node: int,
+        *,
+        token: bytes | None = None,
+        port: int | None = None,
+        lease_s: float = 60.0,
+        tag: str = "",
+    ) -> AgentProcess:
+        """Start another agent for a node."""
+        file = self.folder / f"token{node}{tag}"
+        file.write_text((token or self.token).hex())
+        file.chmod(0o600)
+        command = [
+            sys.executable, "-m", "recovery.nodes.serve", "--coordinator",
+            f"{self.place.host}:{port or self.fleet.address[1]}", "--node", str(node),
+            "--address", self.place.address(node),
+            "--token-file", str(file), "--scratch", str(self.scratch(node)), "--lease", str(lease_s),
+            "--entry", f"{RANK}:start", "--cold", RANK, "--module", RANK,
+        ]  # fmt: skip
+        return AgentProcess(self.place.at(node, command), self.folder / f"agent{node}{tag}.log")
+
+    def start(self, *nodes: int, **options: Any) -> None:
+        """Start agents, and wait until they are there."""
+        for node in nodes:
+            self.agents[node] = self.agent(node, **options)
+        self.await_nodes(*nodes)
+
+    def await_nodes(self, *nodes: int, limit_s: float = LIMIT_S) -> None:
+        self.fleet.await_nodes(nodes, limit_s=limit_s, gone=self.gone)
+
+    def gone(self, node: int) -> str | None:
+        agent = self.agents.get(node)
+        return agent.gone() if agent is not None else None
+
+    def scratch(self, node: int) -> Path:
+        return self.folder / f"scratch{node}"
+
+    def config(self, name: str, node: int) -> Mapping[str, Any]:
+        scratch = self.scratch(node) / self.run.name
+        return {
+            "name": name, "parent": 0, "events": str(scratch / "events"), "log": str(scratch / f"{name}.log")
+        }  # fmt: skip
+
+    def spawn(self, name: str, node: int, mode: str = "warm") -> int:
+        """A tiny rank."""
+        log = f"{self.run.name}/events/{name}.jsonl"
+        return self.fleet.spawn(name, node, self.config(name, node), mode=mode, log=log)
+
+    def order(self, name: str, do: str, count: int = 1) -> bool:
+        return self.fleet.send(name, Extra(topic="do", payload={"do": do, "count": count}))
+
+    def until(
+        self, enough: Callable[[list[FleetReport]], bool], limit_s: float = LIMIT_S
+    ) -> list[FleetReport]:
+        """Turn until what was reported since the last call is enough; returns it."""
+        found: list[FleetReport] = []
+        deadline_s = time.monotonic() + limit_s
+        while not enough(found):
+            assert time.monotonic() < deadline_s, found
+            found += self.fleet.wait(0.05)
+        self.collected += found
+        return found
+
+    def until_kind(self, kind: type, count: int = 1, process: str = "") -> list[FleetReport]:
+        """Until so many reports of one kind (and process) have come."""
+
+        def enough(found: list[FleetReport]) -> bool:
+            fitting = [r for r in found if isinstance(r, kind)]
+            return sum(not process or getattr(r, "process", "") == process for r in fitting) >= count
+
+        return self.until(enough)
+
+    def file(self, name: str) -> Path:
+        return self.folder / self.run.name / name
+
+    def close(self) -> dict[int, str]:
+        try:
+            return self.fleet.close()
+        finally:
+            for agent in self.agents.values():
+                agent.close()

@@ -1,0 +1,93 @@
+"""``python -m recovery.run`` in a process of its own, as somebody would start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from chaos.events.following import Tail
+from chaos.events.log import Event, Kind
+
+ROOT = Path(__file__).resolve().parents[2]
+RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
+LIMIT_S = 120.0
+EPOCHS = "10"
+STEPS = 320
+
+
+class Running:
+    """A ``recovery.run`` in a process of its own."""
+
+    command: Sequence[str] = (sys.executable, "-m", "recovery.run")
+
+    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+        self.events = folder / "events"
+        command_line = [*self.command, "--events", self.events, *arguments]
+        self.process = subprocess.Popen(
+            list(map(str, command_line)), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+        self.said = ""
+
+    def of(self, actor: str, kind: Kind) -> list[Event]:
+        """Events of that kind."""
+        path = self.events / f"{actor}.jsonl"
+        return [e for e in Tail(path).read() if e.kind is kind] if path.exists() else []
+
+    def wait_for(self, enough: Callable[[], bool]) -> None:
+        """Until it is so."""
+
+        def so() -> bool:
+            if enough():
+                return True
+            assert self.process.poll() is None, self.process.communicate(timeout=LIMIT_S)[1]
+            return False
+
+        until(so)
+
+    def trained(self, step: int) -> bool:
+        """Whether the first process has committed that step."""
+        return any((e.step or 0) >= step for e in self.of("w0", Kind.STEP_COMMITTED))
+
+    def pid_of(self, name: str) -> int:
+        """Pid of one of its processes."""
+        return next(
+            e.data["pid"] for e in self.of("orchestrator", Kind.PROCESS_SPAWNED) if e.data["process"] == name
+        )
+
+    def end(self) -> int:
+        """Its exit status; what it said is kept."""
+        self.said = self.process.communicate(timeout=LIMIT_S)[1]
+        return self.process.returncode
+
+    def digest(self, step: int = STEPS) -> dict[str, object]:
+        """Of all state after a step, such as the last, the same on every rank that committed it."""
+        found = [
+            {k: v for k, v in e.data.items() if k != "rank"}
+            for path in self.events.glob("[ws]*.jsonl")
+            for e in self.of(path.stem, Kind.STATE_DIGEST)
+            if e.step == step
+        ]
+        assert len(found) == 4 and all(digest == found[0] for digest in found), found
+        return found[0]
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Through a pidfd, as an operator's tool would."""
+    fd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(fd, signum)
+    os.close(fd)
+
+
+def until(enough: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until it is so."""
+    pause, deadline = threading.Event(), time.monotonic() + limit_s
+    while not enough():
+        assert time.monotonic() < deadline, "it never came to it"
+        pause.wait(0.01)

@@ -1,0 +1,98 @@
+"""Plays whole arms on the simulated launcher, in memory but for their logs, and judges them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos import plugins
+from chaos.events.log import Event, Log, read_log
+from chaos.fault.base import Fault
+from chaos.scenario.model import Cell, Scenario
+from harness.arm.watching import StopFlag
+from harness.host.rundir import RunDirectory
+from harness.judge.checkers import Evidence
+from harness.launch.launcher import ArmSetup
+from harness.launch.workload import DataInfo
+from harness.launchers.sim import Sim, SimSession
+from harness.run.orchestrator import Orchestrator
+from harness.sim.rank.behaviour import Behaviour
+from recovery.policy.strategy import Strategy
+from tests.support.arms import EXACT
+
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where simulated ranks flush real checkpoints to in no time; None: only to the disk."""
+RANKS, STEPS, BATCH, EVERY, SAMPLES = 4, 60, 24, 10, 700
+KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33, "phase": "backward"}}
+
+
+class Silent:
+    """Watches and says nothing."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """Nothing."""
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """Nothing."""
+
+
+def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
+    """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the workload."""
+    workload = {
+        "kind": "mlp", "ranks": more.pop("ranks", RANKS), "steps": more.pop("steps", STEPS),
+        "global_batch": BATCH, "parallelism": more.pop("parallelism", "ddp"),
+        "checkpoint": {
+            "every": more.pop("every", EVERY), "keep": more.pop("keep", 3), "memory": more.pop("memory", False),
+            "sharded": more.pop("sharded", False),
+        },
+        "determinism": more.pop("determinism", "default"), "evaluate": more.pop("evaluate", None),
+        "verify_every": more.pop("verify_every", None),
+    }  # fmt: skip
+    body = {
+        "version": 1,
+        "name": "sim",
+        "launcher": "sim",
+        "workload": workload,
+        "recovery": recovery,
+        "faults": faults,
+    }
+    stop = [{"when": "no_committed_step_for > 100s"}]
+    scenario = Scenario.model_validate({**body, "stop_conditions": stop, **more})
+    return Cell(id="default", params={}, scenario=scenario)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """One arm that was played. ``outcome``: as the orchestrator returned it."""
+
+    outcome: str
+    cell: Cell
+    log: Log
+    directory: Path
+
+
+def play(
+    cell: Cell, root: Path, *, seed: int, arm: Literal["faulted", "control"] = "faulted",
+    behaviour: Behaviour | None = None, strategy: Strategy | None = None, sim: Sim | None = None,
+) -> Played:  # fmt: skip
+    """Play one arm; ``strategy`` instead of the scenario's own."""
+    run = RunDirectory(root)
+    run.make_arm(arm)
+    data = DataInfo(path=root, samples=SAMPLES, digest="none", about="simulated")
+    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+    spec = cell.scenario.recovery
+    strategy = strategy or plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+    cluster = SimSession((sim or Sim()).timings(), behaviour).cluster(setup)
+    kinds = plugins.load("chaos.faults", Fault)
+    outcome = Orchestrator(setup, cluster, strategy, kinds, watcher=Silent(), stop=StopFlag()).run()
+    return Played(outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm))
+
+
+def evidence(faulted: Played, control: Played | None) -> Evidence:
+    """The evidence on a faulted arm, or with no control arm given, on one that is a control arm itself."""
+    return Evidence(
+        arm="faulted" if control else "control", cell=faulted.cell, log=faulted.log,
+        control=control.log if control else None, controls=(control.log,) if control else (), exact=EXACT,
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from harness.judge.record.episodes import Episode
 from harness.judge.record.lineage import NS, Generation, History, StepRun
 from harness.judge.record.node_attribution import homes, nodes_hit
 from harness.judge.record.reported import is_bad, spoilt_since
+from harness.judge.record.split import agreed_before
 from harness.judge.record.strength import strength_of
 from harness.judge.record.sustained import at_the_end_again, lasting
 from harness.judge.results import PHASE_NAMES, Incident, PhaseSpan
@@ -300,18 +301,13 @@ def sound_digests(history: History) -> Iterator[Event]:
             yield event
 
 
-def _is_of(failure: Event, agreed: int, digest: Event) -> bool:
+def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
     """Whether a digest is of a state that was found to differ."""
-    since = agreed < (digest.step or 0) <= (failure.step or 0)
-    return (
-        since and digest.generation == failure.generation and failure.data["process"] in (None, digest.actor)
+    step, number = agreed
+    since = (
+        step < (digest.step or 0) <= (failure.step or 0) and number <= digest.generation <= failure.generation
     )
-
-
-def agreed_before(history: History, failure: Event) -> int:
-    """The step at which replicas last agreed before they were found to differ."""
-    agreed = [e.step or 0 for e in history.log.of(Kind.REPLICAS_AGREED) if e.time_ns < failure.time_ns]
-    return max((step for step in agreed if step < (failure.step or 0)), default=0)
+    return since and failure.data["process"] in (None, digest.actor)
 
 
 def final_digests(history: History) -> dict[int, dict[int, Event]]:

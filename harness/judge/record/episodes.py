@@ -3,8 +3,8 @@
 A failure belongs to an injection when it blames one of the injection's targets and comes after it, before the
 next injection on the same target. An injection may explain several: all processes of a lost node, or a notice
 and the exit that follows when nobody heeds it; the first counts as its detection. States that differ without a
-majority blame no process: such a failure belongs to every injection that changed the state of a rank of its
-generation, and so may belong to several. What is left over is given to
+majority blame no process, and where most hold a changed state, one that does not: such a failure belongs to every
+injection whose changed state somebody held by then (``harness.judge.record.split``). What is left over is given to
 the newest injection still without a failure (the blame may be wrong; the ``detection`` checker says so), unless
 another injection lies between.
 """
@@ -20,6 +20,7 @@ from chaos.events.log import Event, Kind
 from chaos.fault.base import Fault, Where
 from chaos.plugins import load
 from harness.judge.record.lineage import History
+from harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
@@ -59,13 +60,11 @@ class Episode:
         hit = self.processes or (None,)
         return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
 
-    def may_have_split(self, failure: Event) -> bool:
-        """Whether a failure says that states differ, and cannot say whose is wrong, after this one changed one."""
-        if failure.data["cause"] != "diverged" or failure.data["process"] or self.injected is None:
-            return False
+    @property
+    def changed(self) -> bool:
+        """Whether it left a rank with another state than it had, and not with a non-finite value."""
         evidence = self.landed.data.get("evidence", {}) if self.landed else {}
-        changed = self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
-        return changed and self.injected.generation == failure.generation
+        return self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
 
     @property
     def missed(self) -> bool:
@@ -147,7 +146,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
         )
     fired = {episode.fault for episode in found}
     idle = [_never_fired(event) for name, event in planned.items() if name not in fired]
-    return (*_with_failures(found, list(log.of(Kind.FAILURE_DETECTED))), *idle)
+    return (*_with_failures(history, found, list(log.of(Kind.FAILURE_DETECTED))), *idle)
 
 
 def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
@@ -199,9 +198,43 @@ def _never_fired(event: Event) -> Episode:
     )  # fmt: skip
 
 
-def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episode]:
+def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
+    """Who held a state that one of these had changed, when replicas were found to differ."""
+    mine = [
+        one for one in episodes
+        if one.changed and one.injected and one.injected.time_ns <= failure.time_ns
+    ]  # fmt: skip
+    held = (
+        holders(history, one.processes, one.injected.generation, failure.generation)
+        for one in mine if one.injected
+    )  # fmt: skip
+    return frozenset().union(*held)
+
+
+def _of_states(
+    history: History, episodes: list[Episode], failures: Iterable[Event]
+) -> dict[int, list[Event]]:
+    """Index of an episode -> differences between replicas that the state it changed explains: of whoever held that, and
+    of whom it follows from how many held such a state."""
+    found: dict[int, list[Event]] = {}
+    for failure in failures:
+        if failure.data["cause"] != "diverged":
+            continue
+        generation, named = history.generation(failure.generation), failure.data["process"]
+        each = {index: changed_by(history, (one,), failure) for index, one in enumerate(episodes)}
+        every = frozenset[str]().union(*each.values())
+        told = tied(every, generation) if named is None else outvoted(every, generation, named)
+        members = generation.members if generation is not None else ()
+        for index, held in each.items():
+            if named in held or (told and held & set(members)):
+                found.setdefault(index, []).append(failure)
+    return found
+
+
+def _with_failures(history: History, episodes: list[Episode], failures: list[Event]) -> list[Episode]:
     paired: dict[int, list[Event]] = {}
-    left = list(failures)
+    states = _of_states(history, episodes, failures)
+    left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
             if index in paired or episode.injected is None or episode.missed:
@@ -213,10 +246,11 @@ def _with_failures(episodes: list[Episode], failures: list[Event]) -> list[Episo
                 if start <= f.time_ns < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
             ]  # fmt: skip
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
+            found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
             found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
                 paired[index] = found
-                left = [f for f in left if f not in found or (direct and episode.may_have_split(f))]
+                left = [f for f in left if f not in found]
         left = [f for f in left if not any(f in found for found in paired.values())]
     return [
         replace(episode, failure=paired[index][0], others=tuple(paired[index][1:]))
@@ -238,7 +272,7 @@ def _explains(episode: Episode, failure: Event) -> bool:
     """Whether a failure blames what the episode hit. One that acts everywhere also hits whoever joined since."""
     if episode.target.get("everywhere"):
         return _of_values(failure)
-    return episode.may_be_blamed(failure) or episode.may_have_split(failure)
+    return episode.may_be_blamed(failure)
 
 
 def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[str | None], float]:

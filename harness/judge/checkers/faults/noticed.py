@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from chaos.events.log import Event, Kind
 from harness.judge.checkers.faults.due import all_declined, excused, shortfall
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown, verdict_of
 from harness.judge.measure.incidents import by_shard, diverged, final_digests, recovery_of
-from harness.judge.record.episodes import Episode
+from harness.judge.record.episodes import Episode, changed_by
 from harness.judge.record.kept_in_memory import lost_keepers
 from harness.judge.record.lineage import Generation
+from harness.judge.record.split import outvoted
 from harness.judge.results import Finding
 
 STATE = ("parameters", "optimizer")
@@ -153,23 +154,17 @@ def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
     return len(struck) == len(hit) * generation.shards
 
 
-def _outvoted(struck: set[str], members: Sequence[str], named: str | None) -> bool:
-    """Whether replicas that differ were told apart by how many hold the same, and most members were hit: whoever
-    still holds the right state is then the one that differs. That the others hold a wrong one, ``loss-equality`` says.
-    """
-    return 2 * len(struck) > len(members) and named in set(members) - struck
-
-
 def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
     problems = []
     generation = evidence.history.generation_at(event.time_ns)
     members = generation.members if generation else ()
-    hit = event.data["process"] if episode.may_be_blamed(event) else episode.process
-    rank = members.index(hit) if hit in members else None
-    cause = event.data["cause"]
-    struck = _hit_together(evidence, episode) & set(members)
-    if cause == "diverged" and _outvoted(struck, members, event.data["process"]):
+    cause, named = event.data["cause"], event.data["process"]
+    changed = changed_by(evidence.history, evidence.measures.episodes, event) if cause == "diverged" else ()
+    if outvoted(changed, generation, named):
         return []
+    hit = named if episode.may_be_blamed(event) or named in changed else episode.process
+    rank = members.index(hit) if hit in members else None
+    struck = _hit_together(evidence, episode) & set(members)
     # Replicas that differ without a majority: nobody can be named.
     # Nor can anybody where all members were hit alike, or as many as were not: neither side is the odd one.
     alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))

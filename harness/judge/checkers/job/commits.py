@@ -7,9 +7,10 @@ import math
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
-from harness.judge.measure.incidents import agreed_before, diverged
+from harness.judge.measure.incidents import diverged
 from harness.judge.record.kept_in_memory import PLACE, held_in_memory
 from harness.judge.record.lineage import Generation, History
+from harness.judge.record.split import agreed_before
 from harness.judge.results import Finding
 from recovery.checkpoint.memory.header import is_memory
 
@@ -116,7 +117,7 @@ def _sure_until(history: History, generation: Generation) -> float:
     latest = max(broken, key=lambda failure: failure.time_ns)
     if any(latest.generation < other.number < generation.number for other in history.worked):
         return math.inf
-    return agreed_before(history, latest)
+    return agreed_before(history, latest)[0]
 
 
 def single_writer(evidence: Evidence) -> Finding:
@@ -247,7 +248,7 @@ def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> b
     """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly done away with."""
     history, until_ns = evidence.history, deleted.time_ns + evidence.log.clocks.bound_ns(deleted)
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
-    return any(step > agreed_before(history, failure) for failure in found)
+    return any(step > agreed_before(history, failure)[0] for failure in found)
 
 
 def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> bool:
@@ -264,7 +265,7 @@ def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> b
             for e in history.log.of(Kind.GENERATION_READY)
             if e.generation <= failure.generation and e.data["checkpoint"]
         ]
-        if step > max(agreed_before(history, failure), *one, 0):
+        if step > max(agreed_before(history, failure)[0], *one, 0):
             return True
     return False
 

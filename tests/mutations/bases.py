@@ -13,7 +13,7 @@ from typing import Any, Literal
 from chaos.events.log import Event, Log, read_actor
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.judge.checkers import Evidence, check_all
-from harness.judge.record.expected import Expected, expected_of
+from harness.judge.evidence.expected import Expected, expected_of
 from harness.judge.results import Finding
 from harness.launchers.sim import Sim
 from tests.mutations import recorded

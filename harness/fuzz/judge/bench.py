@@ -43,7 +43,7 @@ from harness.fuzz.play.play import (
 from harness.host.rundir import RunDirectory, arm_id, write_resolved
 from harness.judge.checkers import check_all
 from harness.judge.evidence.absurd import absurdity
-from harness.judge.record.expected import Expected
+from harness.judge.evidence.expected import Expected
 from harness.judge.verdict.judge import judge
 
 Tree = dict[str, Any]

@@ -31,7 +31,7 @@ from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.play.coverage import Feature, Observed
 from harness.host.rundir import RunDirectory
 from harness.judge.checkers import Evidence, check_all
-from harness.judge.record.expected import Expected, expected_of
+from harness.judge.evidence.expected import Expected, expected_of
 from harness.judge.results import Finding
 from harness.launch.launcher import ArmSetup, Launcher
 from harness.launch.requirements import refuse_impossible

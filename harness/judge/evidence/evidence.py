@@ -8,8 +8,8 @@ from functools import cached_property
 
 from chaos.events.log import Log
 from chaos.scenario.model import Cell, FaultSpec
+from harness.judge.evidence.expected import Expected
 from harness.judge.measure.measure import ArmMeasures, measure
-from harness.judge.record.expected import Expected
 from harness.judge.record.lineage import History, history_of
 from harness.judge.results import Finding
 

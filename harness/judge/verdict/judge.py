@@ -26,13 +26,13 @@ from harness.host.rundir import RunDirectory, arm_id, read_resolved
 from harness.judge.checkers import Evidence, check_all
 from harness.judge.checkers.job.loss import compare
 from harness.judge.evidence.absurd import absurdity
+from harness.judge.evidence.expected import expected_of, twins_of
 from harness.judge.measure.flops import mfu, work_of
 from harness.judge.measure.labels import Named, labels
 from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
 from harness.judge.measure.reliability import false_alarms, spares_of, survival
 from harness.judge.measure.samples import chances
 from harness.judge.record.episodes import NEVER_FIRED
-from harness.judge.record.expected import expected_of, twins_of
 from harness.judge.record.lineage import History, history_of
 from harness.judge.record.node_attribution import nodes_of
 from harness.judge.results import ArmResult, CellResult, Finding, Reliability, Results, Skip, SlaResult, merge

@@ -11,7 +11,7 @@ from chaos.events.log import Kind
 from chaos.loading.overrides import of_option
 from chaos.scenario.model import Cell, ResolvedRun
 from harness.host.rundir import RunDirectory
-from harness.judge.record.expected import expected_of
+from harness.judge.evidence.expected import expected_of
 from harness.judge.results import Finding, Results
 from harness.judge.verdict.judge import judge
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate

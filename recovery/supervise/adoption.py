@@ -15,7 +15,7 @@ from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.policy.doubts import Doubt
 from recovery.policy.strategy import Cause, Failure, Form, Health, StateFrom, Strategy
-from recovery.supervise.divergence import DigestBook
+from recovery.supervise.divergence import DigestBook, Disagreement
 from recovery.supervise.excluded_samples import Skips
 from recovery.supervise.failures import FailureBook, answer_of
 from recovery.supervise.process_table import Process
@@ -126,6 +126,7 @@ class Adopter(Standing):
     _first_state: StateFrom
     _unheard: set[str]
     _inquiry: int = -1
+    _differed: Disagreement | None = None
 
     def adopt(self, known: Past, state: StateFrom) -> None:
         """Take over, instead of ``start``: ask every process where it is, and go on once all have answered. ``state``:
@@ -201,7 +202,10 @@ class Adopter(Standing):
         if known.generation:
             self._progress.resumed(self.generation, self.members)
             self._progress.reached(known.resume_step)
-        if known.generation and self._progress.committed >= self.steps:
+        if self._differed is not None:
+            self.stage = Stage.TRAINING
+            self._diverged(self._differed)
+        elif known.generation and self._progress.committed >= self.steps:
             self.stage = Stage.TRAINING
             self._complete()
         elif not known.generation:
@@ -210,6 +214,7 @@ class Adopter(Standing):
             p.health is Health.TRAINING for p in members
         ):  # fmt: skip
             self.stage = Stage.TRAINING
+            self._answer_notices()  # those that came while it was not known where all are
             self._end_if_finished()
         else:
             self.stage = Stage.FORMING  # whatever it was: something to break
@@ -252,11 +257,15 @@ class Adopter(Standing):
         """End the job."""
 
     @abstractmethod
+    def _diverged(self, found: Disagreement) -> None: ...
+    @abstractmethod
     def _complete(self) -> None: ...
     @abstractmethod
     def _on_ready(self, entry: Process) -> None: ...
     @abstractmethod
     def _form_if_ready(self) -> None: ...
+    @abstractmethod
+    def _answer_notices(self) -> None: ...
     @abstractmethod
     def _end_if_finished(self) -> None: ...
     @abstractmethod

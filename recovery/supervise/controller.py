@@ -211,8 +211,7 @@ class Controller(Corruptions, Lookout):
         self.stage = Stage.TRAINING
         self._progress.resumed(self.generation, self.members)
         self._settling.began(message.step, self.hands.now_s())
-        if any(member.noticed for member in self._crew.member_processes()):
-            self._act(self.strategy.on_notice(self._view()))
+        self._answer_notices()
         self._end_if_finished()
 
     # ---- failures
@@ -241,6 +240,11 @@ class Controller(Corruptions, Lookout):
             more = answer(self._view())
             if Pause(save=True) in more.actions:
                 self._act(more)
+
+    def _answer_notices(self) -> None:
+        """Of members that were told before their generation trained, or while another supervisor was lost."""
+        if any(member.noticed for member in self._crew.member_processes()):
+            self._act(self.strategy.on_notice(self._view()))
 
     def _fail(self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail, measured)

@@ -42,9 +42,10 @@ class Corruptions(Adopter):
         """Whoever holds another state than most is named, and the generation stopped."""
         found = self._digests.note(entry.name, message.generation, message.step, message.digest)
         self._note_agreed()
-        if found is None or self.stage not in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
-            return
-        self._diverged(found)
+        if found is not None and self.stage is Stage.ADOPTING:
+            self._differed = found  # sent to the lost supervisor; answered when it is known where all are
+        elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
+            self._diverged(found)
 
     def _refuse_start(self, held: Mapping[str, tuple[int, str]]) -> bool:
         """Stop a generation whose members do not hold the same step and state: it must not train. Whether it was."""

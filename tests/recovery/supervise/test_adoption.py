@@ -88,6 +88,40 @@ def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(me
     assert [e.step for e in ready] == [30]
 
 
+@pytest.mark.parametrize("step", [32, 50])
+def test_a_divergence_while_nobody_supervised_is_answered_by_whoever_takes_over(
+    step: int, memory: Path
+) -> None:
+    """The digests that show it wait for the next supervisor, which hears them before it knows where all are; in the
+    last steps of the job nothing that would show it comes after them."""
+    faults: list[dict[str, Any]] = [
+        {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 5.0}, "at": {"step": step}},
+        {"id": "bad", "kind": "replica-desync", "target": {"rank": 1}, "at": {"step": step + 2}},
+    ]
+    played = play(cell_of("drop-replica", faults), memory, seed=3)
+    (taken,), failures = adoptions(played), list(played.log.of(Kind.FAILURE_DETECTED))
+    assert [(f.data["cause"], f.data["process"]) for f in failures] == [("diverged", "w1")]
+    assert failures[0].time_ns > taken.time_ns and played.outcome == "completed"
+
+
+def test_a_notice_while_nobody_supervised_is_answered_by_whoever_takes_over(memory: Path) -> None:
+    faults: list[dict[str, Any]] = [
+        {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.3}, "at": {"step": 32}},
+        {
+            "id": "told",
+            "kind": "process-term",
+            "target": {"rank": 1},
+            "params": {"grace_s": 5.0},
+            "at": {"step": 34},
+        },
+    ]
+    played = play(cell_of("hot-spare", faults), memory, seed=3)
+    (taken,), failures = adoptions(played), list(played.log.of(Kind.FAILURE_DETECTED))
+    assert [(f.data["cause"], f.data["process"]) for f in failures] == [("notice", "w1")]
+    decided = next(played.log.of(Kind.DECISION))
+    assert decided.time_ns - taken.time_ns < 500_000_000 and played.outcome == "completed"
+
+
 def test_the_past_says_when_the_replicas_agreed(memory: Path) -> None:
     played = play(cell_of("checkpoint-restart", [KILL]), memory, seed=2)
     events = played.log.actors["orchestrator"].events

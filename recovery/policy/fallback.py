@@ -107,6 +107,8 @@ def mend(view: ClusterView, *, nonfinite: Nonfinite) -> Decision | None:
     named = undecided(view) or skip(view, refills=nonfinite == "skip")
     if named is not None:
         return named
+    if any(f.applied for f in view.failures):
+        return restart(view, why="a state that is not finite")
     if nonfinite == "rollback" and any(f.cause is Cause.NONFINITE for f in view.failures):
         return restart(view, why="non-finite values")
     return refill(view) or rejoin_all(view)

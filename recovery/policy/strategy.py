@@ -71,7 +71,8 @@ class ProcessView:
 class Failure:
     """One declared failure. ``time_s``: supervisor clock; ``samples``: those found to be non-finite by themselves;
     ``generation``: in which it happened; ``answer``: what answered it, "" as long as nothing has: ``rollback`` where
-    all went back to a checkpoint, else the ``cause`` of the ``Form``."""
+    all went back to a checkpoint, else the ``cause`` of the ``Form``; ``applied``: non-finite values that the state
+    holds already, so that redoing a step helps nobody."""
 
     process: str
     rank: int | None
@@ -81,6 +82,7 @@ class Failure:
     samples: tuple[int, ...] = ()
     generation: int = 0
     answer: str = ""
+    applied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

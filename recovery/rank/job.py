@@ -14,6 +14,7 @@ part in the new generation, and the step is done again.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -172,8 +173,12 @@ class Job(JobFacts):
                 self.marks.enter(progress_counters.BETWEEN)
                 return True
             if finished := self.member.finished(self.state.step):
+                bad = self.state.not_finite()
                 self.marks.enter(progress_counters.IDLE)
-                self.agent.channel.send(finished)
+                if bad is None:
+                    self.agent.channel.send(finished)
+                else:
+                    self._refuse_end(bad)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
                 self._leave()
@@ -187,6 +192,14 @@ class Job(JobFacts):
                 self.member.hears(order)
             else:
                 self._join(order)
+
+    def _refuse_end(self, bad: str) -> None:
+        """No step follows whose loss or gradient would show what is wrong with the state of this rank."""
+        print(f"after the last step {bad} is not finite: the state is refused", file=sys.stderr, flush=True)
+        self._write(
+            Kind.NONFINITE_CAUGHT, step=self.state.step, rank=self.rank, blamed=[self.rank], what="state"
+        )
+        self._park("nonfinite", blamed=[self.rank])
 
     @contextmanager
     def step(self) -> Iterator[Step]:

@@ -175,9 +175,12 @@ class TrainState:
         )
 
     def not_finite(self) -> str | None:
-        """The name of a tensor that holds a NaN or an infinity, or None. Waits once for a GPU."""
-        flags = {}
+        """The name of a tensor that holds a NaN or an infinity, or None; of parameters and the optimizer's, since the
+        buffers of a model may rightly hold them (a mask). Waits once for a GPU."""
+        flags, learned = {}, {f"model.{name}" for name in self.trained}
         for name, tensor in self.parts().items():
+            if not (name in learned or name.startswith("optimizer.")):
+                continue
             if tensor.is_floating_point() or tensor.is_complex():
                 flaws = Flaws()
                 flaws.look(tensor)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from chaos.events.log import Event, Kind
 from recovery.checkpoint.memory import ROLE as KEEPER
 from recovery.policy.doubts import Doubt
-from recovery.policy.strategy import Cause, Failure, Form, Health, StateFrom, Strategy
+from recovery.policy.strategy import Cause, ClusterView, Decision, Failure, Form, Health, StateFrom, Strategy
 from recovery.supervise.divergence import DigestBook, Disagreement
 from recovery.supervise.excluded_samples import Skips
 from recovery.supervise.failures import FailureBook, answer_of
@@ -220,6 +220,11 @@ class Adopter(Standing):
             self.stage = Stage.FORMING  # whatever it was: something to break
             self._break_up()
 
+    def _answer_notices(self) -> None:
+        """Of members that were told before their generation trained, or while another supervisor was lost."""
+        if any(member.noticed for member in self._crew.member_processes()):
+            self._act(self.strategy.on_notice(self._view()))
+
     def _start_the_rest(self) -> None:
         """There has been no generation yet: start whom the lost supervisor had not started, and form the first."""
         self.stage = Stage.STARTING
@@ -265,7 +270,9 @@ class Adopter(Standing):
     @abstractmethod
     def _form_if_ready(self) -> None: ...
     @abstractmethod
-    def _answer_notices(self) -> None: ...
+    def _act(self, decision: Decision) -> None: ...
+    @abstractmethod
+    def _view(self) -> ClusterView: ...
     @abstractmethod
     def _end_if_finished(self) -> None: ...
     @abstractmethod

@@ -241,11 +241,6 @@ class Controller(Corruptions, Lookout):
             if Pause(save=True) in more.actions:
                 self._act(more)
 
-    def _answer_notices(self) -> None:
-        """Of members that were told before their generation trained, or while another supervisor was lost."""
-        if any(member.noticed for member in self._crew.member_processes()):
-            self._act(self.strategy.on_notice(self._view()))
-
     def _fail(self, entry: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING) -> None:
         failure = self._declare(entry, cause, self._crew.step_of(entry), detail, measured)
         if entry.health is not Health.DEAD and cause in (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT):
@@ -298,9 +293,9 @@ class Controller(Corruptions, Lookout):
         entry.health, entry.step, entry.valid = Health.PARKED, message.step, message.valid
         entry.finished, entry.pending = False, message.pending
         self._skips.note(entry.name, message.samples)
-        if message.why == "nonfinite" and self.stage in (Stage.TRAINING, Stage.PAUSING):
-            self._on_nonfinite(message)
-        elif self.stage is Stage.STOPPING:
+        if self._hears_refusal(message):
+            return
+        if self.stage is Stage.STOPPING:
             self._decide_if_parked()
         elif message.why == "pause" and self.stage is Stage.PAUSING:
             if self._crew.all_parked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 
 from chaos.events.log import Kind
 from recovery.policy.strategy import Cause, Failure
@@ -21,9 +22,26 @@ class Corruptions(Adopter):
     _agreement: tuple[int | None, int | None]
     _patience_s: float
 
+    def _hears_refusal(self, message: Parked) -> bool:
+        """Whether it says that values were refused that are to be answered; then they are."""
+        late = self.stage is Stage.STOPPING and message.step >= self.steps  # each rank for itself
+        if message.why != "nonfinite" or not (late or self.stage in (Stage.TRAINING, Stage.PAUSING)):
+            return False
+        self._on_nonfinite(message)
+        return True
+
     def _on_nonfinite(self, message: Parked) -> None:
         ranks = [rank for rank in message.blamed if rank < len(self.members)]
         blamed: list[Process | None] = [self._crew[self.members[rank]] for rank in ranks]
+        if message.step >= self.steps:  # only whoever holds it parks
+            detail = "non-finite state, refused after the last step"
+            failure = self._declare(blamed[0], Cause.NONFINITE, message.step, detail)
+            self._failures.current.append(replace(failure, applied=True))
+            if self.stage is Stage.STOPPING:
+                self._decide_if_parked()
+            else:
+                self._stop_generation()
+            return
         detail = "non-finite loss or gradient, refused before the optimizer step"
         examined = self._skips.examine == message.step + 1  # the blamed look for the sample, and then park
         for entry in blamed or [None]:

@@ -56,6 +56,17 @@ def _insists(tree: Tree, played: Played) -> bool:
     return again or "crash-loop" in _kinds(tree) or len(tree["faults"]) > 1
 
 
+def _unrecovered(tree: Tree, played: Played) -> bool:
+    """Whether the job is to end at its first failure."""
+    return tree["recovery"]["strategy"] == "none"
+
+
+def _left_spoilt(tree: Tree, played: Played) -> bool:
+    """Whether it may end with a state that is known to be wrong, since nobody mends it."""
+    gave_up = played.outcomes.get("faulted") == "gave-up"
+    return gave_up and _unrecovered(tree, played) and "tensor-corrupt" in _kinds(tree)
+
+
 def _silent(tree: Tree, played: Played) -> bool:
     """Whether a fault changes values to others that nobody can tell from right ones."""
     others = any(
@@ -169,6 +180,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="liveness", verdict="inconclusive", says="too short to tell: raise workload.steps"),
     *(Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True) for why in TOO_NOISY),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
     Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
     *(
@@ -180,6 +192,7 @@ EXCUSES: tuple[Excuse, ...] = (
         )
         for name in ("loss-equality", "nan-containment", "sample-accounting", "step-arithmetic")
     ),
+    Excuse(name="loss-equality", verdict="fail", says="parameters differ", when=_left_spoilt),
     Excuse(name="replica-equality", verdict="inconclusive", says="no step has digests from two ranks"),
     Excuse(
         name="replica-equality",

@@ -152,7 +152,10 @@ class SimRank:
                 return True
             if finished := self.member.finished(self.state.step):
                 self.mark.enter(progress_counters.IDLE)
-                self.send(finished)
+                if self.state.bad:
+                    self._refuse_end()
+                else:
+                    self.send(finished)
             order = yield from self._next_order()
             if isinstance(order, Join):
                 yield from self._join(order)
@@ -164,6 +167,13 @@ class SimRank:
             elif self.behaviour.stops(self):
                 self.leave()
                 return False
+
+    def _refuse_end(self) -> None:
+        """As ``recovery.rank.job`` refuses it."""
+        self.write(
+            Kind.NONFINITE_CAUGHT, step=self.state.step, rank=self.rank, blamed=[self.rank], what="state"
+        )
+        self._park("nonfinite", blamed=[self.rank])
 
     def _next_order(self) -> Generator[float | None, Any, Order]:
         while not self._orders:

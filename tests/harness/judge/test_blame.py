@@ -16,6 +16,7 @@ from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of
 from tests.support.logs import Script
 
+CHANGED = {"before": "aa", "after": "bb"}
 SIX = tuple(f"w{rank}" for rank in range(6))
 
 
@@ -31,6 +32,7 @@ def verdict(hit: Iterable[int], cause: str, blamed: int | None, *, kind: str, sh
         script.orchestrator(
             Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
         )
+        script.orchestrator(Kind.FAULT_LANDED, step=27, **about, witness="rank: digests", evidence=CHANGED)
     script.orchestrator(
         Kind.FAILURE_DETECTED, step=27, failure=1, cause=cause, process=None if blamed is None else f"w{blamed}",
         rank=blamed, detail="seen",

@@ -37,8 +37,8 @@ DEFECTS: dict[str, tuple[Any, list[dict[str, Any]], Defect, dict[str, str]]] = {
     ),
     "random generators begin anew": (RESTART, [KILL], defects.ForgetsRandomness, {"loss-equality": FAIL}),
     "a zombie commits": (SPARE, [HANG], defects.Zombie, {"single-writer": FAIL}),
-    # The NaN is in every loss from there on, so that no band can hold it either.
-    "a NaN is committed": (DROP, [NAN], defects.CommitsNan, {"nan-containment": FAIL, "loss-equality": FAIL}),
+    # The state is refused after the last step, far from the fault, and all go back to before it.
+    "a NaN is committed": (DROP, [NAN], defects.CommitsNan, {"nan-containment": FAIL, "detection": FAIL}),
     "the learning rate is scaled": (SMALLER, [KILL], defects.ScalesRate, {"step-arithmetic": FAIL}),
     "a peer sends old state": (DROP, [KILL], defects.StalePeer, {"replica-equality": FAIL}),
     "another rank is blamed": (SPARE, [NAN], defects.BlamesAnother, {"detection": FAIL}),

@@ -52,6 +52,17 @@ def test_rollback_goes_to_a_checkpoint_at_once(kind: type[DropReplica | HotSpare
     assert form_of(kind, "rollback", (), before=False).state is StateFrom.CHECKPOINT
 
 
+@pytest.mark.parametrize("nonfinite", ["retry", "skip"])
+@KINDS
+def test_what_the_state_holds_already_sends_all_back_to_a_checkpoint(
+    kind: type[DropReplica | HotSpare], nonfinite: Nonfinite
+) -> None:
+    seen = view((), before=False)
+    held = replace(seen, failures=tuple(replace(f, applied=True) for f in seen.failures))
+    (form,) = [a for a in kind(nonfinite=nonfinite).on_failure(held).actions if isinstance(a, Form)]
+    assert form.state is StateFrom.CHECKPOINT
+
+
 @KINDS
 def test_where_all_are_to_blame_skipping_is_no_help_either(kind: type[DropReplica | HotSpare]) -> None:
     assert form_of(kind, "skip", (), (), (), before=False).state is StateFrom.CHECKPOINT

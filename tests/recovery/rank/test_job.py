@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import shutil
 import socket
@@ -301,6 +302,23 @@ def test_non_finite_values_are_refused_before_they_touch_anything(rank: Rank) ->
     rank.join(2)
     rank.hear(Joined)
     assert rank.hear(Finished).step == 6
+    rank.stop()
+
+
+def test_a_state_that_is_not_finite_after_the_last_step_is_refused(rank: Rank) -> None:
+    reached, go = hold(rank, 6, "optimizer")
+    rank.join(1)
+    reached.get(timeout=WAIT_S)
+    with torch.no_grad():
+        rank.model.weight[0, 0] = math.nan
+    go.put(None)
+    rank.hear(Joined)
+    parked = rank.hear(Parked)
+    assert (parked.why, parked.step, parked.blamed) == ("nonfinite", 6, [0])
+    (caught,) = rank.events(Kind.NONFINITE_CAUGHT)
+    assert (caught.step, caught.data["what"], caught.data["blamed"]) == (6, "state", [0])
+    rank.join(2, restore=True)  # the checkpoint of the last step was refused, too
+    assert rank.hear(Joined).step == 3 and rank.hear(Finished).step == 6
     rank.stop()
 
 

@@ -278,6 +278,10 @@ def test_what_is_planted_in_the_state_cannot_vanish() -> None:
     planted = state.tensors()["optimizer.0.weight.momentum_buffer"]
     planted.view(-1)[0] = math.nan
     assert state.not_finite() == "optimizer.0.weight.momentum_buffer"
+    planted.view(-1)[0] = 0.0
+    state.model.register_buffer("mask", torch.tensor([-math.inf]))  # as a model may rightly have
+    assert state.not_finite() is None
+    planted.view(-1)[0] = math.nan
     train(state, 1)
     assert torch.isnan(state.trained["0.weight"].detach().view(-1)[0])
 

@@ -260,12 +260,15 @@ def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:
 def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
     """Whether what was refused can be what an episode planted: afterwards, and by one of those whom it hit, if they
     were still there. Nobody is named where all were spoilt. Where somebody is blamed whom no fault hit, it was refused
-    all the same, and the blame is for ``detection`` to judge."""
+    all the same, and the blame is for ``detection`` to judge. With one state that is refused after the last step those
+    of all are, as all go back then."""
     if episode.injected is None or event.time_ns < episode.injected.time_ns:
         return False
     generation = evidence.history.generation(event.generation)
     members = generation.members if generation is not None else ()
     there = set(episode.processes) & set(members)
+    if event.data.get("what") == "state" and event.generation == episode.injected.generation:
+        return True
     if event.kind is Kind.NONFINITE_CAUGHT:
         blamed = {members[rank] for rank in event.data["blamed"] if rank < len(members)}
     else:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events.log import Event, Kind
 from chaos.fault.targets import StorageTarget
+from harness.arm.stops import Stops
 from harness.launch.health import HealthSource
 from harness.launch.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
 from harness.undo.ledger import Ledger
@@ -18,6 +19,7 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
+    stops: Stops
 
     @property
     def has_coordinator(self) -> bool:

@@ -45,6 +45,7 @@ class NodeHandle:
         machines = self._pausable()
         if machines is not None:
             for node in self.nodes:
+                self.scene.stops.stop(node)
                 machines.pause(node)
             return {"paused": list(self.nodes)}
         for process in self.processes:
@@ -55,7 +56,7 @@ class NodeHandle:
         """Undo ``pause``."""
         machines = self._pausable()
         if machines is not None:
-            for node in self.nodes:
+            for node in filter(self.scene.stops.goes_on, self.nodes):
                 machines.resume(node)
             return
         for process in self.processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,11 @@ class ProcessHandle:
     process: str
 
     def signal(self, signum: int) -> None:
-        """Send a signal."""
-        self.scene.signal(self.process, signum)
+        """Send a signal; what another fault stops still is not told to go on."""
+        if signum == signal.SIGSTOP:
+            self.scene.stops.stop(self.process)
+        if signum != signal.SIGCONT or self.scene.stops.goes_on(self.process):
+            self.scene.signal(self.process, signum)
 
     def signal_later(self, signum: int, delay_s: float) -> None:
         """Send it later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from chaos.fault.targets import LinkShape
 from chaos.planning.listing import fault_entry
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import PlannedFault
+from harness.arm.stops import Stops
 from harness.inject.sites import Aim, Miss
 from harness.inject.sites.link import LinkSite
 from harness.inject.sites.node import NodeSite
@@ -92,6 +94,7 @@ class FakeScene:
         self.nodes = FakeLinks()
         self.links: Any = LinksByNode(self.nodes, NODE_OF.__getitem__)
         self.groups: Any = GroupsByNode(self.machines, NODE_OF.__getitem__)
+        self.stops = Stops()
         self.signals: list[tuple[str, int]] = []
         self.sent: list[tuple[str, Any]] = []
         self.state = "S"
@@ -180,6 +183,24 @@ def test_node_stop_pauses_the_machine_if_it_can_be_paused_else_stops_its_process
     assert aim.look() == {"os_state": "T", "processes": ["w2", "w3"]}
     fault.heal(aim.target)
     assert scene.signals[2:] == [("w2", 18), ("w3", 18)]
+
+
+@pytest.mark.parametrize("machines", [True, False])
+def test_what_two_faults_stop_goes_on_when_both_are_over(machines: bool) -> None:
+    scene = FakeScene()
+    assert scene.machines is not None
+    scene.machines.can_pause = machines
+    (fault, first), (_, second) = node_aim(scene, "node-stop"), node_aim(scene, "node-stop")
+    fault.act(first.target)
+    fault.act(second.target)
+    told = len(scene.signals)
+    fault.heal(first.target)
+    assert scene.machines.states[1]["state"] == ("paused" if machines else "running")
+    assert len(scene.signals) == told
+    fault.heal(second.target)
+    assert scene.machines.states[1]["state"] == "running"
+    went_on = [(name, signal.SIGCONT) for name, node in NODE_OF.items() if node == 1]
+    assert scene.signals[told:] == ([] if machines else went_on)
 
 
 def test_node_slow_limits_the_machine_once_and_counts_from_then() -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -122,7 +122,8 @@ class Memory:
         """
         self.settle()
         started_s = time.perf_counter()
-        chunks = chunks_of(self._state.tensors())
+        tensors = self._state.tensors()
+        chunks = chunks_of(tensors, self._state.learned(tensors))
         buffer = self._buffer([chunk.bytes for chunk in chunks])
         with torch.no_grad():
             for view, chunk in zip(buffer.views, chunks, strict=True):
@@ -375,9 +376,7 @@ def _as_chunk(view: Tensor, chunk: Chunk) -> Tensor:
 
 def _as_flat(view: Tensor, chunk: Chunk) -> Chunk:
     """The same chunk, in the buffer."""
-    return Chunk(
-        name=chunk.name, shape=chunk.shape, at=chunk.at, size=chunk.size, data=_as_chunk(view, chunk)
-    )
+    return replace(chunk, data=_as_chunk(view, chunk))
 
 
 def _release(buffer: _Buffer) -> None:

@@ -62,7 +62,8 @@ def order_of(
     still: Callable[[], None] = quiet, guard: Guard = nullcontext,
 ) -> tuple[Order, list[Chunk]]:  # fmt: skip
     """A save of the state as it is now, and this writer's part of it: live references."""
-    held = chunks_of(state.tensors())
+    tensors = state.tensors()
+    held = chunks_of(tensors, state.learned(tensors))
     order = Order(
         directory=directory, step=state.step, generation=generation, scalars=state.scalars(), tensors=described(held),
         writer=writer, writers=writers, delta=delta_every, disk=disk or _silent, check=check or _unchecked,

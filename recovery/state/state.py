@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -174,13 +174,17 @@ class TrainState:
             none | digester.digests(progress) | {"scheduler": scheduler.hexdigest(), "rng": rng.hexdigest()}
         )
 
+    def learned(self, names: Iterable[str]) -> list[str]:
+        """Those of the parameters and the optimizer. What else there is may rightly hold an infinity: a mask in a
+        buffer of the model, the best loss so far in what the user registered."""
+        parameters = {f"model.{name}" for name in self.trained}
+        return [name for name in names if name in parameters or name.startswith("optimizer.")]
+
     def not_finite(self) -> str | None:
-        """The name of a tensor that holds a NaN or an infinity, or None; of parameters and the optimizer's, since the
-        buffers of a model may rightly hold them (a mask). Waits once for a GPU."""
-        flags, learned = {}, {f"model.{name}" for name in self.trained}
-        for name, tensor in self.parts().items():
-            if not (name in learned or name.startswith("optimizer.")):
-                continue
+        """The name of a ``learned`` tensor that holds a NaN or an infinity, or None. Waits once for a GPU."""
+        flags, parts = {}, self.parts()
+        for name in self.learned(parts):
+            tensor = parts[name]
             if tensor.is_floating_point() or tensor.is_complex():
                 flaws = Flaws()
                 flaws.look(tensor)

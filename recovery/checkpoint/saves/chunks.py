@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """A box of a named tensor. ``shape``: of the whole tensor; ``at``, ``size``: the box in it, one number a
-    dimension; ``data``: the box itself, a live reference; ``replicated``: every rank holds the same.
+    dimension; ``data``: the box itself, a live reference; ``replicated``: every rank holds the same; ``learned``:
+    it can hold a NaN or an infinity only by mistake.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Chunk:
     size: tuple[int, ...]
     data: Tensor
     replicated: bool = False
+    learned: bool = True
 
     @property
     def bytes(self) -> int:
@@ -43,9 +45,11 @@ class Chunk:
         return name_of(self.data.dtype)
 
 
-def chunks_of(tensors: Mapping[str, Tensor]) -> list[Chunk]:
-    """What this rank holds of each tensor, in the given order: of a DTensor its local shard, else all of it."""
-    return [_chunk(name, tensor) for name, tensor in tensors.items()]
+def chunks_of(tensors: Mapping[str, Tensor], learned: Collection[str] | None = None) -> list[Chunk]:
+    """What this rank holds of each tensor, in the given order: of a DTensor its local shard, else all of it.
+    ``learned``: those that are to be finite; all, without it."""
+    chunks = [_chunk(name, tensor) for name, tensor in tensors.items()]
+    return chunks if learned is None else [replace(one, learned=one.name in learned) for one in chunks]
 
 
 def _chunk(name: str, tensor: Tensor) -> Chunk:
@@ -92,9 +96,9 @@ def on_host(tensor: Tensor, progress: Progress = quiet) -> memoryview:
 
 
 def not_finite(chunk: Chunk, progress: Progress = quiet) -> bool:
-    """Whether it holds a NaN or an infinity."""
+    """Whether it holds a NaN or an infinity, and should not."""
     data = chunk.data
-    if not (data.is_floating_point() or data.is_complex()):
+    if not chunk.learned or not (data.is_floating_point() or data.is_complex()):
         return False
     for (part,) in strides.strides(data):
         # A finite sum proves it; only an infinite or NaN sum needs the full look.

@@ -131,6 +131,20 @@ def test_what_ends_the_generation_is_not_taken_for_a_failed_save() -> None:
         Said().attempt(save, passes=(Lost,))
 
 
+@pytest.mark.parametrize("writers", [1, 2])
+def test_a_mask_of_infinities_in_a_buffer_is_saved(tmp_path: Path, writers: int) -> None:
+    """As attention has one, and large enough to be shared among writers; only what is learned must be finite."""
+    masked, other = state(), state()
+    for one in (masked, other):
+        one.model.register_buffer("mask", torch.full((600, 600), float("-inf")).triu(1))
+    other.model.mask.zero_()
+    for writer in reversed(range(writers)):
+        order, chunks = checkpointing.order_of(masked, tmp_path, generation=1, writer=writer, writers=writers)
+        checkpointing.write(order, chunks)
+    checkpointing.load(other, checkpointing.prepared(other, checkpoints.newest_first(tmp_path)[0]))
+    assert torch.equal(other.model.mask, masked.model.mask)
+
+
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     spoilt = state()
     with torch.no_grad():

@@ -204,6 +204,26 @@ def test_waiting_for_a_save_ends_when_the_generation_is_over(
     _LET_GO.set()
 
 
+def test_a_mask_of_infinities_in_a_buffer_is_kept_and_a_parameter_that_is_not_finite_is_refused(
+    keeper: Keeper,
+) -> None:
+    state = masked(trained(2))
+    assert not save(memory_of(state)).error
+    other = masked(trained(0, seed=1))
+    restore(memory_of(other), other)
+    assert other.digests() == state.digests()
+    with torch.no_grad():
+        state.model[0].weight[0, 0] = float("nan")
+    state.step += 1
+    assert "not finite (model.0.weight)" in save(memory_of(state)).error
+
+
+def masked(state: TrainState) -> TrainState:
+    mask = torch.full((4, 4), float("-inf")).triu(1)
+    state.model.register_buffer("mask", mask)
+    return state
+
+
 _LET_GO = __import__("threading").Event()
 
 
@@ -233,7 +253,7 @@ def test_shards_saved_by_some_ranks_are_loaded_by_any_number(
     state = trained(3)
     holder: dict[int, tuple[int, int]] = {}
 
-    def held(tensors: dict[str, Tensor]) -> list[Chunk]:
+    def held(tensors: dict[str, Tensor], learned: object = None) -> list[Chunk]:
         rank, ranks = holder[0]
         return as_shard(_Of(tensors), rank, ranks)  # type: ignore[arg-type]
 
@@ -260,7 +280,7 @@ class _Of:
 
 def test_a_shard_that_is_nowhere_makes_no_checkpoint(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     state = trained(3)
-    monkeypatch.setattr(memories, "chunks_of", lambda tensors: as_shard(_Of(tensors), 0, 2))  # type: ignore[arg-type]
+    monkeypatch.setattr(memories, "chunks_of", lambda tensors, *_: as_shard(_Of(tensors), 0, 2))  # type: ignore[arg-type]
     memory = memory_of(state)
     assert not save(memory, layout=Layout(world=2, shards=2)).error
     assert memory.candidates() == []

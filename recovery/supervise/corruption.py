@@ -93,6 +93,7 @@ class Corruptions(Adopter):
         self._agreement = agreed, saved
         self.hands.record(Kind.REPLICAS_AGREED, step=agreed, saved=saved)
         self.hands.send(self.members[0], Agreed(step=agreed))
+        self._progress.reached(max(self._progress.committed, agreed))  # their marks may not be seen
 
     def _note_formed(self, restored: int | None) -> None:
         """A generation trains; its members were told what is known of checkpoints as they joined. ``restored``: see

@@ -43,6 +43,27 @@ def test_only_steps_that_a_fault_hid_to_the_end_may_be_missing(
         assert f"run_finished claims step {claimed}, the ranks committed 26" in finding.witness
 
 
+@pytest.mark.parametrize(
+    ("shown_again", "claimed", "expected"), [(False, 20, "pass"), (False, 19, FAIL), (True, 20, FAIL)]
+)
+def test_a_job_may_end_by_another_failure_before_a_hidden_rank_is_taken_for_hung(
+    shown_again: bool, claimed: int, expected: str
+) -> None:
+    script = Script("none")
+    arms.plan(script, "f", "heartbeat-drop", rank=2)
+    script.train(20)
+    arms.inject(script, "f", "heartbeat-drop", step=21, process="w2", rank=2)
+    script.train(25)
+    if shown_again:
+        script.orchestrator(Kind.FAULT_HEALED, fault="f", occurrence=0, how="duration over")
+    script.train(26)
+    arms.fail(script, "w1", 1, "exit")
+    script.finish()
+    script.find(Kind.RUN_FINISHED)[0].data.update(outcome="gave-up", committed_step=claimed)
+    fault = {**KILL, "id": "f", "kind": "heartbeat-drop", "at": {"step": 21}}
+    assert step_arithmetic(evidence_of(script, [fault])).verdict == expected
+
+
 def test_a_generation_that_came_after_would_have_told() -> None:
     script = Script("hot-spare", spares=1)
     arms.plan(script, "f", "heartbeat-drop", rank=2)

@@ -240,3 +240,20 @@ def test_a_step_that_ended_on_some_ranks_only(dice: list[Dice], memory: Path, co
         faulted = recovered(each.cell(*kills), memory, each, controls(each))
         finished += any(e.data["finish"] for e in faulted.log.of(Kind.GENERATION_STARTED))
     assert finished, "no kill fell into a last collective"
+
+
+def test_digests_tell_how_far_ranks_came_whose_marks_are_hidden(tmp_path: Path) -> None:
+    hidden = [
+        {
+            "id": f"f{rank}",
+            "kind": "heartbeat-drop",
+            "target": {"rank": rank},
+            "at": {"step": 4},
+            "duration": 60.0,
+        }
+        for rank in range(2)
+    ]
+    kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 9}}
+    played = play(cell_of({"strategy": "none"}, [*hidden, kill], ranks=2, every=2), tmp_path, seed=1)
+    (end,) = played.log.of(Kind.RUN_FINISHED)
+    assert end.data["committed_step"] == 8

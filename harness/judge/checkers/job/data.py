@@ -85,19 +85,26 @@ def step_arithmetic(evidence: Evidence) -> Finding:
 
 def _hidden(evidence: Evidence, claimed: int) -> bool:
     """Whether a job that did not get to its end claims fewer steps because it could not see them: a fault hid what a
-    member had done until that was taken for hung, and no generation was ready after it, which would have told."""
+    member had done until that was taken for hung, or until something else than a hang ended the job, and no generation
+    was ready after it, which would have told."""
     history = evidence.history
     if claimed > history.committed_step or history.outcome == "completed":
         return False
     last = history.worked[-1].number
+    failures = [e.data for e in history.log.of(Kind.FAILURE_DETECTED) if e.generation == last]
+    cut_off = any(failure["cause"] != "hang" for failure in failures)
+    taken_for_hung = {failure["process"] for failure in failures}
     hiding = [
-        (e.injected.time_ns, e.process) for e in evidence.measures.episodes
-        if e.seems_still and e.injected and e.failure
-        and e.failure.data["process"] == e.process and e.failure.generation == last
-    ]  # fmt: skip
+        (e.injected.time_ns, e.healed.time_ns if e.healed else history.end_ns, e.process)
+        for e in evidence.measures.episodes
+        if e.seems_still and e.injected and (e.process in taken_for_hung or cut_off)
+    ]
     return all(
         run.generation == last
-        and any(since < run.end_ns and name in {c.actor for c in run.commits} for since, name in hiding)
+        and any(
+            since < run.end_ns <= until and name in {c.actor for c in run.commits}
+            for since, until, name in hiding
+        )
         for step, run in history.lineage.items()
         if step > claimed
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.events.log import Event, Kind
+from chaos.fault.aftermath import IN_FLIGHT
 from chaos.fault.base import Landed, Occurrence
 
 ENDED = ("exited", "dead", "removed")
@@ -47,6 +48,20 @@ def stood_still(occurrence: Occurrence, events: Sequence[Event], at_least_s: flo
             seconds = round(sum(event.data["seconds"].values()), 3)
             return Landed(witness="job: phase times", evidence={"step_s": seconds})
     return None
+
+
+def stuck(occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None) -> Landed | None:
+    """As ``stood_still``, of what keeps the process from any step until somebody takes it for a hang. Once it has
+    committed more than the one that it had as good as done, it hangs for another reason: of several that hang at once
+    one is declared, and the others go on when that generation is left."""
+    since = [
+        event.time_ns for event in events
+        if event.kind is Kind.STEP_COMMITTED and event.actor == occurrence.process
+        and event.time_ns > occurrence.time_ns
+    ]  # fmt: skip
+    went_on_ns = sorted(since)[IN_FLIGHT] if len(since) > IN_FLIGHT else float("inf")
+    seen = [e for e in events if e.kind is not Kind.FAILURE_DETECTED or e.time_ns < went_on_ns]
+    return stood_still(occurrence, seen, at_least_s)
 
 
 def all_exited(occurrence: Occurrence, events: Sequence[Event], signum: int) -> Landed | None:

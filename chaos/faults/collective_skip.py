@@ -9,7 +9,7 @@ from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, HangsUntilDeclared
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import stood_still
+from chaos.fault.witness import stuck
 
 LONGEST_S = 600.0
 
@@ -40,4 +40,4 @@ class CollectiveSkip(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank."""
-        return stood_still(occurrence, events, None)
+        return stuck(occurrence, events, None)

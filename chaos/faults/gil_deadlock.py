@@ -11,7 +11,7 @@ from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, HangsUntilDeclared
 from chaos.fault.base import Fault, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import stood_still
+from chaos.fault.witness import stuck
 
 
 class GilDeadlock(Fault):
@@ -41,4 +41,4 @@ class GilDeadlock(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long as the call."""
-        return stood_still(occurrence, events, self.hold_s)
+        return stuck(occurrence, events, self.hold_s)

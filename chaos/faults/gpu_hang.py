@@ -11,7 +11,7 @@ from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, HangsUntilDeclared
 from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import stood_still
+from chaos.fault.witness import stuck
 
 
 class GpuHang(Fault):
@@ -43,4 +43,4 @@ class GpuHang(Fault):
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """A hang blamed on the rank, or a step as long."""
-        return stood_still(occurrence, events, self.hold_s)
+        return stuck(occurrence, events, self.hold_s)

@@ -12,7 +12,7 @@ from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, HangsUntilDeclared
 from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from chaos.fault.targets import RankTarget
-from chaos.fault.witness import hung_by_script, stood_still
+from chaos.fault.witness import hung_by_script, stuck
 
 
 class RankHang(Fault):
@@ -58,4 +58,4 @@ class RankHang(Fault):
         """A hang blamed on the rank, or a step as long; of a script, what the kernel saw after its word."""
         if said := hung_by_script(occurrence, events, self.by_script, busy=self.how != "sleep"):
             return Landed(witness="kernel: processor time", evidence=said)
-        return stood_still(occurrence, events, self.hold_s)
+        return stuck(occurrence, events, self.hold_s)

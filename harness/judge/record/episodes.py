@@ -233,7 +233,7 @@ def _of_states(
 
 def _with_failures(history: History, episodes: list[Episode], failures: list[Event]) -> list[Episode]:
     paired: dict[int, list[Event]] = {}
-    states = _of_states(history, episodes, failures)
+    states, seen = _of_states(history, episodes, failures), _seen(history, failures)
     left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
@@ -243,7 +243,7 @@ def _with_failures(history: History, episodes: list[Episode], failures: list[Eve
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
                 f for f in left
-                if start <= f.time_ns < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
+                if start <= seen[id(f)] < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
             ]  # fmt: skip
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
@@ -258,6 +258,20 @@ def _with_failures(history: History, episodes: list[Episode], failures: list[Eve
         else episode
         for index, episode in enumerate(episodes)
     ]
+
+
+def _seen(history: History, failures: Iterable[Event]) -> dict[int, int]:
+    """id of a failure -> when the coordinator had seen it. One that blames nobody, as no rank that was asked had ended,
+    and is the first of its generation, is what that was aborted for: what struck since then is none of its causes."""
+    aborted: dict[int, int] = {}
+    for abort in history.log.of(Kind.ABORT_SENT):
+        aborted.setdefault(abort.generation, abort.time_ns)
+    seen: dict[int, int] = {}
+    for failure in failures:
+        since_ns = aborted.pop(failure.generation, failure.time_ns)
+        nameless = failure.data["process"] is None
+        seen[id(failure)] = min(failure.time_ns, since_ns) if nameless else failure.time_ns
+    return seen
 
 
 def _first_of(episode: Episode, due: list[Event]) -> list[Event]:

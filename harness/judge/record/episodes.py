@@ -74,10 +74,9 @@ class Episode:
 
     @property
     def _acted(self) -> bool:
-        """Whether it may have done something: one that failed for want of evidence did, until it was healed."""
-        if self.failed is None:
-            return True
-        return self.healed is not None and self.healed.time_ns > self.failed.time_ns
+        """Whether it may have done something: one that failed for want of evidence did, until it was healed, whether it
+        was given up before that or after."""
+        return self.failed is None or self.healed is not None
 
     @property
     def seems_still(self) -> bool:

@@ -97,9 +97,12 @@ class CheckpointCorrupt(Fault):
 
 
 def _largest(path: Path) -> Path:
-    if path.is_file():
-        return path  # of a command, whose checkpoint may be a single file
-    return max((p for p in path.iterdir() if p.name != _MANIFEST), key=lambda p: p.stat().st_size)
+    """Of its data files the largest. Raises FileNotFoundError where others have left none that holds anything."""
+    files = [path] if path.is_file() else [p for p in path.iterdir() if p.name != _MANIFEST]
+    sizes = {p: p.stat().st_size for p in files}  # a command's checkpoint may be a single file
+    if not any(sizes.values()):
+        raise FileNotFoundError("no data is left in it")
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _killed_in_save(occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:

@@ -124,6 +124,12 @@ def _swaps(tree: Tree, played: Played) -> bool:
     return any(f.get("params", {}).get("mode") == "swap-shard" for f in tree["faults"])
 
 
+def _emptied(tree: Tree, played: Played) -> bool:
+    """Whether data of checkpoints are to be taken away before: those of one that is hit again may be gone."""
+    modes = [f.get("params", {}).get("mode") for f in tree["faults"] if f["kind"] == "checkpoint-corrupt"]
+    return bool({"missing", "truncate", "lose-unsynced"}.intersection(modes))
+
+
 def _without_ranks(tree: Tree, played: Played) -> bool:
     """Whether there are more nodes than the ranks fill."""
     place = played.cell.scenario.topology if played.cell else None
@@ -157,6 +163,7 @@ UNSEEN = "could not be injected: no evidence within"
 NOBODY_THERE = r"could not be injected: nobody is on node \d+"
 NOBODY_ANSWERED = r"not fired: \w+ held for it, and nobody answered"
 NO_OTHER_FILE = "could not be injected: it could not act: FileNotFoundError: there is no other data file"
+NOTHING_LEFT = "could not be injected: it could not act: FileNotFoundError: no data is left in it"
 NO_DEVICE = "could not be injected: it could not act: RuntimeError: .* is the last device"
 TOO_NOISY = (
     f"^{TOO_BUSY}",
@@ -170,6 +177,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_ANSWERED, when=_hangs),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
     Excuse(

@@ -98,3 +98,19 @@ def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
     anew = check(CHECKERS["no-lost-commit"], evidence(play(cell, tmp_path / "anew", seed=5), None))
     assert lost.verdict == "pass"
     assert anew.verdict == "fail" and "began anew, though step-00000008 had been saved" in anew.witness
+
+
+def test_what_is_known_to_be_rotten_is_not_left_to_agree_on(tmp_path: Path) -> None:
+    rot = {"id": "rot", "kind": "checkpoint-corrupt", "at": {"step": 5}, "target": {"checkpoint": "latest"}}
+    cell = cell_of("drop-replica", [rot], every=1, keep=2, steps=12, verify_every=4)
+    played = play(cell, tmp_path, seed=5)
+    files = {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+    unknown = judged((played, files), lambda _: None)
+
+    def noticed(log: Tape) -> None:
+        gone = log.find(Kind.CHECKPOINT_DELETED, step=3)[0]
+        data = {"checkpoint": "step-00000004", "reason": "its data are not those that were saved"}
+        log.add(gone, kind=Kind.CHECKPOINT_REFUSED, time_ns=gone.time_ns - 1, step=4, data=data)
+
+    assert unknown == dict.fromkeys(ABOUT, "pass")
+    assert judged((played, files), noticed)["checkpoint-integrity"] == "fail"

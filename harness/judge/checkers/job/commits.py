@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 from chaos.events.log import Event, Kind
 from harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
@@ -13,6 +14,11 @@ from harness.judge.record.lineage import Generation, History
 from harness.judge.record.split import agreed_before
 from harness.judge.results import Finding
 from recovery.checkpoint.memory.header import is_memory
+
+_KNOWN_SINCE = (
+    Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_SET_ASIDE, Kind.CHECKPOINT_DELETED
+)  # fmt: skip
+"""What says of a checkpoint that it is another one, known to be bad, or gone."""
 
 
 def no_lost_commit(evidence: Evidence) -> Finding:
@@ -172,12 +178,15 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     good: dict[str, int] = {}
     saving: dict[str, int] = {}  # not acknowledged (yet): whoever saves may die between doing and saying it
     bad: set[str] = set()
+    rotten: dict[str, int] = {}  # spoilt by a fault where it lay, which nobody has noticed yet
     saved_in: dict[str, int] = {}
     counts = {"restored": 0, "refused": 0, "deleted": 0, "set aside": 0}
     there: set[str] = set()  # on disk, good or bad, as far as anybody may know
     agreements = _agreements(evidence)
     for event in evidence.log.events:
         name = str(event.data.get("checkpoint") or "")
+        if event.kind in _KNOWN_SINCE:
+            rotten.pop(name, None)
         if event.kind is Kind.CHECKPOINT_SAVING:
             saving[name] = event.step or 0
             there.add(name)
@@ -188,7 +197,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             good[name], saved_in[name] = saving.pop(name, event.step or 0), event.generation
             bad.discard(name)
         elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
-            _corrupt(evidence, event, good, bad)
+            _corrupt(evidence, event, good, bad, rotten)
         elif event.kind is Kind.CHECKPOINT_REFUSED:
             counts["refused"] += 1
             good.pop(name, None)
@@ -202,7 +211,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
             doubtful = name in good and _in_doubt(evidence, event, good[name], saved_in.get(name, 0))
-            wrong = _deleted(name, good, _agreed_by(event, agreements, evidence))
+            wrong = _deleted(name, good, rotten, _agreed_by(event, agreements, evidence))
             problems += () if doubtful else wrong or _too_few(name, there, evidence)
             there.discard(name)
         elif event.kind is Kind.GENERATION_READY and name:
@@ -270,15 +279,19 @@ def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> b
     return False
 
 
-def _deleted(name: str, good: dict[str, int], agreed: tuple[int, int]) -> list[str]:
-    """What is wrong with deleting a checkpoint; it is taken from ``good``."""
+def _deleted(
+    name: str, good: dict[str, int], rotten: Mapping[str, int], agreed: tuple[int, int]
+) -> list[str]:
+    """What is wrong with deleting a checkpoint; it is taken from ``good``. One that the replicas agreed on, and that is
+    ``rotten``, is left as far as whoever deletes can know: others are read again before all but one go."""
     step = good.pop(name, None)
     left = [other for other in good if not is_memory(other)]
     if step is None:
         return []
     if not left:
         return [f"{name} was deleted though no other good checkpoint was left"]
-    older = all(step <= one and not any(good[other] <= one for other in left) for one in agreed)
+    there = [*(good[other] for other in left), *rotten.values()]
+    older = all(step <= one and not any(other <= one for other in there) for one in agreed)
     if not is_memory(name) and older:
         return [f"{name} was deleted though the replicas had agreed on no other that was left"]
     return []
@@ -303,11 +316,14 @@ def _ended_by_a_save(evidence: Evidence) -> list[str]:
     return problems
 
 
-def _corrupt(evidence: Evidence, event: Event, good: dict[str, int], bad: set[str]) -> None:
+def _corrupt(
+    evidence: Evidence, event: Event, good: dict[str, int], bad: set[str], rotten: dict[str, int]
+) -> None:
     """Book a checkpoint fault that landed."""
     key = (event.data["fault"], event.data["occurrence"])
     for episode in evidence.measures.episodes:
         if (episode.fault, episode.occurrence) == key and episode.landed:
             name = event.data["target"]["checkpoint"]
-            good.pop(name, None)
+            if name in good:
+                rotten[name] = good.pop(name)
             bad.add(name)

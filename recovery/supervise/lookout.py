@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recovery.policy.replacement_delay import Settling
-from recovery.policy.strategy import Cause, ClusterView, Decision
+from recovery.policy.strategy import Cause, ClusterView, Decision, Health
 from recovery.supervise.adoption import Adopter
 from recovery.supervise.failures import NOTHING
 from recovery.supervise.process_table import EARLY_TRIES, Process
@@ -40,9 +40,7 @@ class Lookout(Adopter):
             self._look_at_leaving(now)
         elif self.stage is Stage.FORMING:
             self._look_at_forming(now)
-        if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
-            for entry in self._crew.overdue(now):
-                self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
+        self._look_at_starting(now)
         if self.stage is Stage.ENDING and now > self._deadline_s + self.timing.kill_timeout_s:
             self.stage = Stage.DONE  # what no signal ends is for whoever started it to report
         elif self.stage is Stage.ENDING and now > self._deadline_s:
@@ -54,6 +52,21 @@ class Lookout(Adopter):
         if self.stage not in (Stage.TRAINING, Stage.PAUSING):
             return self.timing.tick_s
         return min(self.timing.tick_s, max(SOONEST_S, self._progress.detector.due_s))
+
+    def _look_at_starting(self, now: float) -> None:
+        if self.stage not in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
+            return
+        late = self._crew.overdue(now)
+        stopped = self._crew.stopped_starting(now, self.timing.hang.stopped_s)
+        if self.stage is Stage.STARTING:
+            stopped = []  # nobody takes its place, so that the job would end by it: it may go on in time
+        for entry in (*late, *stopped):
+            if entry.health is not Health.STARTING:
+                continue  # what the one before was answered by has ended it
+            if entry in late:
+                self._fail(entry, Cause.START_TIMEOUT, f"not ready after {self.timing.start_timeout_s:.0f} s")
+            else:
+                self._fail(entry, Cause.HANG, "stopped while it starts")
 
     def _look_at_forming(self, now: float) -> None:
         # All wait for each other here, so that marks tell nothing of a single one; but a stopped process will not join,

@@ -5,6 +5,7 @@ What is asked for each message is answered without looking at all processes: a j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -27,7 +28,8 @@ class Process:
 
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it has to be ready;
     ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it was told that it will be ended soon;
-    ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out.
+    ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out; ``stopped_s``: since when it is
+    seen stopped while it starts.
     ``lists``: it stands in that of its health.
     """
 
@@ -48,6 +50,7 @@ class Process:
     shard: int | None = None
     pending: int = 0
     told: int = 0
+    stopped_s: float = math.inf
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING
@@ -147,6 +150,16 @@ class Crew:
         """Members silent for so long that the kernel shows as stopped."""
         silent = [p for p in self.training() if now_s - self._hands.mark(p.name).time_ns / 1e9 > silence_s]
         return [process for process in silent if self._hands.os_state(process.name) in STOPPED]
+
+    def stopped_starting(self, now_s: float, since_s: float) -> list[Process]:
+        """Those that start, and that the kernel has shown as stopped for so long, whenever it was asked."""
+        starting = self.where(Health.STARTING)
+        for process in starting:
+            if self._hands.os_state(process.name) not in STOPPED:
+                process.stopped_s = math.inf
+            else:
+                process.stopped_s = min(process.stopped_s, now_s)
+        return [process for process in starting if now_s - process.stopped_s > since_s]
 
     def unheard(self) -> list[Process]:
         """Members at work whose node is not heard of."""

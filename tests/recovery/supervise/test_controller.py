@@ -533,6 +533,48 @@ def test_a_new_process_that_is_never_ready_is_given_up() -> None:
     assert len(rig.names()) == 12
 
 
+def test_a_new_process_that_is_stopped_while_it_starts_is_replaced_at_once() -> None:
+    """Not after all the time that a process has to start."""
+    rig = Rig(CheckpointRestart())
+    rig.train(steps=56)
+    rig.die("w1")
+    rig.ready("w4", "w5", "w6")
+    rig.hands.states["w7"] = "T"
+    rig.wait(0.05, look_every_s=0.02)
+    rig.hands.states["w7"] = "S"
+    rig.wait(0.05, look_every_s=0.02)
+    assert "w7" not in rig.hands.killed  # it went on
+    rig.hands.states["w7"] = "T"
+    rig.wait(0.2, look_every_s=0.02)
+    assert rig.causes() == [("w1", "exit"), ("w7", "hang")]
+    assert "w7" in rig.hands.killed
+    assert len(rig.names()) == 12
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_of_several_that_never_start_whoever_is_killed_in_answer_to_the_first_is_no_failure(
+    stopped: bool,
+) -> None:
+    rig = Rig(CheckpointRestart())
+    rig.train(steps=56)
+    rig.die("w1")
+    rig.ready("w4", "w5")
+    if stopped:
+        rig.hands.states |= {"w6": "T", "w7": "T"}
+    rig.wait(0.2 if stopped else 101.0, look_every_s=0.02)
+    assert rig.causes() == [("w1", "exit"), ("w6", "hang" if stopped else "start-timeout")]
+
+
+def test_a_job_with_a_process_stopped_before_it_ever_trained_waits_for_it() -> None:
+    """Nobody takes its place then: the job would end by it."""
+    rig = Rig(DropReplica())
+    rig.hands.states["w3"] = "T"
+    rig.ready("w0", "w1", "w2")
+    rig.wait(50.0, look_every_s=0.5)
+    rig.ready("w3")
+    assert rig.stage is Stage.FORMING
+
+
 def test_a_job_that_cannot_start_is_broken_not_recovered() -> None:
     rig = Rig(DropReplica())
     rig.ready("w0", "w1")

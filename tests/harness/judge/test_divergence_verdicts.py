@@ -87,6 +87,36 @@ def test_a_checkpoint_in_doubt_that_is_restored_is_seen(
     assert found.verdict == "fail" and "restored step-00000040, which is corrupt or doubtful" in found.witness
 
 
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        ("refused", "fail"),
+        ("refused saving", "pass"),
+        ("saving refused", "fail"),
+        ("refused saving failed", "fail"),
+        ("refused saving aside", "fail"),
+    ],
+)
+def test_what_is_saved_anew_and_not_acknowledged_may_be_what_goes_by_the_name_of_a_bad_one(
+    tape: Any, lines: str, verdict: str
+) -> None:
+    kinds = {
+        "refused": Kind.CHECKPOINT_REFUSED,
+        "saving": Kind.CHECKPOINT_SAVING,
+        "failed": Kind.CHECKPOINT_FAILED,
+        "aside": Kind.CHECKPOINT_SET_ASIDE,
+    }
+
+    def planted(log: Tape) -> None:
+        ready = log.find(Kind.GENERATION_READY, generation=2)[0]
+        data = {"checkpoint": ready.data["checkpoint"], "reason": "", "error": ""}
+        for before_ns, word in enumerate(reversed(lines.split()), start=1):
+            step = ready.data["resume_step"]
+            log.add(ready, kind=kinds[word], time_ns=ready.time_ns - before_ns, step=step, data=data)
+
+    assert judged(tape, planted)["checkpoint-integrity"] == verdict
+
+
 def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

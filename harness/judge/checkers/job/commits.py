@@ -176,7 +176,9 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     """
     problems: list[str] = []
     good: dict[str, int] = {}
-    saving: dict[str, int] = {}  # not acknowledged (yet): whoever saves may die between doing and saying it
+    # Not acknowledged (yet), with the generation: whoever saves may die between doing and saying it, so that what goes
+    # by this name is this one, and no older one that is known to be bad.
+    saving: dict[str, tuple[int, int]] = {}
     bad: set[str] = set()
     rotten: dict[str, int] = {}  # spoilt by a fault where it lay, which nobody has noticed yet
     saved_in: dict[str, int] = {}
@@ -188,16 +190,17 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
         if event.kind in _KNOWN_SINCE:
             rotten.pop(name, None)
         if event.kind is Kind.CHECKPOINT_SAVING:
-            saving[name] = event.step or 0
+            saving[name] = event.step or 0, event.generation
             there.add(name)
         elif event.kind is Kind.CHECKPOINT_FAILED:
             saving.pop(name, None)
         elif event.kind is Kind.CHECKPOINT_COMMITTED:
             there.add(name)
-            good[name], saved_in[name] = saving.pop(name, event.step or 0), event.generation
+            good[name], _ = saving.pop(name, (event.step or 0, 0))
+            saved_in[name] = event.generation
             bad.discard(name)
         elif event.kind is Kind.FAULT_INJECTED and (event.data["target"] or {}).get("checkpoint"):
-            _corrupt(evidence, event, good, bad, rotten)
+            _corrupt(evidence, event, good, bad, rotten, saving)
         elif event.kind is Kind.CHECKPOINT_REFUSED:
             counts["refused"] += 1
             good.pop(name, None)
@@ -207,6 +210,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             counts["set aside"] += 1
             there.discard(name)
             good.pop(name, None)
+            saving.pop(name, None)
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
@@ -216,15 +220,10 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             there.discard(name)
         elif event.kind is Kind.GENERATION_READY and name:
             counts["restored"] += 1
-            doubtful = name in good and _distrusted(evidence, event, good[name], saved_in.get(name, 0))
-            if name in bad or doubtful:
-                problems.append(
-                    f"generation {event.generation} restored {name}, which is corrupt or doubtful"
-                )
-            elif name not in good and name not in saving:
-                problems.append(f"generation {event.generation} restored {name}, which was never committed")
-            elif good.setdefault(name, saving.pop(name, 0)) != event.data["resume_step"]:
-                problems.append(f"{name} holds step {good[name]}, resumed at {event.data['resume_step']}")
+            if name in saving:
+                good[name], saved_in[name] = saving.pop(name)
+                bad.discard(name)
+            problems += _wrongly_restored(evidence, event, good, bad, saved_in)
     problems += _ended_by_a_save(evidence)
     if not any(counts.values()) and not problems:
         return passed("nothing to check: no checkpoint was restored, refused or deleted")
@@ -316,9 +315,24 @@ def _ended_by_a_save(evidence: Evidence) -> list[str]:
     return problems
 
 
+def _wrongly_restored(
+    evidence: Evidence, ready: Event, good: Mapping[str, int], bad: set[str], saved_in: Mapping[str, int]
+) -> list[str]:
+    """What is wrong with the checkpoint that a generation began with."""
+    name = ready.data["checkpoint"]
+    if name in bad or (name in good and _distrusted(evidence, ready, good[name], saved_in.get(name, 0))):
+        return [f"generation {ready.generation} restored {name}, which is corrupt or doubtful"]
+    if name not in good:
+        return [f"generation {ready.generation} restored {name}, which was never committed"]
+    if good[name] != ready.data["resume_step"]:
+        return [f"{name} holds step {good[name]}, resumed at {ready.data['resume_step']}"]
+    return []
+
+
 def _corrupt(
-    evidence: Evidence, event: Event, good: dict[str, int], bad: set[str], rotten: dict[str, int]
-) -> None:
+    evidence: Evidence, event: Event, good: dict[str, int], bad: set[str], rotten: dict[str, int],
+    saving: dict[str, tuple[int, int]],
+) -> None:  # fmt: skip
     """Book a checkpoint fault that landed."""
     key = (event.data["fault"], event.data["occurrence"])
     for episode in evidence.measures.episodes:
@@ -326,4 +340,5 @@ def _corrupt(
             name = event.data["target"]["checkpoint"]
             if name in good:
                 rotten[name] = good.pop(name)
+            saving.pop(name, None)
             bad.add(name)

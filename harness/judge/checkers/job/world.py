@@ -82,8 +82,9 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
 
 
 def _losses(history: History, generation: Generation) -> int:
-    """Members that failed and left between generations up to this one, and spares that died, or were about to, while
-    waiting."""
+    """Members that failed and left between generations up to this one, members that had to leave a job that began anew
+    (so that its first replica has never trained, spares take places of living ones), and spares that died, or were
+    about to, while waiting."""
     rows = [g for g in history.generations if g.number <= generation.number]
     members = {name for row in rows for name in row.members}
     gone = {
@@ -92,9 +93,20 @@ def _losses(history: History, generation: Generation) -> int:
     }  # fmt: skip
     gone -= keepers(history.log).keys()
     spares = {name for name in gone if name is not None and name not in members}
-    return len(spares) + sum(
-        len((set(old.members) - set(new.members)) & gone) for old, new in itertools.pairwise(rows)
-    )
+    left = 0
+    for old, new in itertools.pairwise(rows):
+        departed = set(old.members) - set(new.members)
+        left += len(departed if _begins_anew(history, new) else departed & gone)
+    return len(spares) + left
+
+
+def _begins_anew(history: History, generation: Generation) -> bool:
+    """One that was never ready was to begin anew if nothing was saved before it."""
+    if generation.ready_ns is not None:
+        found = generation.checkpoint is not None
+    else:
+        found = any(e.time_ns < generation.started_ns for e in history.log.of(Kind.CHECKPOINT_COMMITTED))
+    return generation.state == "checkpoint" and not found
 
 
 def _claimed(history: History, run: StepRun) -> list[str]:

@@ -152,7 +152,8 @@ class Occurrences:
         past_s, limit_s = (now - live.occurrence.time_ns) / 1e9, EVIDENCE_LIMIT_S + live.fault.shows_after_s()
         acts = live.lasts and not live.healed and past_s <= LONGEST_S
         if past_s > limit_s and not (acts and (committed or 0) < live.committed + EVIDENCE_STEPS):
-            self.fail(live, f"no evidence within {past_s:.0f} s")
+            over = live.lasts and live.healed
+            self.fail(live, UNSEEN if over else f"no evidence within {past_s:.0f} s")
 
     def tick(self, committed: int) -> None:
         """Look for evidence, and end what is over after so many steps, or by now."""

@@ -30,16 +30,17 @@ LOST = "the coordinator was lost in the middle of a recovery"
 @dataclass(kw_only=True)
 class Past:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``: of them those it
-    may not have come to kill; ``ready_generation``: the last that trained; ``failures``: not answered by it;
-    ``unnoticed``: exits that no failure was declared for, and how; ``skipped``: samples and the first step without
-    them; ``shard``: the part of the model that each process that was ever a member holds; ``agreed``, ``saved``: the
-    last step at which the replicas were the same, and the checkpoint that vouches for; ``doubts``: which checkpoints
-    are in doubt and not known to be out of the way."""
+    may not have come to kill; ``leaving``: those that were asked to end and have not; ``ready_generation``: the last
+    that trained; ``failures``: not answered by it; ``unnoticed``: exits that no failure was declared for, and how;
+    ``skipped``: samples and the first step without them; ``shard``: the part of the model that each process that was
+    ever a member holds; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint
+    that vouches for; ``doubts``: which checkpoints are in doubt and not known to be out of the way."""
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     condemned: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
     members: tuple[str, ...] = ()
     generation: int = 0
     ready_generation: int = 0
@@ -60,7 +61,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
 
     Keepers of checkpoints are no part of it: whoever starts them follows them, supervisor or not.
     """
-    found, answer, afresh = Past(dead=set(asked)), "", False
+    found, answer, afresh = Past(dead=set(asked), leaving=set(asked)), "", False
     for event in events:
         data = event.data
         match event.kind:
@@ -70,6 +71,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> Past:
                 found.ready.add(data["process"])
             case Kind.PROCESS_EXITED if data["process"] in found.roles:
                 found.condemned.discard(data["process"])
+                found.leaving.discard(data["process"])
                 found.dead |= {data["process"]} if data["expected"] else set()
                 if data["process"] not in found.dead and not data["expected"]:
                     how = data["signal"], data["exit_code"]
@@ -140,6 +142,7 @@ class Adopter(Standing):
             entry.shard = known.shard.get(name)
             if name in known.dead:
                 entry.health, entry.expected_exit = Health.DEAD, True
+                entry.leaving = name in known.leaving
             elif name in known.ready:
                 entry.health = Health.TRAINING if name in ranks else Health.READY
         for name in known.condemned:

@@ -153,11 +153,9 @@ class Controller(Corruptions, Lookout):
             return
         given_up = entry.health is Health.DEAD
         self._crew.exited(entry, how)
-        if given_up:
-            return
         if self.stage is Stage.ENDING:
             self._finish_if_gone()
-        else:
+        elif not given_up:
             self._fail(entry, Cause.EXIT, f"{how}: {entry.error}" if entry.error else how)
 
     def store_is_at(self, port: int) -> None:

@@ -29,7 +29,7 @@ class Process:
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it has to be ready;
     ``error``: why it says it ends; ``versions``: of its software; ``noticed``: it was told that it will be ended soon;
     ``shard``, ``pending``: see ``ProcessView``; ``told``: of so many samples left out; ``stopped_s``: since when it is
-    seen stopped while it starts.
+    seen stopped while it starts; ``leaving``: it counts as dead, and was asked to end by itself, which it may not do.
     ``lists``: it stands in that of its health.
     """
 
@@ -51,6 +51,7 @@ class Process:
     pending: int = 0
     told: int = 0
     stopped_s: float = math.inf
+    leaving: bool = False
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING
@@ -177,7 +178,7 @@ class Crew:
         if not process.noticed:
             self.kill(process)
             return
-        process.expected_exit, process.health = True, Health.DEAD
+        process.expected_exit, process.leaving, process.health = True, True, Health.DEAD
         self._hands.send(process.name, Stop())
 
     def abort(self, generation: int) -> None:
@@ -196,6 +197,15 @@ class Crew:
                 self._hands.kill(process.name)
             else:
                 self._hands.send(process.name, Stop())
+        for process in self._leaving if kill else ():
+            self._hands.kill(process.name)
+
+    @property
+    def _leaving(self) -> list[Process]:
+        """Those that were asked to end and may be there still, though they are counted dead."""
+        return [
+            process for process in self._lists[Health.DEAD].values() if process.leaving and not process.gone
+        ]
 
     def step_of(self, process: Process) -> int:
         """The step a process was at, by its mark."""
@@ -215,8 +225,10 @@ class Crew:
 
     @property
     def all_dead(self) -> bool:
-        """Whether nobody is alive."""
-        return not any(self._lists[health] for health in Health if health is not Health.DEAD)
+        """Whether nobody is alive, and nobody is to end who has not."""
+        return not self._leaving and not any(
+            self._lists[health] for health in Health if health is not Health.DEAD
+        )
 
     def where(self, health: Health) -> list[Process]:
         """Processes of that health, oldest first."""

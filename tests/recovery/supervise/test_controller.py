@@ -19,7 +19,18 @@ from recovery.policy.strategy import Health, StateFrom, Strategy
 from recovery.process.starvation import Pulse
 from recovery.supervise.controller import Controller, Stage, Timing
 from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Abort, Finished, Join, Joined, Message, Parked, PauseRequest, Ready, Stop
+from recovery.transport.wire import (
+    Abort,
+    Finished,
+    Join,
+    Joined,
+    Message,
+    Notice,
+    Parked,
+    PauseRequest,
+    Ready,
+    Stop,
+)
 
 TIMING = Timing(
     start_timeout_s=100.0, join_timeout_s=60.0, park_timeout_s=1.0, blame_grace_s=0.3, max_attempts=3,
@@ -573,6 +584,22 @@ def test_a_job_with_a_process_stopped_before_it_ever_trained_waits_for_it() -> N
     rig.wait(50.0, look_every_s=0.5)
     rig.ready("w3")
     assert rig.stage is Stage.FORMING
+
+
+def test_a_process_that_was_told_to_end_and_does_not_is_killed_when_the_job_ends() -> None:
+    """A spare was told that its machine goes, and hangs; nobody else would end it."""
+    rig = Rig(HotSpare())
+    rig.train(steps=99)
+    (spare,) = rig.names("spare")
+    rig.control.on_message(spare, Notice())
+    assert rig.got(Stop) == [spare]
+    rig.finish(*rig.members)
+    rig.die(*(name for name in rig.names() if name != spare), how="exit code 0")
+    assert rig.stage is Stage.ENDING and spare not in rig.hands.killed
+    rig.wait(6.0)
+    assert rig.stage is Stage.ENDING and spare in rig.hands.killed
+    rig.die(spare)
+    assert rig.control.done and rig.control.outcome == "completed"
 
 
 def test_a_job_that_cannot_start_is_broken_not_recovered() -> None:

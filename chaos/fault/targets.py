@@ -198,6 +198,16 @@ class LinkShape:
     down_s: float = 0.0
     up_s: float = 0.0
 
+    def over(self, other: LinkShape) -> LinkShape:
+        """What a link does that is shaped so on top of another shape. Of two that come and go it is this one."""
+        rates = [rate for rate in (self.bytes_per_s, other.bytes_per_s) if rate is not None]
+        flaps = self if self.down_s else other
+        return LinkShape(
+            bytes_per_s=min(rates, default=None), delay_s=self.delay_s + other.delay_s,
+            jitter_s=self.jitter_s + other.jitter_s, loss=1 - (1 - self.loss) * (1 - other.loss),
+            blocked=self.blocked or other.blocked, down_s=flaps.down_s, up_s=flaps.up_s,
+        )  # fmt: skip
+
 
 class LinkTarget(Protocol):
     """What a LINK fault may touch: the directed links (source rank, destination rank) it was aimed at."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from chaos.events.log import Event, Kind
 from chaos.fault.targets import StorageTarget
-from harness.arm.stops import Stops
+from harness.arm.in_force import InForce
 from harness.launch.health import HealthSource
 from harness.launch.launcher import ArmSetup, GroupControl, LinkControl, MachineControl, StoreControl
 from harness.undo.ledger import Ledger
@@ -19,7 +19,7 @@ class Scene(Protocol):
 
     setup: ArmSetup
     ledger: Ledger
-    stops: Stops
+    in_force: InForce
 
     @property
     def has_coordinator(self) -> bool:

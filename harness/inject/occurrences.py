@@ -106,16 +106,15 @@ class Occurrences:
         )  # fmt: skip
 
     def heal(self, live: Live, how: str) -> None:
-        """Undo it, if it is not undone yet; what cannot be undone stays open. What a later occurrence still does to the
-        same target is left to that one."""
+        """Undo it, if it is not undone yet; what cannot be undone stays open. What others do to the same target still
+        is left to them (``harness.arm.in_force``)."""
         if live.healed:
             return
-        after = self._still_on(live)
-        remark = (
-            undone(live) if after is None else f"; its effect is left to occurrence {after.occurrence.number}"
-        )
+        remark = undone(live)
         if remark is None:
             return
+        if (after := self._still_on(live)) is not None:
+            remark += f"; its effect is left to occurrence {after.occurrence.number}"
         for record in live.records:
             self._scene.ledger.undone(record, how + remark)
         self._healed(live, how + remark)

@@ -69,6 +69,9 @@ class LinkControl(Protocol):
     def refuses(self, link: tuple[str, str]) -> str | None:
         """Why a link cannot be shaped; None when it can."""
 
+    def over(self, link: tuple[str, str]) -> tuple[str, str]:
+        """What a link leads over: itself, or one that other processes of the same nodes share with it."""
+
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
         """Shape them from now on; by what means."""
 

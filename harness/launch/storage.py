@@ -59,7 +59,8 @@ class Storage:
 
     def __init__(self, setup: ArmSetup, *, size_mib: int) -> None:
         self.path = setup.checkpoints
-        self._size = size_mib * MIB
+        self._size = self._limit = size_mib * MIB
+        self._filled = self._read_only = False
         source = f"chaos-{setup.run.root.name}-{setup.id}"
         self._undo = Unmount(path=self.path.resolve(), source=source)
         self._ledger = Ledger(setup.run.ledger)
@@ -74,9 +75,11 @@ class Storage:
 
     def fill(self, *, shrink: bool) -> None:
         """Leave no free byte: by a ballast file, or by making the file system as small as what it holds."""
+        self._filled = True
         if shrink:
             found = os.statvfs(self.path)
-            self._remount(f"size={max(found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)}")
+            self._limit = max(found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
+            self._remount()
             return
         fd = os.open(self.path / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -86,21 +89,25 @@ class Storage:
             os.close(fd)
 
     def free(self) -> None:
-        """Remove the ballast, give the size back."""
-        self._remount(f"size={self._size}")
-        (self.path / BALLAST).unlink(missing_ok=True)
+        """Remove the ballast, as soon as it can be, and give the size back."""
+        self._filled, self._limit = False, self._size
+        self._remount()
+        self._drop_ballast()
 
     def set_read_only(self, read_only: bool) -> None:
         """Remount. A file that is open for writing keeps it from becoming read-only for a moment."""
+        before, self._read_only = self._read_only, read_only
         deadline = time.monotonic() + BUSY_LIMIT_S
         while True:
             try:
-                self._remount(f"size={self._size}", _READ_ONLY if read_only else 0)
-                return
+                self._remount()
+                break
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    self._read_only = before
                     raise
             time.sleep(0.005)
+        self._drop_ballast()
 
     def probe(self) -> str | None:
         """What the kernel says to one more byte."""
@@ -127,8 +134,15 @@ class Storage:
         note = self._ledger.undone if outcome.ok else self._ledger.failed
         note(self._record, outcome.text)
 
-    def _remount(self, data: str, flags: int = 0) -> None:
-        _mount("none", self.path, data, _REMOUNT | flags)
+    def _drop_ballast(self) -> None:
+        """What nobody wants there any more: of what is read-only, nothing goes."""
+        if not self._filled and not self._read_only:
+            (self.path / BALLAST).unlink(missing_ok=True)
+
+    def _remount(self) -> None:
+        """As it is to be now: a remount that leaves out what another fault did would undo that."""
+        flags = _REMOUNT | (_READ_ONLY if self._read_only else 0)
+        _mount("none", self.path, f"size={self._limit}", flags)
 
 
 def _write_until_full(fd: int, block: bytes) -> None:

@@ -49,9 +49,9 @@ class FaultAgent:
         self.slowness = Slowness(process=job.config.process, group=group, sleep=self._sleep)
         self.disk = DiskShim(sleep=self._stall, die=_die, say=self._agenda.effect)
         self.body = BodyShim(job)
-        self.signs = SignsShim(job.marks)
+        self.signs = SignsShim(job.marks, self._agenda.wanted)
         self._tensors = TensorShim(job)
-        self._poisoned: set[int] = set()
+        self._poisoned: frozenset[int] = frozenset()
         self.model = job.state.model
 
     @property
@@ -124,11 +124,12 @@ class FaultAgent:
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.fault.targets.RankTarget."""
-        return self.slowness.set(factor, mode)
+        wanted = self._agenda.wanted("slowdown", (factor, mode) if factor > 1 else None)
+        return self.slowness.set(*(wanted[-1] if wanted else (1.0, mode)))
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self.disk.set_trouble(trouble, self.seed)
+        self.disk.set_troubles(self._agenda.wanted("disk", trouble and (trouble, self.seed)))
         self._job.checkpoints.disk = self.disk if self.disk.active else None
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
@@ -154,7 +155,7 @@ class FaultAgent:
 
     def poison_sample(self, sample: int | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self._poisoned = set() if sample is None else self._poisoned | {sample}
+        self._poisoned = frozenset(self._agenda.wanted("poison", sample))
         self._job.spoil = self._spoil if self._poisoned else None
 
     def _spoil(self, samples: list[int], loss: Tensor) -> Tensor:
@@ -162,7 +163,8 @@ class FaultAgent:
 
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self._agenda.data_delay_s = seconds  # from this very step on: the act comes first
+        # From this very step on: the act comes first.
+        self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
 
     def next_step(self, action: Callable[[], None]) -> None:
         """See chaos.fault.targets.RankTarget."""

@@ -16,9 +16,9 @@ from chaos.fault.targets import StorageTarget
 from chaos.scenario.sla import parse_stop
 from chaos.schedule import plan as schedule
 from chaos.schedule.stops import Facts, Tally, to_stop
+from harness.arm.in_force import InForce
 from harness.arm.keeper_tracker import Keeping
 from harness.arm.roster import Roster
-from harness.arm.stops import Stops
 from harness.arm.watching import StopFlag, Watcher
 from harness.inject.injector import Injector
 from harness.launch.health import HealthSource
@@ -61,7 +61,7 @@ class Orchestrator:
         self._watcher = watcher
         self._stop = stop
         self._writer = EventWriter(setup.run.events(setup.id), ORCHESTRATOR, cluster.now_ns)
-        self.ledger, self.stops = Ledger(setup.run.ledger), Stops()
+        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
         self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
         self._roster = Roster(self, cluster, spares=strategy.spares_wanted)
         self._keeping = Keeping(self, cluster)

@@ -18,7 +18,7 @@ from chaos.fault.base import Fault
 from chaos.scenario.sla import parse_stop
 from chaos.schedule import plan as schedule
 from chaos.schedule.stops import Facts, Tally, to_stop
-from harness.arm.stops import Stops
+from harness.arm.in_force import InForce
 from harness.arm.watching import StopFlag, Watcher
 from harness.inject.injector import Injector
 from harness.launch.launcher import ArmSetup
@@ -53,7 +53,7 @@ class ScriptArm(Outside):
     ) -> None:
         become_subreaper()
         self.setup = setup
-        self.ledger, self.stops = Ledger(setup.run.ledger), Stops()
+        self.ledger, self.in_force = Ledger(setup.run.ledger), InForce()
         self.outcome, self.reason = "", ""
         self._watcher, self._stop = watcher, stop
         self._spec = spec = setup.cell.scenario.workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from chaos.fault.base import Fault, Need
@@ -35,20 +36,39 @@ class LinkHandle:
         self._by = ""
 
     def shape(self, shape: LinkShape, *, both_ways: bool = False) -> str:
-        """Shape them all."""
+        """Shape them all, with what other faults do to them."""
         if self._control is None:
             raise RuntimeError(NO_CONTROL)
         back = [(dst, src) for src, dst in self.links] if both_ways else []
-        links = list(dict.fromkeys([*self.links, *back]))
-        by = self._control.shape([(self._names[src], self._names[dst]) for src, dst in links], shape)
+        alike: dict[LinkShape, list[tuple[str, str]]] = {}
+        for src, dst in dict.fromkeys([*self.links, *back]):
+            link = self._names[src], self._names[dst]
+            alike.setdefault(self._wanted(link, shape), []).append(link)
+        by = ""
+        for each, links in alike.items():
+            by = self._control.shape(links, each) or by
         self._by = self._by or by
         return by
 
+    def _wanted(self, link: tuple[str, str], shape: LinkShape) -> LinkShape:
+        """What a link is to do from now on, by all that faults want of it."""
+        assert self._control is not None
+        over, of = self._control.over(link), self._scene.in_force
+        open_ = shape == LinkShape()
+        all_ = of.end("shaped", over, id(self)) if open_ else of.begin("shaped", over, id(self), shape)
+        return reduce(lambda before, one: one.over(before), all_, LinkShape())
+
     def pace(self, bytes_per_s: float | None, latency_s: float) -> None:
-        """Tell the ranks at the sources."""
-        payload = {"bytes_per_s": bytes_per_s, "latency_s": latency_s}
+        """Tell the ranks at the sources the lowest rate that is wanted, and all that is to be waited."""
+        of = self._scene.in_force
         for source in dict.fromkeys(src for src, _ in self.links):
-            self._scene.send(self._names[source], Extra(topic="pace", payload=payload))
+            name = self._names[source]
+            if bytes_per_s is None:
+                left = of.end("paced", name, id(self))
+            else:
+                left = of.begin("paced", name, id(self), (bytes_per_s, latency_s))
+            rate, wait_s = min((each for each, _ in left), default=None), sum(each for _, each in left)
+            self._scene.send(name, Extra(topic="pace", payload={"bytes_per_s": rate, "latency_s": wait_s}))
 
     def cut_control(self, cut: bool) -> None:
         """As far as nodes are more than names."""
@@ -56,8 +76,13 @@ class LinkHandle:
         if machines is None:
             raise RuntimeError("nodes are only names here: none can be cut off from its coordinator")
         topology = self._scene.setup.cell.scenario.topology
+        of = self._scene.in_force
         for node in dict.fromkeys(topology.node_of(src) for src, _ in self.links):
-            (machines.isolate if cut else machines.rejoin)(node)
+            if cut:
+                of.begin("cut off", node, id(self))
+                machines.isolate(node)
+            elif not of.end("cut off", node, id(self)):
+                machines.rejoin(node)
 
     def look(self) -> Mapping[str, Any] | None:
         """What a probe measured on the first link, and by what means it is shaped."""

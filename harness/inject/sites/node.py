@@ -13,7 +13,7 @@ from chaos.fault.targets import ProcessTarget
 from chaos.schedule.plan import PlannedFault
 from harness.arm.fault_context import Scene
 from harness.inject.sites import Aim, Miss
-from harness.inject.sites.process import ProcessHandle, stopped
+from harness.inject.sites.process import ProcessHandle, release, stopped
 from harness.launch.launcher import MachineControl
 
 RUNS = ("running", "unknown", None)
@@ -45,22 +45,25 @@ class NodeHandle:
         machines = self._pausable()
         if machines is not None:
             for node in self.nodes:
-                self.scene.stops.stop(node)
+                self.scene.in_force.begin("stopped", node, id(self))
                 machines.pause(node)
             return {"paused": list(self.nodes)}
-        for process in self.processes:
-            process.signal(signal.SIGSTOP)
+        for name in self.names:
+            self.scene.in_force.begin("stopped", name, id(self))
+            self.scene.signal(name, signal.SIGSTOP)
         return {"signal": "SIGSTOP", "processes": len(self.names)}
 
     def resume(self) -> None:
         """Undo ``pause``."""
         machines = self._pausable()
         if machines is not None:
-            for node in filter(self.scene.stops.goes_on, self.nodes):
-                machines.resume(node)
+            for node in self.nodes:
+                if not self.scene.in_force.end("stopped", node, id(self)):
+                    machines.resume(node)
             return
-        for process in self.processes:
-            process.signal(signal.SIGCONT)
+        for name in self.names:
+            if not self.scene.in_force.end("stopped", name, id(self)):
+                self.scene.signal(name, signal.SIGCONT)
 
     def _pausable(self) -> MachineControl | None:
         machines = self.scene.machines
@@ -72,13 +75,19 @@ class NodeHandle:
             raise RuntimeError("there are no control groups here")
         for node in self.nodes:
             here = set(self.scene.on_node(node))
-            self.scene.groups.limit_cores([name for name in self.names if name in here], cores)
+            names = [name for name in self.names if name in here]
+            self.scene.in_force.begin("rationed", node, id(self), (names, cores))
+            self.scene.groups.limit_cores(names, cores)
 
     def unration(self) -> None:
-        """No limit any more."""
-        for name in self.names if self.scene.groups is not None else ():
-            assert self.scene.groups is not None
-            self.scene.groups.release(name)
+        """No limit any more, but what others have on it still."""
+        groups = self.scene.groups
+        for node in self.nodes if groups is not None else ():
+            assert groups is not None
+            if left := self.scene.in_force.end("rationed", node, id(self)):
+                groups.limit_cores(*left[-1])
+        for name in self.names:
+            release(self.scene, name)
 
 
 class NodeSite:

@@ -28,8 +28,8 @@ class ProcessHandle:
     def signal(self, signum: int) -> None:
         """Send a signal; what another fault stops still is not told to go on."""
         if signum == signal.SIGSTOP:
-            self.scene.stops.stop(self.process)
-        if signum != signal.SIGCONT or self.scene.stops.goes_on(self.process):
+            self.scene.in_force.begin("stopped", self.process, id(self))
+        if signum != signal.SIGCONT or not self.scene.in_force.end("stopped", self.process, id(self)):
             self.scene.signal(self.process, signum)
 
     def signal_later(self, signum: int, delay_s: float) -> None:
@@ -44,6 +44,7 @@ class ProcessHandle:
         """Limit its memory, and have it take more."""
         if self.scene.groups is None:
             raise RuntimeError("there are no control groups here")
+        self.scene.in_force.begin("starved", self.process, id(self))
         self.scene.groups.limit_memory(self.process, spare_mib)
         self.scene.send(
             self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB})
@@ -51,16 +52,19 @@ class ProcessHandle:
 
     def refuse_device(self) -> str:
         """Let nobody start on its device any more."""
-        return self.scene.refuse_device(self.process)
+        device = self.scene.refuse_device(self.process)
+        self.scene.in_force.begin("refused", device, id(self))
+        return device
 
     def accept_device(self) -> None:
         """Let processes start there again."""
-        self.scene.accept_device(self.process)
+        if not self.scene.in_force.end("refused", self.scene.device_of(self.process), id(self)):
+            self.scene.accept_device(self.process)
 
     def release(self) -> None:
-        """No limit any more."""
-        if self.scene.groups is not None:
-            self.scene.groups.release(self.process)
+        """No limit any more, but what others have on it still."""
+        self.scene.in_force.end("starved", self.process, id(self))
+        release(self.scene, self.process)
 
 
 class ProcessSite:
@@ -104,6 +108,15 @@ class ProcessSite:
             target=ProcessHandle(self._scene, process), who=who, processes=(process,), rank=rank, look=look,
             undo=limited.undo(process) if limited is not None else (),
         )  # fmt: skip
+
+
+def release(scene: Scene, process: str) -> None:
+    """Take all limits from a process on which no fault has one any more: its memory's and its processor's are one
+    group's."""
+    node = scene.node_of(process)
+    if scene.groups is None or scene.in_force.now("starved", process) or scene.in_force.now("rationed", node):
+        return
+    scene.groups.release(process)
 
 
 def miss_rank(rank: int) -> Miss:

@@ -12,6 +12,37 @@ from harness.arm.fault_context import Scene
 from harness.inject.sites import Aim, Miss
 
 
+class StorageHandle:
+    """The file system for one occurrence; see chaos.fault.targets.StorageTarget."""
+
+    def __init__(self, scene: Scene, storage: StorageTarget) -> None:
+        self.path = storage.path
+        self._wanted = scene.in_force
+        self._storage = storage
+
+    def fill(self, *, shrink: bool) -> None:
+        """Leave no free byte."""
+        self._wanted.begin("full", "storage", id(self))
+        self._storage.fill(shrink=shrink)
+
+    def free(self) -> None:
+        """Undo it, if no other fault has it full still."""
+        if not self._wanted.end("full", "storage", id(self)):
+            self._storage.free()
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Remount it, but not for writing while another fault has it read-only still."""
+        if read_only:
+            self._wanted.begin("read-only", "storage", id(self))
+            self._storage.set_read_only(True)
+        elif not self._wanted.end("read-only", "storage", id(self)):
+            self._storage.set_read_only(False)
+
+    def probe(self) -> str | None:
+        """What the kernel says to a small write."""
+        return self._storage.probe()
+
+
 class StorageSite:
     """There is one."""
 
@@ -23,7 +54,8 @@ class StorageSite:
         storage, who = self._scene.storage, {"storage": "checkpoints"}
         if storage is None:
             return [Miss(who=who, reason="the checkpoints have no file system of their own")]
-        return [Aim(target=storage, who=who, look=lambda: _look(storage))]
+        handle = StorageHandle(self._scene, storage)
+        return [Aim(target=handle, who=who, look=lambda: _look(handle))]
 
     def reachable(self, planned: PlannedFault) -> bool:
         """It is always there."""

@@ -23,7 +23,7 @@ class StoreSite:
         control = self._scene.store
         if control is None:
             return [Miss(who={"store": None}, reason="the store is no process of its own here")]
-        handle = StoreHandle(control)
+        handle = StoreHandle(self._scene, control)
         return [Aim(target=handle, who={"store": "the job's"}, look=handle.look)]
 
     def reachable(self, planned: PlannedFault) -> bool:
@@ -34,7 +34,8 @@ class StoreSite:
 class StoreHandle:
     """The store; see chaos.fault.targets.StoreTarget. ``look`` waits for the effect of what was done to it."""
 
-    def __init__(self, control: StoreControl) -> None:
+    def __init__(self, scene: Scene, control: StoreControl) -> None:
+        self._wanted = scene.in_force
         self._control = control
         self._signalled = False
 
@@ -44,8 +45,12 @@ class StoreHandle:
         self._control.signal(signum)
 
     def set_latency(self, seconds: float) -> None:
-        """Delay every request."""
-        self._control.set_latency(seconds)
+        """Delay every request; of several delays the longest is in force."""
+        if seconds:
+            left = self._wanted.begin("latency", "store", id(self), seconds)
+        else:
+            left = self._wanted.end("latency", "store", id(self))
+        self._control.set_latency(max(left, default=0.0))
 
     def round_trip_s(self) -> float | None:
         """Of an uninvolved client."""

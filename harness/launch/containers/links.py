@@ -82,6 +82,10 @@ class NodeLinks:
             else None
         )
 
+    def over(self, link: Link) -> Link:
+        """Itself."""
+        return link
+
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """Shape them; in force when this returns. Raises RuntimeError."""
         with self._lock:

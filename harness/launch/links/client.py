@@ -58,6 +58,10 @@ class LinkProxy:
         """All connections between ranks lead through it."""
         return None
 
+    def over(self, link: Link) -> Link:
+        """Itself."""
+        return link
+
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """Shape directed links, by names of processes; in force when this returns. Raises InfrastructureError."""
         self._say(line(SetShape(links=list(links), shape=shape)))

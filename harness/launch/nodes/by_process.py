@@ -22,23 +22,24 @@ class LinksByNode:
 
     def refuses(self, link: tuple[str, str]) -> str | None:
         """See ``LinkControl``."""
-        return self._links.refuses(self._between(link))
+        return self._links.refuses(self.over(link))
+
+    def over(self, link: tuple[str, str]) -> tuple[str, str]:
+        """The one of their nodes."""
+        return str(self._node_of(link[0])), str(self._node_of(link[1]))
 
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
         """Those between different nodes; a node's ranks share them."""
-        between = list(dict.fromkeys(map(self._between, links)))
+        between = list(dict.fromkeys(map(self.over, links)))
         return self._links.shape([link for link in between if not self._links.refuses(link)], shape)
 
     def probe(self, link: tuple[str, str]) -> int:
         """See ``LinkControl``."""
-        return self._links.probe(self._between(link))
+        return self._links.probe(self.over(link))
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
         """See ``LinkControl``."""
         return self._links.probed(number)
-
-    def _between(self, link: tuple[str, str]) -> tuple[str, str]:
-        return str(self._node_of(link[0])), str(self._node_of(link[1]))
 
 
 class GroupsByNode:

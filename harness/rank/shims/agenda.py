@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from chaos import plugins
 from chaos.fault.base import Fault, Where
 from chaos.schedule.plan import NEXT_STEP
+from harness.arm.in_force import InForce
 
 HOLD_LIMIT_S = 10.0
 LOOK_S = 0.05
@@ -108,6 +109,7 @@ class Agenda:
         self._lasting: list[_Lasting] = []
         self._next: list[_Next] = []
         self._acting: Fault | None = None
+        self._wanted = InForce()
         self._holds = ""  # at a point for this fault, until the injector answers
         self._answer: Command | None = None
 
@@ -170,6 +172,7 @@ class Agenda:
         """End faults whose time is over."""
         for lasting in list(self._lasting):
             if step >= lasting.until_step or self._hands.now_ns() >= lasting.until_ns:
+                self.command = lasting.command
                 lasting.fault.heal(self._hands)
                 self._lasting.remove(lasting)
                 self._hands.say("healed", _names(lasting.command))
@@ -182,6 +185,14 @@ class Agenda:
         self._next.append(
             _Next(phase=phase, after_step=self.step, surface=surface, command=self.command, action=action)
         )
+
+    def wanted(self, what: str, value: Any) -> list[Any]:
+        """What all faults want now of something that they set, the newest last. ``value``: what the one wants that acts
+        or ends at this moment, None: nothing any more."""
+        by = (self.command.get("fault"), self.command.get("occurrence"))
+        if value is None:
+            return self._wanted.end(what, "", by)
+        return self._wanted.begin(what, "", by, value)
 
     def effect(self, command: Command, evidence: Mapping[str, Any]) -> None:
         """Log what was seen of an act, whenever it is seen."""

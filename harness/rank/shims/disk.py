@@ -32,8 +32,7 @@ class DiskShim:
         self._sleep = sleep
         self._die = die
         self._say = say
-        self._trouble: DiskTrouble | None = None
-        self._rng = random.Random()
+        self._troubles: list[tuple[DiskTrouble, random.Random]] = []
         self._breakage: Mapping[str, Any] | None = None
         self._written: dict[str, Path] = {}
         self._synced: set[str] = set()
@@ -42,12 +41,15 @@ class DiskShim:
     @property
     def active(self) -> bool:
         """Whether anything is wrong with the disk."""
-        return self._trouble is not None or self._breakage is not None
+        return bool(self._troubles) or self._breakage is not None
 
-    def set_trouble(self, trouble: DiskTrouble | None, seed: int) -> None:
-        """From now on, or (None) no more."""
-        self._trouble = trouble
-        self._rng = random.Random(seed)
+    def set_troubles(self, troubles: Sequence[tuple[DiskTrouble, int]]) -> None:
+        """All that there are from now on, each with its seed; those that there were go on."""
+        before = self._troubles
+        self._troubles = [
+            next((one for one in before if one[0] is each), (each, random.Random(seed)))
+            for each, seed in troubles
+        ]
 
     def break_next_save(self, command: Mapping[str, Any]) -> None:
         """Die in the next save. ``command``: fault, occurrence, stage, and whether to lose what is not synced."""
@@ -55,20 +57,21 @@ class DiskShim:
 
     def delay_s(self, operations: Sequence[str]) -> float:
         """How much longer these take, seconds."""
-        trouble = self._trouble
-        return sum(trouble.delay_s for what in operations if what in trouble.operations) if trouble else 0.0
+        return sum(one.delay_s for what in operations for one, _ in self._troubles if what in one.operations)
 
     def __call__(self, what: str, path: Path) -> None:
         """See recovery.checkpoint.files.checkpoints.Disk. Raises OSError."""
         self._follow(what, path)
         if self._breakage is not None and self._is_due(str(self._breakage["stage"]), what, path):
             self._break(self._breakage, path)
-        trouble = self._trouble
-        if trouble is None or what not in trouble.operations:
-            return
+        for trouble, rng in self._troubles:
+            if what in trouble.operations:
+                self._suffer(trouble, rng)
+
+    def _suffer(self, trouble: DiskTrouble, rng: random.Random) -> None:
         if trouble.delay_s:
             self._sleep(trouble.delay_s)
-        if trouble.error and self._rng.random() < trouble.probability:
+        if trouble.error and rng.random() < trouble.probability:
             number = getattr(errno, trouble.error)
             raise OSError(number, os.strerror(number))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from recovery.transport.progress_counters import MarkPage
 
@@ -12,21 +13,23 @@ _TIME_NS = time.time_ns
 
 
 class SignsShim:
-    """Implements ``chaos.fault.targets.Signs`` for a real rank."""
+    """Implements ``chaos.fault.targets.Signs`` for a real rank. ``wanted``: ``harness.rank.shims.agenda.Agenda``'s."""
 
-    def __init__(self, marks: MarkPage) -> None:
+    def __init__(self, marks: MarkPage, wanted: Callable[[str, Any], list[Any]]) -> None:
         self._marks = marks
+        self._wanted = wanted
 
     def drop_heartbeat(self, dropped: bool) -> None:
         """See chaos.fault.targets.Signs."""
-        if dropped:
+        if self._wanted("heartbeat", dropped or None):
             self._marks.hide()
         else:
             self._marks.show()
 
     def set_wall_offset(self, seconds: float) -> None:
         """See chaos.fault.targets.Signs. Code that took ``time.time`` itself at its import keeps the true clock."""
-        time.time, time.time_ns = _shifted(seconds) if seconds else (_TIME, _TIME_NS)
+        offsets = self._wanted("clock", seconds or None)
+        time.time, time.time_ns = _shifted(offsets[-1]) if offsets else (_TIME, _TIME_NS)
 
     def wall_ns(self) -> int:
         """See chaos.fault.targets.Signs."""

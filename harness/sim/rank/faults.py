@@ -55,8 +55,8 @@ class SimFaultAgent:
         self._free_at_ns = 0.0
         self.disk = DiskShim(sleep=_at_once, die=_die, say=self._agenda.effect)
         self.body = SimBody(job)
-        self.signs = SimSigns(job)
-        self.poisoned: set[int] = set()
+        self.signs = SimSigns(job, self._agenda.wanted)
+        self.poisoned: frozenset[int] = frozenset()
         self.model = SimModel(b"", b"")
         self.optimizer: Any = None
 
@@ -154,12 +154,13 @@ class SimFaultAgent:
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
         """See chaos.fault.targets.RankTarget."""
-        self._slowdown = factor
+        wanted = self._agenda.wanted("slowdown", factor if factor > 1 else None)
+        self._slowdown = wanted[-1] if wanted else 1.0
         return f"simulated {mode}"
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self.disk.set_trouble(trouble, self.seed)
+        self.disk.set_troubles(self._agenda.wanted("disk", trouble and (trouble, self.seed)))
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
         """See chaos.fault.targets.RankTarget."""
@@ -200,11 +201,11 @@ class SimFaultAgent:
 
     def poison_sample(self, sample: int | None) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self.poisoned = set() if sample is None else self.poisoned | {sample}
+        self.poisoned = frozenset(self._agenda.wanted("poison", sample))
 
     def set_data_delay(self, seconds: float) -> None:
         """See chaos.fault.targets.RankTarget."""
-        self._agenda.data_delay_s = seconds
+        self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
 
     def next_step(self, action: Callable[[], None]) -> None:
         """See chaos.fault.targets.RankTarget."""

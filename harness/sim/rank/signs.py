@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from harness.sim.world.clock import NS_PER_S
 
@@ -13,17 +14,19 @@ if TYPE_CHECKING:
 class SimSigns:
     """Implements ``chaos.fault.targets.Signs``."""
 
-    def __init__(self, job: SimRank) -> None:
+    def __init__(self, job: SimRank, wanted: Callable[[str, Any], list[Any]]) -> None:
         self._job = job
+        self._wanted = wanted
         self._offset_s = 0.0
 
     def drop_heartbeat(self, dropped: bool) -> None:
         """See chaos.fault.targets.Signs."""
-        self._job.mark.hide(dropped)
+        self._job.mark.hide(bool(self._wanted("heartbeat", dropped or None)))
 
     def set_wall_offset(self, seconds: float) -> None:
         """See chaos.fault.targets.Signs."""
-        self._offset_s = seconds
+        offsets = self._wanted("clock", seconds or None)
+        self._offset_s = offsets[-1] if offsets else 0.0
 
     def wall_ns(self) -> int:
         """See chaos.fault.targets.Signs; counted from the log's beginning."""

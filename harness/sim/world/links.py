@@ -31,6 +31,10 @@ class SimLinks:
         """It knows them all."""
         return None
 
+    def over(self, link: Link) -> Link:
+        """Itself."""
+        return link
+
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """From now on."""
         for link in links:

@@ -44,7 +44,7 @@ class Rig:
         self.scene.scenario.workload = SimpleNamespace(ranks=4)
         self.storage: list[str] = []
         self.scene.storage = SimpleNamespace(
-            fill=lambda shrink: self.storage.append("full"), free=lambda: self.storage.append("free"),
+            path=Path("/x"), fill=lambda shrink: self.storage.append("full"), free=lambda: self.storage.append("free"),
             probe=lambda: "ENOSPC" if self.storage[-1:] == ["full"] else None,
         )  # fmt: skip
         self.injector = Injector(self.scene, planned, KINDS)

@@ -16,7 +16,7 @@ from chaos.fault.targets import LinkShape
 from chaos.planning.listing import fault_entry
 from chaos.scenario.topology import Topology
 from chaos.schedule.plan import PlannedFault
-from harness.arm.stops import Stops
+from harness.arm.in_force import InForce
 from harness.inject.sites import Aim, Miss
 from harness.inject.sites.link import LinkSite
 from harness.inject.sites.node import NodeSite
@@ -69,12 +69,17 @@ class FakeLinks:
 
     def __init__(self) -> None:
         self.shaped: list[tuple[tuple[str, str], ...]] = []
+        self.shapes: dict[tuple[str, str], LinkShape] = {}
 
     def refuses(self, link: tuple[str, str]) -> str | None:
         return "both ends are on one node" if link[0] == link[1] else None
 
+    def over(self, link: tuple[str, str]) -> tuple[str, str]:
+        return link
+
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
         self.shaped.append(tuple(links))
+        self.shapes |= dict.fromkeys(links, shape)
         return "a fake"
 
     def probe(self, link: tuple[str, str]) -> int:
@@ -94,13 +99,16 @@ class FakeScene:
         self.nodes = FakeLinks()
         self.links: Any = LinksByNode(self.nodes, NODE_OF.__getitem__)
         self.groups: Any = GroupsByNode(self.machines, NODE_OF.__getitem__)
-        self.stops = Stops()
+        self.in_force = InForce()
         self.signals: list[tuple[str, int]] = []
         self.sent: list[tuple[str, Any]] = []
         self.state = "S"
 
     def process_of(self, rank: int) -> str | None:
         return f"w{rank}"
+
+    def node_of(self, process: str) -> int | None:
+        return NODE_OF.get(process)
 
     def on_node(self, node: int) -> list[str]:
         return [name for name, home in NODE_OF.items() if home == node]

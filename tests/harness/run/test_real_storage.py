@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chaos.cli import invoke
 from chaos.events.following import Tail
 from chaos.events.log import Event, Kind
+from harness.host.rundir import RunDirectory
 from harness.judge.results import Results
-from harness.launch.storage import lacks_mount
+from harness.launch.storage import Storage, lacks_mount
 from harness.undo.base import mounts
 from tests.harness.run.test_real import DEADLINE_S, MLP, run, write
 
@@ -184,6 +187,27 @@ def test_without_the_privilege_the_cell_is_skipped_with_the_reason(
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)
     assert code == 7
     assert "run as root" in results.skipped[0].reason
+
+
+@NEEDS_MOUNT
+def test_a_disk_that_is_full_and_read_only_is_each_until_that_is_over(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    (place := run.root / "checkpoints").mkdir()
+    setup: Any = SimpleNamespace(checkpoints=place, run=run, id="faulted")
+    disk = Storage(setup, size_mib=4)
+    try:
+        disk.fill(shrink=False)
+        disk.set_read_only(True)
+        disk.set_read_only(False)
+        assert disk.probe() == "ENOSPC"
+        disk.set_read_only(True)
+        disk.free()
+        assert disk.probe() == "EROFS"
+        disk.set_read_only(False)
+        assert disk.probe() is None and not disk.used() and not list(place.iterdir())
+    finally:
+        disk.close()
 
 
 @NEEDS_MOUNT

@@ -298,7 +298,7 @@ def test_a_real_rank_and_a_simulated_one_do_the_same_with_their_checkpoints(tmp_
     trouble = DiskTrouble(error="EIO", operations=("delete",))
 
     def simulated_deletes(does: bool) -> None:
-        simulated.rank.faults.disk.set_trouble(None if does else trouble, 0)
+        simulated.rank.faults.disk.set_troubles([] if does else [(trouble, 0)])
 
     (tmp_path / "real").mkdir()
     real = Rank(tmp_path / "real")
@@ -333,11 +333,11 @@ def test_a_simulated_rank_tries_again_at_its_next_save(tmp_path: Path) -> None:
         pass
     rank.tell(Abort(generation=1))
     rank.hear(Parked)
-    rank.rank.faults.disk.set_trouble(DiskTrouble(error="EIO", operations=("delete",)), 0)
+    rank.rank.faults.disk.set_troubles([(DiskTrouble(error="EIO", operations=("delete",)), 0)])
     rank.tell(join(2, doubts=[(2, 0)]))
     rank.hear(Joined)
     assert list((tmp_path / "rank" / "checkpoints").glob("step-*"))
-    rank.rank.faults.disk.set_trouble(None, 0)
+    rank.rank.faults.disk.set_troubles([])
     assert rank.hear(SetAside) == SetAside(doubts=[(2, 0)])
     assert list((tmp_path / "rank" / "checkpoints").glob("doubtful-step-*"))
 

@@ -108,3 +108,34 @@ def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> N
 def test_what_is_caught_is_no_idle_fault(memory: Path) -> None:
     found = contained(memory, [beside(2)])
     assert found.verdict == "pass" and "changed nothing" not in found.witness
+
+
+def test_the_last_step_is_lost_before_its_state_was_looked_at(tmp_path: Path) -> None:
+    last = {**PLACEHOLDER, "target": {"rank": 1}, "at": {"step": 11}}
+    slow = {
+        "id": "slow",
+        "kind": "io-slow",
+        "params": {"delay_s": 1},
+        "target": {"rank": 1},
+        "at": {"step": 5},
+    }
+    stop = {"id": "stop", "kind": "process-stop", "target": {"rank": 1}, "at": {"time": 2.0}}
+    faults = [last, {**slow, "duration": 0.4}, stop]
+    cell = cell_of("drop-replica", faults, ranks=2, steps=11, every="0.3s", parallelism="fsdp")
+    faulted = play(cell, tmp_path, seed=94)
+    files = {path.stem: read_actor(path).events for path in sorted(faulted.directory.glob("*.jsonl"))}
+
+    def verdict(change: Any) -> str:
+        change(tape := Tape.of(files))
+        exact = evidence(faulted, None).exact
+        made = Evidence(arm="faulted", cell=cell, log=tape.log(), control=None, controls=(), exact=exact)
+        return check(CHECKERS["nan-containment"], made).verdict
+
+    def never_again(tape: Tape) -> None:
+        tape.drop(tape.find(Kind.STEP_COMMITTED, step=11, generation=2))
+
+    def from_there(tape: Tape) -> None:
+        tape.find(Kind.GENERATION_READY, generation=2)[0].data["resume_step"] = 11
+
+    assert verdict(lambda tape: None) == "pass"
+    assert verdict(never_again) == verdict(from_there) == "fail"

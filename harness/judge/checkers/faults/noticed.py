@@ -278,10 +278,17 @@ def _can_be_of(evidence: Evidence, episode: Episode, event: Event) -> bool:
 
 
 def _cut_off(evidence: Evidence, injected: Event) -> bool:
-    """Whether another failure ended the attempt of an injection, which nobody then committed."""
-    generation, step = injected.generation, injected.step
-    if any((run.generation, run.step) == (generation, step) for run in evidence.history.runs):
-        return False
+    """Whether another failure ended the attempt of an injection, which nobody then committed; or whose state nobody
+    came to use: it was the last step, after which a state is looked at when all is done, and was done again from an
+    earlier one."""
+    generation, step, history = injected.generation, injected.step, evidence.history
+    if any((run.generation, run.step) == (generation, step) for run in history.runs):
+        again = history.lineage.get(step or 0)
+        anew = history.generation(again.generation) if again is not None else None
+        if step != history.info.steps or anew is None or anew.number <= generation:
+            return False
+        if anew.resume_step is None or anew.resume_step >= step:
+            return False
     return any(
         failure.data["cause"] != "nonfinite" and failure.generation == generation
         for failure in evidence.log.of(Kind.FAILURE_DETECTED)

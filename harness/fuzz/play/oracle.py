@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.events.log import Kind
 from harness.fuzz.play.play import Played
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.results import Finding
@@ -59,6 +60,19 @@ def _insists(tree: Tree, played: Played) -> bool:
 def _unrecovered(tree: Tree, played: Played) -> bool:
     """Whether the job is to end at its first failure."""
     return tree["recovery"]["strategy"] == "none"
+
+
+def _never_agreed(tree: Tree, played: Played) -> bool:
+    """Whether a fault made replicas differ before they had agreed on anything that a checkpoint holds: nobody can tell
+    which of two is right then, and there is nothing to go back to."""
+    log = played.logs.get("faulted")
+    if log is None or not _kinds(tree) & {"replica-desync", "tensor-corrupt"}:
+        return False
+    differ = [e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "diverged"]
+    if not differ or differ[-1].data["process"] is not None:
+        return False
+    agreed = max((e.step or 0 for e in log.of(Kind.REPLICAS_AGREED)), default=-1)
+    return not any((e.step or 0) <= agreed for e in log.of(Kind.CHECKPOINT_COMMITTED))
 
 
 def _left_spoilt(tree: Tree, played: Played) -> bool:
@@ -189,6 +203,7 @@ EXCUSES: tuple[Excuse, ...] = (
     *(Excuse(name="liveness", verdict="inconclusive", says=why, when=_real, whole=True) for why in TOO_NOISY),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_insists),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
     Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
     *(

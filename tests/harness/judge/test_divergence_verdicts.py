@@ -144,3 +144,18 @@ def test_what_is_known_to_be_rotten_is_not_left_to_agree_on(tmp_path: Path) -> N
 
     assert unknown == dict.fromkeys(ABOUT, "pass")
     assert judged((played, files), noticed)["checkpoint-integrity"] == "fail"
+
+
+def test_whoever_is_left_of_a_job_that_began_anew_has_lost_nothing(tmp_path: Path) -> None:
+    """All of the first generation are gone, and one of those who begin anew before it has said what it holds."""
+    stop = {"id": "stop", "kind": "node-stop", "at": {"step": 2}}
+    kill = {"id": "kill", "kind": "oom-kill", "at": {"event": "regroup"}}
+    cell = cell_of("drop-replica", [stop, kill], every=2, steps=4, ranks=2, launcher={"kind": "sim"})
+    played = play(cell, tmp_path, seed=0)
+    files = {path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))}
+
+    def of_peers(log: Tape) -> None:
+        log.find(Kind.GENERATION_STARTED, generation=2)[0].data["state"] = "peer"
+
+    assert judged((played, files), lambda _: None)["no-lost-commit"] == "pass"
+    assert judged((played, files), of_peers)["no-lost-commit"] == "fail"

@@ -52,14 +52,19 @@ def no_lost_commit(evidence: Evidence) -> Finding:
 
 def _restored(history: History, generation: Generation) -> Generation | None:
     """Whose restore, or beginning, a generation's state comes from: its own, or, where it is of peers, that of one
-    since the last that worked, which was lost after members of both had taken their state; None: of neither."""
+    since the last that worked, which was lost after members of both had taken their state, or of which all who
+    are left have come since then and have none; None: of neither."""
     if generation.state not in ("peer", "kept"):
         return generation
-    last = max(other.number for other in history.worked if other.number < generation.number)
+    members = set(generation.members)
+    last = max((o for o in history.worked if o.number < generation.number), key=lambda o: o.number)
+    come_since = not generation.resume_step and not members & set(last.members)
     stated = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
     for other in reversed(history.generations):
-        theirs = any((other.number, member) in stated for member in generation.members)
-        if theirs and last < other.number < generation.number and other.state not in ("peer", "kept"):
+        theirs = any((other.number, member) in stated for member in members) or (
+            come_since and bool(members & set(other.members))
+        )
+        if theirs and last.number < other.number < generation.number and other.state not in ("peer", "kept"):
             return other
     return None
 

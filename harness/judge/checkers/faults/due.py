@@ -119,8 +119,10 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
-    """The first of its steps in which it did not act; where some act was in no step, the first after so many."""
-    acts = [e.injected.step for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
+    """The first of its steps in which it did not act; where some act was in no step, as far as it says (of what hits a
+    checkpoint, the step is that checkpoint's), the first after so many."""
+    mine = [e for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
+    acts = [e.injected.step if e.injected and not e.target.get("checkpoint") else None for e in mine]
     missing = [step for step in steps if step not in acts]
     return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
 

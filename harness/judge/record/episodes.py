@@ -27,6 +27,8 @@ NEVER_FIRED = -1
 _REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
 _STATE_CHANGED = ("replica-desync", "tensor-corrupt")
 """Kinds that can leave a rank with another state than the others, without a non-finite value."""
+_STUCK = ("hang", "error")
+"""Causes that say that nobody goes on, as somebody is silent or a collective fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,7 @@ def _with_failures(history: History, episodes: list[Episode], failures: list[Eve
             values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
                 f for f in left
-                if start <= seen[id(f)] < min(ends(f.data["process"]), values if _of_values(f) else float("inf"))
+                if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
             ]  # fmt: skip
             found = [f for f in due if _explains(episode, f)] if direct else _first_of(episode, due)
             found = sorted([*found, *states.get(index, ())], key=lambda failure: failure.time_ns)
@@ -288,23 +290,32 @@ def _explains(episode: Episode, failure: Event) -> bool:
     return episode.may_be_blamed(failure)
 
 
-def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[str | None], float]:
-    """Up to when episode ``index`` may explain a failure of a process: of one of several that it hit, until that one is
-    hit again, as the others are still as they were."""
+def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[Event], float]:
+    """Up to when episode ``index`` may explain a failure: of one of several processes that it hit, until that one is
+    hit again, as the others are still as they were. What only changed values neither explains that nobody goes on,
+    nor is it a newer cause of that."""
     hit = set(episodes[index].processes)
     whole = _until(episodes, index, hit, same_target=same_target)
-    if not same_target or len(hit) < 2:
-        return lambda process: whole
+    if not same_target:
+        stuck = _until(episodes, index, hit, same_target=False, values=False)
+        stuck = float("-inf") if episodes[index].changed else stuck
+        return lambda failure: stuck if failure.data["cause"] in _STUCK else whole
+    if len(hit) < 2:
+        return lambda failure: whole
     each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
-    return lambda process: whole if process is None else each.get(process, whole)
+    return lambda failure: each.get(failure.data["process"], whole)
 
 
-def _until(episodes: list[Episode], index: int, mine: set[str], *, same_target: bool) -> float:
-    """Time of the next injection (on the same target) after episode ``index``."""
+def _until(
+    episodes: list[Episode], index: int, mine: set[str], *, same_target: bool, values: bool = True
+) -> float:
+    """Time of the next injection (on the same target; not only of ``values``) after episode ``index``."""
     if episodes[index].target.get("everywhere"):
         return float("inf")  # another one on one of its targets does not end it
     for other in episodes[index + 1 :]:
         if other.injected is None or other.missed or (same_target and other.target.get("everywhere")):
+            continue
+        if other.changed and not values:
             continue
         if not same_target or mine & set(other.processes) or mine == set(other.processes):
             return other.injected.time_ns

@@ -150,6 +150,25 @@ def _without_ranks(tree: Tree, played: Played) -> bool:
     return place is not None and not all(place.ranks_on(node) for node in range(place.nodes))
 
 
+def _all_gone(tree: Tree, played: Played) -> bool:
+    """Whether, by the log, all that was ever started on a node had ended, or was told to, when a fault found nobody
+    there: others had hit it before."""
+    log = played.logs.get("faulted")
+    if log is None:
+        return False
+    ended = {
+        e.data["process"]: min(e.time_ns, e.data.get("asked_ns") or e.time_ns)
+        for e in log.of(Kind.PROCESS_EXITED)
+    }
+    for failed in log.of(Kind.FAULT_FAILED):
+        found = re.search(r"nobody is on node ([\d, ]+)", str(failed.data["reason"]))
+        nodes = [int(node) for node in found[1].split(",")] if found else []
+        there = (s for s in log.of(Kind.PROCESS_SPAWNED) if s.data["node"] in nodes and s.seq < failed.seq)
+        if any(ended.get(s.data["process"], failed.time_ns + 1) > failed.time_ns for s in there):
+            return False
+    return True
+
+
 def _hangs(tree: Tree, played: Played) -> bool:
     """Whether a rank hangs, so that it does not come to where all hold for another fault: they wait in vain."""
     return len(tree["faults"]) > 1 and bool(_kinds(tree) & {"rank-hang", "gpu-hang", "gil-deadlock"})
@@ -194,6 +213,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_ANSWERED, when=_hangs),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_without_ranks),
+    Excuse(name="fault-landed", verdict="inconclusive", says=NOBODY_THERE, when=_all_gone),
     Excuse(
         name="liveness",
         verdict="inconclusive",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ruamel.yaml import YAML
 
 from chaos.cli import build_catalogue
 from chaos.errors import ScenarioError
+from chaos.events.log import Kind
 from chaos.loading.load import load
 from chaos.planning.listing import NO_SCENARIOS
 from harness.fuzz.draw import draw
@@ -27,6 +29,7 @@ from harness.fuzz.play.play import Played, Player, kinds, simulated, strategies
 from harness.fuzz.search import Search
 from harness.judge.results import Finding
 from harness.sim.rank.behaviour import Behaviour
+from tests.mutations.tape import Tape
 from tests.support import defects
 
 CATALOGUE = build_catalogue()
@@ -220,6 +223,16 @@ def test_what_was_found_once_is_mended(path: Path) -> None:
     played = Player(catalogue=CATALOGUE).play(twin)
     found = find_in(twin, played)
     assert (played.refused, found and found.text) == ("", None)
+
+
+def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() -> None:
+    tree = YAML(typ="safe", pure=True).load(FOLDER / "hit-where-others-had-left-nobody.yaml")
+    played = Player(catalogue=CATALOGUE).play(tree)
+    log = played.logs["faulted"]
+    tape = Tape.of({name: actor.events for name, actor in log.actors.items()})
+    tape.drop(tape.find(Kind.PROCESS_EXITED, process="w2"))
+    found = find_in(tree, replace(played, logs={**played.logs, "faulted": tape.log()}))
+    assert found is not None and "nobody is on node 1" in found.text
 
 
 # ---- finding

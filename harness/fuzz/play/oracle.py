@@ -95,6 +95,21 @@ def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
     return _silent(tree, played) and tree["workload"].get("verify_every") == 0
 
 
+def _ended_uncompared(tree: Tree, played: Played) -> bool:
+    """Whether the job ended with its first failure, before a step came at which replicas are compared that a fault had
+    made differ."""
+    log = played.logs.get("faulted")
+    if log is None or played.outcomes.get("faulted") != "gave-up" or not _unrecovered(tree, played):
+        return False
+    changed = [
+        e for e in log.of(Kind.FAULT_INJECTED) if e.data["kind"] in ("replica-desync", "tensor-corrupt")
+    ]
+    every = tree["workload"].get("verify_every")
+    looked = Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING
+    steps = [e.step or 0 for e in log.of(looked) if not every or not (e.step or 0) % every]
+    return bool(changed) and not any(step >= (changed[0].step or 0) for step in steps)
+
+
 def _cut_off(tree: Tree, played: Played) -> bool:
     """Whether ranks are cut off from each other for so many steps, which nobody makes meanwhile."""
     cuts = ("node-isolate", "partition", "link-flap")
@@ -244,6 +259,7 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
     Excuse(name="replica-equality", verdict="fail", says="", when=_silent_and_uncompared),
+    Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_ended_uncompared),
 )
 
 

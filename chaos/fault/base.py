@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -86,11 +86,13 @@ class Fault(BaseModel):
     simulator simulates them all); ``needs``: what the launcher must offer, ``may_need``: with some parameters only;
     ``lasting``: needs a duration and a heal; ``may_last``: takes a duration; otherwise it is over when done.
     ``harmless``: leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
-    ``relentless``: it fires again at every attempt, whatever ``retrigger`` says. ``whole_racks``: a NODE fault that
-    takes racks; ``role``: the only role it hits, whatever the target says. ``everywhere``: one occurrence acts in all
-    ranks, in those that join later too, until the run ends. ``on_saves``: a RANK fault of the saves, which the first
-    rank alone makes. ``by_script``: a RANK fault that a script with points of its own can do itself, when it is told
-    this word there (``chaos.beacon``).
+    ``relentless``: it fires again at every attempt, whatever ``retrigger`` says. ``role``: the only role it hits,
+    whatever the target says. ``whole_racks``: a NODE fault that takes racks; ``separates``: a LINK or NODE fault that
+    cuts those it hits off from the rest. ``everywhere``: one occurrence acts in all ranks, in those that join later
+    too, until the run ends. ``corrupts``: it makes values wrong that training goes on with; ``changes_state``: it can
+    leave a rank with another state than the others hold, and no non-finite value in it. ``on_saves``: a RANK fault of
+    the saves, which the first rank alone makes. ``by_script``: a RANK fault that a script with points of its own can
+    do itself, when it is told this word there (``chaos.beacon``).
     ``seems_still``: who is hit works on, and is not seen to: another may be taken for the one that hangs, or nobody.
     """
 
@@ -106,10 +108,21 @@ class Fault(BaseModel):
     harmless: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
     relentless: ClassVar[bool] = False
+    role: ClassVar[Literal["worker", "spare"] | None] = None
+    whole_racks: ClassVar[bool] = False
+    separates: ClassVar[bool] = False
+    corrupts: ClassVar[bool] = False
+    changes_state: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     on_saves: ClassVar[bool] = False
     by_script: ClassVar[str] = ""
     seems_still: ClassVar[bool] = False
+
+    @property
+    def hits_next_save(self) -> bool:
+        """Whether, with its parameters, a CHECKPOINT fault acts on the save that is made next, in the rank that makes
+        it, instead of on files that are there."""
+        return False
 
     def wants(self) -> frozenset[Need]:
         """What it needs with its parameters; default: ``needs``."""
@@ -132,6 +145,11 @@ class Fault(BaseModel):
 
     def not_by_script(self) -> str | None:
         """Which of its parameters a script cannot do by itself, in words; None: it can do all of it."""
+        return None
+
+    def changes(self) -> str | None:
+        """What of a rank's tensors it changes, as ``RankTarget.tensors`` names it; None: none. Digests of these are
+        taken before and after the act."""
         return None
 
     def for_script(self, step: int) -> str:

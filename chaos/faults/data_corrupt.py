@@ -22,6 +22,7 @@ class DataCorrupt(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    corrupts: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data",)
 
     shift: int = Field(default=1, ge=1)

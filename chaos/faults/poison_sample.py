@@ -23,6 +23,7 @@ class PoisonSample(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    corrupts: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data",)
     everywhere: ClassVar[bool] = True
 

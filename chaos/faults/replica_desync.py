@@ -22,7 +22,8 @@ class ReplicaDesync(Fault):
 
     where: ClassVar[Where] = Where.RANK
     phases: ClassVar[tuple[str, ...]] = ("data", "forward")
-    surface: ClassVar[str] = "parameter"
+    corrupts: ClassVar[bool] = True
+    changes_state: ClassVar[bool] = True
 
     amount: float = Field(default=1e-3, gt=0, le=0.5)
 
@@ -30,9 +31,13 @@ class ReplicaDesync(Fault):
         """Before forward."""
         return "forward"
 
+    def changes(self) -> str:
+        """Its parameters."""
+        return "parameter"
+
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Scale them."""
-        for tensor in target.tensors(self.surface).values():
+        for tensor in target.tensors(self.changes()).values():
             tensor.mul_(1 + self.amount)
         return {"amount": self.amount}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from chaos.events.log import Event
 from chaos.fault.aftermath import Consequence, Ends
@@ -22,7 +22,7 @@ class SpareKill(Fault):
 
     where: ClassVar[Where] = Where.PROCESS
     harmless: ClassVar[bool] = True
-    role: ClassVar[str] = "spare"
+    role: ClassVar[Literal["worker", "spare"] | None] = "spare"
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
         """Kill it."""

@@ -34,6 +34,8 @@ class TensorCorrupt(Fault):
 
     where: ClassVar[Where] = Where.RANK
     by_script: ClassVar[str] = "nan"
+    corrupts: ClassVar[bool] = True
+    changes_state: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data", "forward", "backward", "collective", "optimizer")
 
     surface: Literal["parameter", "gradient", "activation", "input", "loss", "optimizer_state", "rng"] = (
@@ -69,6 +71,10 @@ class TensorCorrupt(Fault):
     def point(self, phase: str) -> str:
         """Each surface exists at one point of a step only."""
         return _PHASES.get(self.surface, "forward")
+
+    def changes(self) -> str:
+        """The surface."""
+        return self.surface
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Change the values, or see to it that they are changed on their way; returns what is known of it."""

@@ -89,7 +89,7 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
 def _no_save(fault: FaultSpec, scenario: Scenario, catalogue: Catalogue, loc: Loc) -> Iterator[Problem]:
     """Trouble with saving that is over before anybody saves."""
     kind, every = catalogue.faults.get(fault.kind), scenario.workload.checkpoint.steps
-    saves = getattr(kind, "where", None) is Where.STORAGE or getattr(kind, "on_saves", False)
+    saves = kind is not None and (kind.where is Where.STORAGE or kind.on_saves)
     points = fault.at.all_steps()
     if (
         not saves

@@ -246,7 +246,7 @@ def _incidents(tree: Mapping[str, Any], catalogue: Catalogue) -> int:
     for fault in _items(tree.get("faults")):
         spec = valid(FaultSpec, fault)
         kind = catalogue.faults.get(spec.kind) if spec else None
-        if not getattr(kind, "harmless", False):
+        if kind is None or not kind.harmless:
             count += most_occurrences(spec.at) if spec else 1
     return count
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from chaos.fault.base import Fault, Need, Where
 from chaos.loading.explain import valid
 from chaos.scenario.fault import FaultSpec, StepsDuration
@@ -94,7 +92,7 @@ def check_keys(workload: Any) -> Iterator[Problem]:
 
 
 def check_command(
-    tree: Mapping[str, Any], faults: Mapping[str, type[BaseModel]], recovery: Any
+    tree: Mapping[str, Any], faults: Mapping[str, type[Fault]], recovery: Any
 ) -> Iterator[Problem]:
     """Everything else that does not go with a command: launcher, recovery, faults that need to be inside a rank."""
     launcher = tree.get("launcher", "local")
@@ -134,19 +132,19 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
         yield Problem(loc=(*loc, "params", "mode"), message=message)
 
 
-def works_from_outside(model: type[BaseModel]) -> bool:
+def works_from_outside(model: type[Fault]) -> bool:
     """Whether a fault kind can be played against a program that lets nobody in."""
-    outside = getattr(model, "where", None) in FROM_OUTSIDE and set(getattr(model, "needs", ())) <= NEEDS
-    return outside and getattr(model, "role", None) != "spare"
+    outside = model.where in FROM_OUTSIDE and model.needs <= NEEDS
+    return outside and model.role != "spare"
 
 
-def works_by_script(model: type[BaseModel]) -> bool:
+def works_by_script(model: type[Fault]) -> bool:
     """Whether a script with points of its own can do it to itself."""
-    return bool(getattr(model, "by_script", ""))
+    return bool(model.by_script)
 
 
 def _fault(
-    spec: FaultSpec, model: type[BaseModel], loc: Loc, faults: Mapping[str, type[BaseModel]], points: bool
+    spec: FaultSpec, model: type[Fault], loc: Loc, faults: Mapping[str, type[Fault]], points: bool
 ) -> Iterator[Problem]:
     if not works_from_outside(model) and not (points and works_by_script(model)):
         able = ", ".join(sorted(name for name, other in faults.items() if works_from_outside(other)))
@@ -172,9 +170,9 @@ def _fault(
         yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
 
 
-def _at_points(spec: FaultSpec, model: type[BaseModel], loc: Loc, points: bool) -> Iterator[Problem]:
+def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> Iterator[Problem]:
     """Phases, and what a script does to itself."""
-    where = getattr(model, "where", None)
+    where = model.where
     if spec.at.phase is not None and not points:
         message = (
             f"the phases of a command's steps cannot be told from outside: leave phase out, or say {POINTS}"
@@ -185,7 +183,7 @@ def _at_points(spec: FaultSpec, model: type[BaseModel], loc: Loc, points: bool) 
         yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
     if works_by_script(model):
         fault = valid(model, spec.params)
-        if isinstance(fault, Fault) and (only := fault.not_by_script()):
+        if fault is not None and (only := fault.not_by_script()):
             yield Problem(loc=(*loc, "params"), message=f"of {spec.kind} a script can do {only}")
 
 

@@ -32,7 +32,7 @@ _ACTS_ON: Mapping[Where, str] = {
 class Setting:
     """What surrounds the faults of a cell. None: it has errors of its own, and is not checked against."""
 
-    kinds: Mapping[str, type[BaseModel]]
+    kinds: Mapping[str, type[Fault]]
     workload: WorkloadSpec | None
     strategy: BaseModel | None
     launcher: LauncherSpec | None
@@ -87,18 +87,18 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         return
     kind = setting.kinds[name]
     params = raw.get("params", {})
-    needs, made = frozenset(getattr(kind, "needs", ())), None
+    needs, made = kind.needs, None
     if isinstance(params, dict):
         made, problems = validate(kind, params, (*loc, "params"))
         yield from problems
-        needs = made.wants() if isinstance(made, Fault) else needs
+        needs = made.wants() if made is not None else needs
     yield from _abilities(name, needs, loc, setting)
     spec = valid(FaultSpec, raw)
     if spec is not None:
         yield from _duration(spec, kind, loc)
         yield from _phase(spec, kind, loc, setting.workload)
         yield from _verify(spec, loc)
-        next_save = bool(getattr(made, "hits_next_save", False))
+        next_save = made is not None and made.hits_next_save
         problems = [*_target_keys(spec, kind, loc, setting, next_save=next_save)]
         if next_save and spec.target.rank is not None:
             problems += _writer(spec, loc, setting)
@@ -121,26 +121,22 @@ def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) ->
         yield Problem(loc=(*loc, "kind"), message=message)
 
 
-def _duration(spec: FaultSpec, kind: type[BaseModel], loc: Loc) -> Iterator[Problem]:
-    lasting = getattr(kind, "lasting", False)
-    if lasting and spec.duration is None:
+def _duration(spec: FaultSpec, kind: type[Fault], loc: Loc) -> Iterator[Problem]:
+    if kind.lasting and spec.duration is None:
         yield Problem(
             loc=(*loc, "kind"), message=f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}"
         )
-    if not (lasting or getattr(kind, "may_last", False)) and spec.duration is not None:
+    if not (kind.lasting or kind.may_last) and spec.duration is not None:
         message = f"{spec.kind} is over once done, so it takes no duration"
         yield Problem(loc=(*loc, "duration"), message=message, on_key=True)
     if not isinstance(spec.duration, StepsDuration | None) and spec.duration <= 0:
         yield Problem(loc=(*loc, "duration"), message="a duration must be longer than 0")
 
 
-def _phase(
-    spec: FaultSpec, kind: type[BaseModel], loc: Loc, workload: WorkloadSpec | None
-) -> Iterator[Problem]:
-    phases = getattr(kind, "phases", ())
+def _phase(spec: FaultSpec, kind: type[Fault], loc: Loc, workload: WorkloadSpec | None) -> Iterator[Problem]:
     phase = spec.at.phase
-    if phase not in (None, "any") and phases and phase not in phases:
-        message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(phases)}"
+    if phase not in (None, "any") and kind.phases and phase not in kind.phases:
+        message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(kind.phases)}"
         yield Problem(loc=(*loc, "at", "phase"), message=message)
     every = workload.checkpoint.steps if workload and workload.command is None else 1
     if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
@@ -161,12 +157,12 @@ def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
 
 
 def _target_keys(
-    spec: FaultSpec, kind: type[BaseModel], loc: Loc, setting: Setting, *, next_save: bool
+    spec: FaultSpec, kind: type[Fault], loc: Loc, setting: Setting, *, next_save: bool
 ) -> Iterator[Problem]:
     """Keys of the target that the kind, or another key, rules out. ``next_save``: it acts on whoever saves next."""
     target, at = spec.target, (*loc, "target")
     given = target.model_fields_set
-    where = getattr(kind, "where", None)
+    where = kind.where
     if where in PLACELESS:
         if where == Where.CHECKPOINT and target.checkpoint is None:
             yield Problem(loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}")
@@ -226,7 +222,7 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
     except TargetError as error:
         yield Problem(loc=(*at, *error.part), message=_in_words(spec.target, error, scope))
         return
-    if getattr(setting.kinds[spec.kind], "on_saves", False):
+    if setting.kinds[spec.kind].on_saves:
         yield from _saver(spec, traits, at, scope, setting)
     limits = setting.limits
     if limits is None or scope is None:
@@ -237,7 +233,7 @@ def _target(spec: FaultSpec, traits: Traits, loc: Loc, setting: Setting) -> Iter
     )  # fmt: skip
     hit = blast.ranks_hit(planned, traits.where, scope.topology)
     healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
-    disables = not getattr(setting.kinds[spec.kind], "harmless", False) and traits.where != Where.LINK
+    disables = not setting.kinds[spec.kind].harmless and traits.where != Where.LINK
     if reason := blast.refusal(
         limits, healthy, ranks=hit, disables=disables, shards=scope.topology.shards,
         nodes=blast.nodes_hit(planned, traits.where, scope.topology), whole=planned.nodes,
@@ -316,9 +312,8 @@ def _too_much(active: Sequence[PlannedFault], setting: Setting, scope: Scope) ->
     whole: set[int] = set()
     for fault in active:
         kind = setting.kinds[fault.kind]
-        where = getattr(kind, "where", None)
-        if not getattr(kind, "harmless", False) and where in (Where.PROCESS, Where.RANK, Where.NODE):
-            hit |= blast.ranks_hit(fault, where, scope.topology)
+        if not kind.harmless and kind.where in (Where.PROCESS, Where.RANK, Where.NODE):
+            hit |= blast.ranks_hit(fault, kind.where, scope.topology)
             whole |= set(fault.nodes)
     before = blast.Damage(active=len(active) - 1, healthy=scope.topology.replicas)
     shards = scope.topology.shards

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from chaos.fault.base import Fault
+
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
@@ -19,7 +21,7 @@ class Catalogue:
     give one value per repeat, however many faults strike; the others give one per incident.
     """
 
-    faults: Mapping[str, type[BaseModel]]
+    faults: Mapping[str, type[Fault]]
     strategies: Mapping[str, type[BaseModel]]
     launchers: Mapping[str, type[BaseModel]]
     workloads: Mapping[str, type[BaseModel]]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chaos.errors import ScenarioError
+from chaos.fault.base import Fault
 from chaos.scenario.fault import (
     DEFAULT_ARRIVALS,
     FaultSpec,
@@ -83,7 +84,7 @@ class PlannedFault:
 
 
 def plan_scenario(
-    scenario: Scenario, kinds: Mapping[str, type], *, seed: int, spares: int
+    scenario: Scenario, kinds: Mapping[str, type[Fault]], *, seed: int, spares: int
 ) -> tuple[PlannedFault, ...]:
     """Decide all faults of one arm. ``kinds``: name -> fault class; ``spares``: spares there are.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chaos.fault.base import Where
+from chaos.fault.base import Fault, Where
 from chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
 from chaos.scenario.topology import Topology
 from chaos.schedule.arrivals import draw
@@ -71,15 +71,15 @@ class Targets:
     links: tuple[tuple[int, int], ...] = ()
 
 
-def traits_of(kind: type) -> Traits:
+def traits_of(kind: type[Fault]) -> Traits:
     """The traits of a fault class."""
     return Traits(
-        where=getattr(kind, "where", None),
-        phases=tuple(getattr(kind, "phases", ())),
-        whole_racks=bool(getattr(kind, "whole_racks", False)),
-        separates=bool(getattr(kind, "separates", False)),
-        relentless=bool(getattr(kind, "relentless", False)),
-        role=getattr(kind, "role", None),
+        where=kind.where,
+        phases=kind.phases,
+        whole_racks=kind.whole_racks,
+        separates=kind.separates,
+        relentless=kind.relentless,
+        role=kind.role,
     )
 
 

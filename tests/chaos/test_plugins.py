@@ -205,3 +205,9 @@ def test_a_few_steps_learn_something(name: str, tmp_path: Path) -> None:
 def test_a_launcher_opens_nothing_before_it_is_used(name: str) -> None:
     launcher = make(name, plugins.load("harness.launchers", Launcher)[name])
     assert launcher.session([], RunDirectory(Path())) is not None
+
+
+@pytest.mark.parametrize("name", plugins.load("chaos.faults", Fault))
+def test_what_a_fault_declares_of_itself_is_a_trait_of_the_base_class(name: str) -> None:
+    kind = plugins.load("chaos.faults", Fault)[name]
+    assert sorted(kind.__class_vars__ - Fault.__class_vars__) == []

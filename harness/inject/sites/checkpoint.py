@@ -68,7 +68,7 @@ class CheckpointSite:
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
         """One checkpoint."""
-        if getattr(fault, "hits_next_save", False):
+        if fault.hits_next_save:
             return [self._next_save(planned, number)]
         if self._scene.setup.cell.scenario.workload.command is not None:
             return [self._of_a_command(planned, number)]

@@ -98,7 +98,7 @@ class NodeSite:
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Sequence[Aim | Miss]:
         """Everybody who is on the nodes now: ranks, spares, and those that only start."""
-        if not getattr(type(fault), "whole_racks", False):
+        if not fault.whole_racks:
             return [self._aim(fault, [node]) for node in planned.nodes]
         racks: dict[int, list[int]] = {}
         for node in planned.nodes:

@@ -26,7 +26,6 @@ from harness.judge.record.sustained import at_the_end_again, lasting
 from harness.judge.results import PHASE_NAMES, Incident, PhaseSpan
 
 Outcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"]
-CORRUPTIONS = ("tensor-", "data-corrupt", "poison-sample", "replica-desync")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +243,7 @@ def _harm(episode: Episode, history: History) -> dict[str, object]:
         if is_bad(event) and event.step in lineage and lineage[event.step or 0].generation == event.generation
     ]  # fmt: skip
     since = spoilt_since(history)
-    if not episode.kind.startswith(CORRUPTIONS) and not _last_before(history, after_ns, bad, since):
+    if not episode.corrupts and not _last_before(history, after_ns, bad, since):
         return {}
     found = min(
         ((e.step or 0, str(float(e.data["loss"]))) for e in bad if e.time_ns > after_ns), default=None
@@ -274,7 +273,7 @@ def _undetected(episode: Episode, history: History, control: History | None) -> 
     )
     if not went_on:
         return "hang"
-    corrupt = episode.kind.startswith(CORRUPTIONS)
+    corrupt = episode.corrupts
     return "sdc-escape" if corrupt and control and not same_parameters(history, control) else "masked"
 
 

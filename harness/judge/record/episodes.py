@@ -25,8 +25,6 @@ from harness.judge.record.split import holders, outvoted, tied
 # occurrence number of a fault that was planned and never injected; real ones count from 0
 NEVER_FIRED = -1
 _REPLACED_BY_NOBODY = (Where.LINK, Where.STORAGE, Where.STORE)
-_STATE_CHANGED = ("replica-desync", "tensor-corrupt")
-"""Kinds that can leave a rank with another state than the others, without a non-finite value."""
 _STUCK = ("hang", "error")
 """Causes that say that nobody goes on, as somebody is silent or a collective fails."""
 
@@ -66,7 +64,14 @@ class Episode:
     def changed(self) -> bool:
         """Whether it left a rank with another state than it had, and not with a non-finite value."""
         evidence = self.landed.data.get("evidence", {}) if self.landed else {}
-        return self.kind in _STATE_CHANGED and evidence.get("before") != evidence.get("after")
+        kind = self._of
+        return kind is not None and kind.changes_state and evidence.get("before") != evidence.get("after")
+
+    @property
+    def corrupts(self) -> bool:
+        """Whether it makes values wrong that training goes on with."""
+        kind = self._of
+        return kind is not None and kind.corrupts
 
     @property
     def missed(self) -> bool:

@@ -245,9 +245,7 @@ class Agenda:
             self._installed.add((command["fault"], command["occurrence"]))
         done: dict[str, Any] = {}
         try:
-            measured = self._hands.do(
-                lambda: done.update(fault.act(self._hands)), getattr(fault, "surface", None)
-            )
+            measured = self._hands.do(lambda: done.update(fault.act(self._hands)), fault.changes())
         except LookupError as error:  # as an optimizer's state before its first step: it does not land
             self.effect(command, {"nothing": str(error)})
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chaos.events.log import Event, Kind
 from harness.judge.checkers.job.refilled import too_small
 from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.measure.incidents import CORRUPTIONS, sound_digests
+from harness.judge.measure.incidents import sound_digests
 from harness.judge.results import Finding
 from recovery.checkpoint.memory import ROLE as KEEPER
 
@@ -137,11 +137,7 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
 def _learned_nothing(evidence: Evidence) -> Iterator[str]:
     history = evidence.history
     runs = list(history.lineage.values())
-    spoilt = [
-        e.injected.time_ns
-        for e in evidence.measures.episodes
-        if e.injected and e.kind.startswith(CORRUPTIONS)
-    ]
+    spoilt = [e.injected.time_ns for e in evidence.measures.episodes if e.injected and e.corrupts]
     clean = [run for run in runs if run.end_ns < min(spoilt, default=2**63)]
     for run in clean:
         norms = {event.data["grad_norm"] for event in run.commits}

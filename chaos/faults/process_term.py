@@ -39,6 +39,10 @@ class ProcessTerm(Fault):
         """Its end, at the deadline at the latest."""
         return (GoneBy(seconds=self.grace_s),)
 
+    def shows_after_s(self) -> float:
+        """A process that is stopped hears of nothing, and shows it when it is killed at the deadline."""
+        return self.grace_s
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The notice as its receiver passed it on, or the exit status of one that has no handler."""
         for event in events:

@@ -142,6 +142,14 @@ def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_go
     assert finished.time_ns - failed.time_ns > 1e9  # no end of the run ended the wait
 
 
+def test_a_disk_so_slow_that_the_rank_is_taken_for_hung_is_seen(memory: Path) -> None:
+    slow = {"kind": "io-slow", "at": {"step": 3}, "params": {"delay_s": 8.0}, "target": {"rank": 0}}
+    played = arm(memory, {**slow, "duration": {"steps": 8}}, "drop-replica", steps=20, every=4)
+    (landed,) = played.log.of(Kind.FAULT_LANDED)
+    assert "in checkpoint of step 4" in landed.data["evidence"]["detail"]
+    assert findings(played)["landing"][0] == "pass"
+
+
 def test_slow_steps_have_the_time_to_show_it(memory: Path) -> None:
     """A step over the throttled link takes four seconds, and five of them more than the 15 s of other evidence."""
     slow = {"kind": "link-throttle", "target": {"rank": 0}, "at": {"step": 6}, "duration": {"steps": 10}}

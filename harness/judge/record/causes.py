@@ -98,10 +98,10 @@ def _heard(history: History, failure: Event) -> bool:
     return generation is not None and set(generation.members) <= told(history.log)
 
 
-def _refused(history: History, failure: Event) -> bool:
-    """Whether ranks refused values of the step of a failure."""
+def _refused(history: History, failure: Event) -> list[Event]:
+    """Refusals by ranks of values of the step of a failure, or of the state after it."""
     about = (failure.generation, failure.step)
-    return any((e.generation, e.step) == about for e in history.log.of(Kind.NONFINITE_CAUGHT))
+    return [e for e in history.log.of(Kind.NONFINITE_CAUGHT) if (e.generation, e.step) == about]
 
 
 def _not_refused(history: History, failure: Event) -> Iterator[str]:
@@ -110,7 +110,8 @@ def _not_refused(history: History, failure: Event) -> Iterator[str]:
 
 
 def _not_diverged(history: History, failure: Event) -> Iterator[str]:
-    if _refused(history, failure):
+    # A state is refused of a step that was committed, and may differ from others as well.
+    if any(refusal.data.get("what") != "state" for refusal in _refused(history, failure)):
         yield f"{_said(failure)}, and step {failure.step} was refused, and committed by nobody"
     generation = history.generation(failure.generation)
     if generation is None or failure.step == generation.resume_step:

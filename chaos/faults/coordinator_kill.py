@@ -38,6 +38,10 @@ class CoordinatorKill(Fault):
         """Nobody decides anything."""
         return (NobodyDecides(),)
 
+    def shows_after_s(self) -> float:
+        """The takeover shows it."""
+        return self.down_s
+
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
         """The takeover's own line in the log, and the ranks'."""
         for event in events:

@@ -8,6 +8,32 @@ from pathlib import Path
 from chaos.events.log import Event
 
 
+class Shared:
+    """One file that several follow, each from its beginning: it is looked at once for all of them (``look``)."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[Event] = []
+        self._tail = Tail(path)
+
+    def look(self) -> None:
+        """See what was written since. Raises LogError on a foreign line."""
+        self.events += self._tail.read()
+
+
+class Follower:
+    """One of those who follow a file."""
+
+    def __init__(self, file: Shared) -> None:
+        self.file = file
+        self._taken = 0
+
+    def take(self) -> list[Event]:
+        """What others have seen of it by now, and this one not yet."""
+        new = self.file.events[self._taken :]
+        self._taken += len(new)
+        return new
+
+
 class Tail:
     """Follows one actor's growing file; a line not yet whole waits for the next look."""
 

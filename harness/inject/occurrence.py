@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from chaos.events.following import Tail
+from chaos.events.following import Follower
 from chaos.events.log import Event
 from chaos.fault.base import Fault, Occurrence, Where
 from chaos.fault.witness import effects_of
@@ -44,7 +44,7 @@ class Live:
     aim: Aim | None
     until_ns: int | None
     until_step: int | None
-    tails: list[Tail]
+    tails: list[Follower]
     heard: set[str] = field(default_factory=set)
     seen: list[Event] = field(default_factory=list)
     weighed: int = -1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.events.clocks import Clocks
-from chaos.events.following import Tail
+from chaos.events.following import Follower, Shared
 from chaos.events.log import Event, Kind
 from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
 from chaos.fault.base import Fault, Landed, Occurrence, Where
@@ -32,6 +32,7 @@ class Occurrences:
         self._scene = scene
         self.live: list[Live] = []
         self._numbers: Counter[str] = Counter()
+        self._files: dict[str, Shared] = {}
         self._clocks = Clocks()
 
     def spoken_of(self, message: Extra) -> Live | None:
@@ -133,7 +134,7 @@ class Occurrences:
 
     def look(self, live: Live, committed: int | None = None) -> None:
         """Look for evidence, at most EVIDENCE_LIMIT_S from when it can show; as long as it acts, EVIDENCE_STEPS too.
-        ``committed``: steps done by now."""
+        ``committed``: steps done by now, of a look at all, by which what they write is read already."""
         now = self._scene.now_ns()
         if live.aim is not None and live.aim.look is not None and not live.looked:
             seen = live.aim.look()
@@ -141,7 +142,9 @@ class Occurrences:
                 live.looked = True
                 self.effect(live, seen)
         for tail in live.tails:
-            live.seen.extend(self._clocks.corrected(event) for event in tail.read())
+            if committed is None:
+                tail.file.look()
+            live.seen.extend(self._clocks.corrected(event) for event in tail.take())
         # What has been looked at says the same again: evidence comes with events.
         new, live.weighed = len(live.seen) > live.weighed, len(live.seen)
         landed = live.fault.landed(live.occurrence, live.seen) if new else None
@@ -157,6 +160,11 @@ class Occurrences:
     def tick(self, committed: int) -> None:
         """Look for evidence, and end what is over after so many steps, or by now."""
         now = self._scene.now_ns()
+        # Once for all: hundreds of them may wait for the same few processes to show something.
+        for file in {
+            id(t.file): t.file for live in self.live if not live.settled for t in live.tails
+        }.values():
+            file.look()
         for live in self.live:
             if not live.settled:
                 self.look(live, committed)
@@ -228,6 +236,8 @@ class Occurrences:
             Kind.FAULT_HEALED, fault=live.occurrence.fault, occurrence=live.occurrence.number, how=how
         )
 
-    def _tails(self, processes: Sequence[str]) -> list[Tail]:
+    def _tails(self, processes: Sequence[str]) -> list[Follower]:
         events = self._scene.setup.run.events(self._scene.setup.id)
-        return [Tail(events / f"{process}.jsonl") for process in processes]
+        for process in processes:
+            self._files.setdefault(process, Shared(events / f"{process}.jsonl"))
+        return [Follower(self._files[process]) for process in processes]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chaos.events.following import Tail
 from chaos.events.log import Kind
 from chaos.fault.targets import LinkShape
 from harness.arm.in_force import InForce
@@ -83,3 +84,24 @@ def test_links_between_nodes_do_what_all_faults_want_of_them() -> None:
     assert scene.nodes.shapes["0", "1"] == late, "a second heal takes nothing from another"
     two.target.shape(LinkShape())
     assert scene.nodes.shapes["0", "1"] == LinkShape()
+
+
+def test_what_a_process_writes_is_looked_for_once_however_many_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Tail] = []
+    read = Tail.read
+    monkeypatch.setattr(Tail, "read", lambda tail: looks.append(tail) or read(tail))  # type: ignore[func-returns-value]
+
+    def looked(name: str, count: int) -> int:
+        """Nobody sees an effect of a slow disk where nothing is saved."""
+        slight = {"kind": "io-slow", "params": {"delay_s": 1}, "target": {"rank": 0}}
+        faults = [{"id": f"f{n}", "at": {"step": 5}, **slight} for n in range(count)]
+        looks.clear()
+        played = play(
+            cell_of("drop-replica", faults, every=100, launcher={"kind": "sim"}), tmp_path / name, seed=3
+        )
+        assert len(list(played.log.of(Kind.FAULT_INJECTED))) == count
+        return len(looks)
+
+    assert looked("many", 20) < 2 * looked("one", 1)

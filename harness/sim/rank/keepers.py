@@ -14,6 +14,7 @@ from harness.sim.rank.state import State
 from harness.sim.world.clock import NS_PER_S, Clock
 from harness.sim.world.settings import MS
 from recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
+from recovery.policy.doubts import Doubt, in_doubt, together
 
 if TYPE_CHECKING:
     from harness.sim.rank.rank import SimRank
@@ -50,6 +51,7 @@ class SimKeepers:
         self._keepers: dict[int, _Keeper] = {}
         self._gone: dict[str, _Keeper] = {}
         self._news: list[KeeperStarted | Exited] = []
+        self._doubts: tuple[Doubt, ...] = ()
         for node in range(nodes):
             self._start(node)
 
@@ -107,8 +109,9 @@ class SimKeepers:
     # ---- the ranks' side
 
     def take(self, node: int, key: Key, state: State) -> Copies | None:
-        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own keeper is stopped."""
-        if self._keepers[node].stopped:
+        """Keep a part, and a copy on the next node; which nodes have one. None: the node's own keeper is stopped, or
+        the part is of what was to be forgotten, and came too late."""
+        if self._keepers[node].stopped or in_doubt(self._doubts, generation=key.generation, step=key.step):
             return None
         other = (node + 1) % self._nodes
         copies = (other,) if self._replicate and not self._keepers[other].stopped else ()
@@ -136,8 +139,9 @@ class SimKeepers:
         return [held[shard] for shard in range(shards)]
 
     def forget(self, step: int, before: int) -> list[int]:
-        """Let go of what generations ``before`` this one saved after ``step``: those steps. One that is stopped does it
-        before it answers anything else."""
+        """Let go of what generations ``before`` this one saved after ``step``, and take no more of it: those steps. One
+        that is stopped does it before it answers anything else."""
+        self._doubts = together([*self._doubts, (before, step)])
         gone = {key for key in self._keys() if key.step > step and key.generation < before}
         for keeper in self._keepers.values():
             keeper.held = {key: state for key, state in keeper.held.items() if key not in gone}

@@ -203,8 +203,7 @@ class Adopter(Standing):
             return
         known, members = self._past, self._crew.member_processes()
         if known.generation:
-            self._progress.resumed(self.generation, self.members)
-            self._progress.reached(known.resume_step)
+            self._progress.resumed(self.generation, self.members, known.resume_step)
         if self._differed is not None:
             self.stage = Stage.TRAINING
             self._diverged(self._differed)

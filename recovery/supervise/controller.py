@@ -207,7 +207,7 @@ class Controller(Corruptions, Lookout):
         self._failures.answered(self._formation.answer)
         self._note_formed(message.step if self._formation.afresh else None)
         self.stage = Stage.TRAINING
-        self._progress.resumed(self.generation, self.members)
+        self._progress.resumed(self.generation, self.members, message.step)
         self._settling.began(message.step, self.hands.now_s())
         self._answer_notices()
         self._end_if_finished()

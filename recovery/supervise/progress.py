@@ -25,10 +25,11 @@ class ProgressWatch:
         self._signs: dict[str, Mark] = {}
         self._hands = hands
 
-    def resumed(self, generation: int, members: tuple[str, ...]) -> None:
-        """A generation starts training."""
+    def resumed(self, generation: int, members: tuple[str, ...], step: int) -> None:
+        """A generation starts training from a step, to which it may have gone back; its marks tell how far it comes, if
+        they are seen."""
         self._generation, self._members = generation, members
-        self._committed = 0  # it may have gone back; the marks tell how far
+        self.reached(step)
         self.detector.resumed(members)
 
     def reached(self, step: int) -> None:

@@ -69,7 +69,10 @@ def _never_agreed(tree: Tree, played: Played) -> bool:
     if log is None or not _kinds(tree) & {"replica-desync", "tensor-corrupt"}:
         return False
     differ = [e for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "diverged"]
-    if not differ or differ[-1].data["process"] is not None:
+    named = bool(differ) and differ[-1].data["process"] is not None
+    if not differ or (
+        named and tree["recovery"]["strategy"] != "checkpoint-restart"
+    ):  # which keeps no rank's state
         return False
     agreed = max((e.step or 0 for e in log.of(Kind.REPLICAS_AGREED)), default=-1)
     return not any((e.step or 0) <= agreed for e in log.of(Kind.CHECKPOINT_COMMITTED))
@@ -96,18 +99,24 @@ def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
 
 
 def _ended_uncompared(tree: Tree, played: Played) -> bool:
-    """Whether the job ended with its first failure, before a step came at which replicas are compared that a fault had
-    made differ."""
+    """Whether each generation in which a fault made replicas differ ended before a step came at which they are
+    compared, and whoever came after it took what was saved."""
     log = played.logs.get("faulted")
-    if log is None or played.outcomes.get("faulted") != "gave-up" or not _unrecovered(tree, played):
+    changes = ("replica-desync", "tensor-corrupt")
+    changed = [e for e in log.of(Kind.FAULT_INJECTED) if e.data["kind"] in changes] if log else []
+    if log is None or not changed:
         return False
-    changed = [
-        e for e in log.of(Kind.FAULT_INJECTED) if e.data["kind"] in ("replica-desync", "tensor-corrupt")
-    ]
     every = tree["workload"].get("verify_every")
-    looked = Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING
-    steps = [e.step or 0 for e in log.of(looked) if not every or not (e.step or 0) % every]
-    return bool(changed) and not any(step >= (changed[0].step or 0) for step in steps)
+    looked = log.of(Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING)
+    compared = [(e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every]
+    started = {e.generation: e.data["state"] for e in log.of(Kind.GENERATION_STARTED)}
+    for hit in changed:
+        after = min((number for number in started if number > hit.generation), default=None)
+        if after is not None and started[after] != "checkpoint":
+            return False
+        if any(number == hit.generation and step >= (hit.step or 0) for number, step in compared):
+            return False
+    return True
 
 
 def _cut_off(tree: Tree, played: Played) -> bool:
@@ -133,6 +142,12 @@ def _slight(tree: Tree, played: Played) -> bool:
 def _brief(tree: Tree, played: Played) -> bool:
     """Whether a rank hangs for less than anybody waits for it."""
     return any(f.get("params", {}).get("hold_s", 60.0) < NOTICED_S for f in tree["faults"])
+
+
+def _names_a_sample(tree: Tree, played: Played) -> bool:
+    """Whether a sample is poisoned that was chosen without a look at when it is due."""
+    poisons = (f.get("params", {}) for f in tree["faults"] if f["kind"] == "poison-sample")
+    return any(params.get("sample") is not None for params in poisons)
 
 
 def _never_began(tree: Tree, played: Played) -> bool:
@@ -223,6 +238,7 @@ EXCUSES: tuple[Excuse, ...] = (
     *(Excuse(name="fault-landed", verdict="inconclusive", says=why) for why in (*NEVER_DUE, *NOT_LANDED)),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_slight),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_brief),
+    Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=_names_a_sample),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=_lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=_swaps),
     Excuse(name="fault-landed", verdict="inconclusive", says=NOTHING_LEFT, when=_emptied),

@@ -166,6 +166,7 @@ def played_of(ended: Ended, run: RunDirectory | None, logs: Mapping[str, Log]) -
         findings=findings_of(results),
         left=left,
         reached=reached,
+        logs=logs,
         outcomes={
             arm.arm: arm.outcome for arm in sorted(results.arms, key=lambda arm: arm.outcome != "completed")
         },

@@ -1,9 +1,10 @@
 """How long ``chaos fuzz`` takes to find each planted defect: ``python -m benchmarks.planted [--seeds N] [NAME...]``.
 
 Each seed is a search of its own in one process; it ends with the first find, and counts the scenarios and the seconds
-of its processor until then. What was found is kept in ``docs/results/planted.jsonl``, a line a search, and shown in
-``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I on, and ``--into
-FILE`` instead, so that several processes can share the work; ``--table FILE...`` puts theirs together.
+of its processor until then. ``--apart`` has a defect that a story found searched for again without the stories that its
+scenario tells, to see what the others find. What was found is kept in ``docs/results/planted.jsonl``, a line a search,
+and shown in ``docs/search.md``; with ``--table`` it is only shown anew. ``--part I/N``: every Nth defect from I on, and
+``--into FILE`` instead, so that several processes can share the work; ``--table FILE...`` puts theirs together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.fuzz.draw.stories import STORIES
 from tests.support.planted import PLANTED, sought
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,18 +27,25 @@ BEGIN, END = "<!-- planted: made by python -m benchmarks.planted -->\n", "<!-- p
 Row = dict[str, Any]
 
 
-def searched(name: str, seed: int) -> Row:
-    """One search."""
+def searched(name: str, seed: int, *, apart: bool = False) -> Row:
+    """One search. ``told``: the stories of the scenario that showed it; ``apart``: scenarios until it was found without
+    them, 0: it was not."""
     since_s = time.process_time()
     search = sought(PLANTED[name], seed=f"{name} {seed}")
     seconds = round(time.process_time() - since_s, 1)
-    return {
+    row: Row = {
         "name": name,
         "seed": seed,
         "plays": search.runs,
         "seconds": seconds,
         "shown": next(iter(search.finds), ""),
+        "told": "".join(found.first.get("description", "") for found in search.finds.values()),
     }
+    if apart and row["told"]:
+        others = [story for story in STORIES if story.name not in row["told"].split("; ")]
+        again = sought(PLANTED[name], seed=f"{name} {seed}", stories=others)
+        row["apart"] = again.runs if again.finds else 0
+    return row
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
@@ -61,8 +70,10 @@ def table(rows: Sequence[Row]) -> str:
         f"{statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of one processor, the "
         f"longest in {max(plays)} and {max(seconds):.0f} s. {_missed(missed)}{_unsearched(names)}",
         "",
-        "| defect | strategy | found | scenarios | seconds | by |",
-        "| --- | --- | --- | --- | --- | --- |",
+        _by_stories(rows),
+        "",
+        "| defect | strategy | found | scenarios | seconds | in a story | by |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in names:
         mine = [row for row in rows if row["name"] == name]
@@ -71,8 +82,31 @@ def table(rows: Sequence[Row]) -> str:
         how = f"{statistics.median(plays):.0f} | {statistics.median(seconds):.1f}" if found else "- | -"
         by = found[0]["shown"].split(": ", 1)[1].split(" fail:")[0] if found else "-"
         strategy = PLANTED[name].strategy
-        lines.append(f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {by} |")
+        lines.append(f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {_told(found)} | {by} |")
     return "\n".join(lines) + "\n"
+
+
+def _told(found: Sequence[Row]) -> str:
+    return (found[0]["told"] or "none of them") if found else "-"
+
+
+def _by_stories(rows: Sequence[Row]) -> str:
+    """How many finds stories made, and what is left of them without those that did."""
+    found = [row for row in rows if row["shown"]]
+    told = [row for row in found if row["told"]]
+    again = [row for row in told if "apart" in row]
+    names = {name for row in told for name in row["told"].split("; ")}
+    said = (
+        f"{len(found) - len(told)} of {len(found)} finds were made by faults that have nothing to do with each other, "
+        f"{len(told)} by {len(names)} of the {len(STORIES)} stories or by scenarios near one."
+    )
+    if again:
+        share = sum(row["apart"] > 0 for row in again)
+        said += (
+            f" Searched for again without the stories that its scenario told, {share} of {len(again)} "
+            "were found all the same."
+        )
+    return said
 
 
 def _missed(missed: Sequence[str]) -> str:
@@ -96,6 +130,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--into", type=Path)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--table", type=Path, nargs="*")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
@@ -105,7 +140,7 @@ def main() -> int:
         with (given.into or RESULTS).open("a") as stream:
             for seed in range(given.seeds):
                 for name in names:
-                    row = searched(name, seed)
+                    row = searched(name, seed, apart=given.apart)
                     print(json.dumps(row), file=stream, flush=True)
                     print(f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}", flush=True)
         if given.into:

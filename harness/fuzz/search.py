@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,14 +13,18 @@ from harness.fuzz.draw import draw
 from harness.fuzz.draw.draw import Dice, World
 from harness.fuzz.draw.regressions import as_file
 from harness.fuzz.draw.shrink import shrunk
+from harness.fuzz.draw.stories import STORIES, Story, told
+from harness.fuzz.draw.variations import varied
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import Find, find_in, unsteady
 from harness.fuzz.play.play import Played
 
 Tree = dict[str, Any]
 
-NEAR = 0.5
+NEAR = 0.35
 """Share of scenarios that are near one that reached something new."""
+STORY = 0.8
+"""Share of the others that tell a story; the faults of the rest have nothing to do with each other."""
 KEPT = 200
 """Scenarios that reached something new, of which others are made."""
 TWICE = 10
@@ -82,11 +86,12 @@ class Found:
 @dataclass(kw_only=True)
 class Search:
     """One after the other. ``runs``: scenarios that were played, ``refused``: that were not; ``finds``: by key;
-    ``until_s``: by the monotonic clock, after which nothing is made smaller."""
+    ``until_s``: by the monotonic clock, after which nothing is made smaller; ``stories``: those that are told."""
 
     world: World
     player: Plays
     seed: str
+    stories: Sequence[Story] = STORIES
     coverage: Coverage = field(default_factory=Coverage)
     finds: dict[str, Found] = field(default_factory=dict)
     runs: int = 0
@@ -115,7 +120,9 @@ class Search:
 
     def _draw(self) -> Tree:
         if self._kept and self.dice.chance(NEAR):
-            return draw.varied(self.dice.rng.choice(self._kept), self.dice, self.world)
+            return varied(self.dice.rng.choice(self._kept), self.dice, self.world)
+        if self.stories and self.dice.chance(STORY):
+            return told(self.dice, self.world, self.stories)
         return draw.scenario(self.dice, self.world)
 
     def _twice(self, tree: Tree, played: Played) -> Find | None:

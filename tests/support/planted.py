@@ -21,6 +21,7 @@ import recovery.policy.fallback
 import recovery.supervise.divergence
 from chaos.cli import build_catalogue
 from harness.fuzz.draw.draw import World
+from harness.fuzz.draw.stories import STORIES, Story
 from harness.fuzz.play.oracle import find_in
 from harness.fuzz.play.play import Player, kinds, strategies
 from harness.fuzz.search import Search
@@ -72,14 +73,16 @@ class Planted:
             yield
 
 
-def sought(planted: Planted, *, seed: str, runs: int | None = None) -> Search:
+def sought(
+    planted: Planted, *, seed: str, runs: int | None = None, stories: Sequence[Story] = STORIES
+) -> Search:
     """A search that ends with the first find that is this defect's, which it leaves as it is, or after ``runs``
-    scenarios. What the same scenario shows without the defect is no find."""
+    scenarios. What the same scenario shows without the defect is no find. ``stories``: those that it tells."""
     catalogue = build_catalogue()
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
     good = Player(catalogue=catalogue)
     player = Player(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
-    search = Search(world=world, player=player, seed=seed, until_s=0.0)
+    search = Search(world=world, player=player, seed=seed, until_s=0.0, stories=stories)
     while search.runs < (runs or planted.runs):
         with planted.planted():
             found = search.step()

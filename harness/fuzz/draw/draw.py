@@ -6,7 +6,6 @@ price: the loader refuses it, which costs little, and a rule that was never brok
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,7 +72,19 @@ class World:
 
 
 def scenario(dice: Dice, world: World) -> Tree:
-    """A whole scenario."""
+    """A whole scenario, with faults that have nothing to do with each other."""
+    made = job(dice, world)
+    place = made["launcher"]
+    made["faults"] = [
+        fault(dice, world, made["workload"], made["recovery"], place, number)
+        for number in range(_count(dice))
+    ]
+    made["seed"] = dice.rng.randrange(10_000)
+    return made
+
+
+def job(dice: Dice, world: World) -> Tree:
+    """A scenario without faults, and with a seed that stands for any."""
     rng, scale = dice.rng, world.scale
     ranks, shape = _shape(dice, scale.ranks)
     steps = rng.randint(*scale.steps)
@@ -81,7 +92,7 @@ def scenario(dice: Dice, world: World) -> Tree:
     workload: Tree = {
         "kind": "mlp", "ranks": ranks, "steps": steps, "parallelism": shape,
         "global_batch": ranks * rng.randint(1, 6) + (rng.randrange(ranks) if dice.chance(0.2) else 0),
-        "checkpoint": _checkpoint(dice, steps),
+        "checkpoint": checkpoint(dice, steps),
     }  # fmt: skip
     if dice.chance(0.3):
         workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
@@ -94,14 +105,13 @@ def scenario(dice: Dice, world: World) -> Tree:
             "every": rng.randint(1, steps),
             "takes": round(rng.uniform(0.05, scale.evaluates_s), 2),
         }
-    recovery = _recovery(dice, world)
+    recovery = recovery_of(dice, world)
     place = {"kind": world.launcher, "nodes": nodes}
     if nodes > 1 and dice.chance(0.3):
         place["nodes_per_rack"] = rng.randint(1, nodes)
-    faults = [fault(dice, world, workload, recovery, place, number) for number in range(_count(dice))]
     return {
-        "version": 1, "name": "fuzz", "seed": rng.randrange(10_000), "launcher": place, "workload": workload,
-        "recovery": recovery, "faults": faults,
+        "version": 1, "name": "fuzz", "seed": 0, "launcher": place, "workload": workload,
+        "recovery": recovery, "faults": [],
         "stop_conditions": [{"when": f"no_committed_step_for > {scale.still_s}s"}],
     }  # fmt: skip
 
@@ -120,7 +130,8 @@ def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
     return replicas * shards, {"hsdp": {"replicas": replicas, "shards": shards}}
 
 
-def _checkpoint(dice: Dice, steps: int) -> Tree:
+def checkpoint(dice: Dice, steps: int) -> Tree:
+    """How often a job saves, how, and where."""
     rng = dice.rng
     made: Tree = {"every": rng.randint(1, steps), "keep": rng.randint(1, 3)}
     if dice.chance(0.15):
@@ -136,7 +147,8 @@ def _checkpoint(dice: Dice, steps: int) -> Tree:
     return made
 
 
-def _recovery(dice: Dice, world: World) -> Tree:
+def recovery_of(dice: Dice, world: World) -> Tree:
+    """A strategy with its parameters."""
     names = [world.strategy] if world.strategy else [name for name in world.strategies if name != "none"]
     name = dice.pick("strategy", names)
     return {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
@@ -147,13 +159,20 @@ def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
 
 
 def fault(dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int) -> Tree:
-    """One fault of such a job."""
+    """One fault of such a job, of any kind."""
     name = dice.pick("kind", sorted(world.kinds))
+    return fault_of(name, dice, world, workload, recovery, place, number)
+
+
+def fault_of(
+    name: str, dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
+) -> Tree:
+    """One fault of a kind."""
     kind = world.kinds[name]
     made: Tree = {
         "id": f"f{number}",
         "kind": name,
-        "at": _at(dice, kind, name, workload["steps"], world.scale),
+        "at": trigger(dice, kind, name, workload["steps"], world.scale),
     }
     if params := _params(kind, dice, world.scale):
         made["params"] = params
@@ -169,7 +188,8 @@ def fault(dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree,
     return made
 
 
-def _at(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
+def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
+    """When a fault of a kind strikes."""
     rng = dice.rng
     how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
     at: Tree
@@ -193,11 +213,16 @@ def _at(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> T
             "weibull": {"mean": round(rng.uniform(0.3, scale.gap_s), 2), "shape": rng.choice((0.7, 1.5))},
             "max": 3,
         }
-    if how in ("step", "steps", "row") and dice.chance(0.7):
-        at["phase"] = dice.pick(f"phase of {name}", kind.phases or PHASES)
+    if how in ("step", "steps", "row"):
+        at |= phase(dice, name, kind)
     if dice.chance(0.1):
         at["probability"] = 0.5
     return at
+
+
+def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
+    """At which part of a step, more often than not."""
+    return {"phase": dice.pick(f"phase of {name}", kind.phases or PHASES)} if dice.chance(0.7) else {}
 
 
 def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place: Tree) -> Tree:
@@ -224,26 +249,3 @@ def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place
     if how in ("spare", "any") and recovery["strategy"] == "hot-spare" and kind.where is Where.PROCESS:
         return {"role": how, "select": "one" if dice.chance(0.7) else "all"}
     return {"rank": rng.randrange(ranks)}
-
-
-def varied(tree: Tree, dice: Dice, world: World) -> Tree:
-    """Another scenario, near one that reached something new."""
-    made: Tree = copy.deepcopy(tree)
-    rng, faults = dice.rng, made["faults"]
-    job, recovery, place = made["workload"], made["recovery"], made["launcher"]
-    how = dice.pick("variation", ("another", "more", "when", "recovery", "seed", "checkpoint"))
-    if how == "another":
-        number = rng.randrange(len(faults))
-        faults[number] = fault(dice, world, job, recovery, place, number)
-    elif how == "more" and len(faults) < MOST_FAULTS:
-        faults.append(fault(dice, world, job, recovery, place, len(faults)))
-    elif how == "when":
-        one = rng.choice(faults)
-        one["at"] = _at(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
-    elif how == "recovery":
-        made["recovery"] = _recovery(dice, world)
-    elif how == "checkpoint":
-        job["checkpoint"] = _checkpoint(dice, job["steps"])
-    else:
-        made["seed"] = rng.randrange(10_000)
-    return made

@@ -23,12 +23,15 @@ from harness.fuzz.draw.regressions import write
 from harness.fuzz.draw.shrink import shrunk, smaller_than
 from harness.fuzz.draw.text import as_yaml
 from harness.fuzz.draw.values import params_of
+from harness.fuzz.draw.variations import varied
 from harness.fuzz.play.coverage import Coverage
 from harness.fuzz.play.oracle import find_in, plain, unsteady
 from harness.fuzz.play.play import Played, Player, kinds, simulated, strategies
 from harness.fuzz.search import Search
 from harness.judge.results import Finding
 from harness.sim.rank.behaviour import Behaviour
+from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 from tests.mutations.tape import Tape
 from tests.support import defects
 
@@ -100,7 +103,7 @@ def test_a_tree_is_written_as_yaml_that_reads_back(tmp_path: Path) -> None:
 def test_variations_leave_the_scenario_they_are_of_alone() -> None:
     (tree,), one = trees(1), dice(2)
     before = copy.deepcopy(tree)
-    assert any(draw.varied(tree, one, WORLD) != tree for _ in range(5)) and tree == before
+    assert any(varied(tree, one, WORLD) != tree for _ in range(5)) and tree == before
 
 
 # ---- judging
@@ -155,6 +158,35 @@ def test_what_counts_as_a_defect(played: Played, key: str | None) -> None:
 def test_two_logs_of_one_seed_are_a_defect() -> None:
     assert unsteady(Played(digest="a"), Played(digest="b")) is not None
     assert unsteady(Played(digest="a"), Played(digest="a")) is None
+
+
+@pytest.mark.parametrize(("params", "found"), [({"sample": 5}, False), ({"sample": None}, True), ({}, True)])
+def test_only_a_sample_that_was_named_may_come_up_too_late(params: Mapping[str, Any], found: bool) -> None:
+    tree = tree_of({"id": "f0", "kind": "poison-sample", "at": {"step": 1}, "params": params})
+    unseen = "f0 (occurrence 0) could not be injected: no evidence within 15 s"
+    assert (find_in(tree, said("inconclusive", unseen, "faulted: fault-landed")) is not None) == found
+
+
+class GivesUp(CheckpointRestart):
+    """Ends the job at its first failure, whatever is left of it."""
+
+    def on_failure(self, view: ClusterView) -> Decision:
+        """Give up."""
+        return Decision(actions=(GiveUp(),), reason="it is no use")
+
+
+@pytest.mark.parametrize(
+    ("step", "strategy", "found"), [(3, None, False), (21, None, False), (21, GivesUp, True)]
+)
+def test_giving_up_is_right_where_all_that_was_saved_is_in_doubt(
+    step: int, strategy: type[Strategy] | None, found: bool
+) -> None:
+    desync = {"id": "f0", "kind": "replica-desync", "at": {"step": step}, "target": {"rank": 1}}
+    tree = tree_of(desync, recovery={"strategy": "checkpoint-restart"})
+    tree["workload"] |= {"ranks": 2, "verify_every": 5, "checkpoint": {"every": 2}}
+    played = Player(catalogue=CATALOGUE, strategy=strategy).play(tree)
+    assert (played.outcomes["faulted"] == "gave-up") == (step == 3 or found)
+    assert (find_in(tree, played) is not None) == found
 
 
 def test_the_same_defect_has_the_same_words() -> None:

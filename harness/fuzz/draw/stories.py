@@ -1,0 +1,314 @@
+"""Stories: a few faults that belong together, each drawn like any other fault but for what the story says of it.
+
+Faults that have nothing to do with each other seldom meet: that a rank is lost just while another is replaced takes
+many draws. ``STORIES`` has the shapes in which failures of large jobs are known to come together. It says of each fault
+what it does, when and to whom, and of the job what makes it matter; kinds, parameters and all else are drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from chaos.fault.aftermath import Ends, GoneBy, HangsUntilDeclared, StandsStill
+from chaos.fault.base import Fault, Where
+from harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
+from harness.fuzz.draw.values import params_of
+
+FAILURE = ("loss", "hang", "values", "apart")
+"""What a job has to recover from."""
+SUPERVISOR = ("supervisor",)
+MENDING = ("noticed", "noticed", "regroup", "restore", "recovered")
+"""Moments of a recovery, the first of which every recovery has."""
+AFTER = ("recovered", "soon", "later", "later")
+TWO = 0.5
+"""Share of jobs in which another story follows the first."""
+LONG_S = (10.0, 20.0)
+"""How long all evaluations of a job that lasts take together, seconds: a process can be started, built and waited for
+meanwhile."""
+BRIEF = {"down_s": 1.0}
+"""What is away comes back while the job trains, seconds at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One fault of a story. ``what``: of which groups (``groups``); ``when``: words of ``_Telling.when``; ``who``:
+    "anyone", or beside the fault before it "same", "another" or "same node"; ``share``: of the tellings that have it.
+    A word that is there twice is drawn twice as often."""
+
+    what: tuple[str, ...] = FAILURE
+    when: tuple[str, ...] = ("midway",)
+    who: tuple[str, ...] = ("anyone",)
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """``needs``: what the job must be like, words of ``NEEDS``."""
+
+    name: str
+    beats: tuple[Beat, ...]
+    needs: tuple[str, ...] = ()
+
+
+STORIES: tuple[Story, ...] = (
+    Story(
+        name="a second failure while the first is mended",
+        beats=(Beat(), Beat(when=MENDING, who=("same", "another")), Beat(when=MENDING, share=0.3)),
+    ),
+    Story(
+        name="the same again on whoever took over",
+        beats=(Beat(), Beat(what=("same",), when=AFTER, who=("same",)), Beat(when=AFTER, share=0.3)),
+    ),
+    Story(
+        name="one failure after the other",
+        beats=(Beat(), Beat(when=AFTER), Beat(when=("later",), share=0.5)),
+    ),
+    Story(
+        name="the supervisor is lost while it acts",
+        beats=(Beat(), Beat(what=SUPERVISOR, when=MENDING), Beat(when=("later",), share=0.3)),
+    ),
+    Story(
+        name="the supervisor is lost, and what it knew is needed",
+        beats=(
+            Beat(what=("values", "values", "loss", "hang")),
+            Beat(what=SUPERVISOR, when=AFTER),
+            Beat(when=("later",)),
+        ),
+    ),
+    Story(
+        name="a failure while nobody supervises",
+        beats=(Beat(what=SUPERVISOR), Beat(when=("soon",)), Beat(when=("later",), share=0.3)),
+    ),
+    Story(
+        name="a checkpoint is bad, and is needed",
+        beats=(
+            Beat(what=("checkpoint", "checkpoint", "storage")),
+            Beat(when=("soon", "later")),
+            Beat(when=MENDING, share=0.3),
+        ),
+        needs=("saves", "keeps few"),
+    ),
+    Story(
+        name="wrong values are saved before they are noticed",
+        beats=(Beat(what=("state", "state", "values")), Beat(when=("soon", "later"), share=0.3)),
+        needs=("saves often", "keeps few", "compares seldom"),
+    ),
+    Story(
+        name="a state goes wrong, and its source is lost",
+        beats=(Beat(what=("state", "values")), Beat(what=("loss", "hang"), when=("soon", "noticed"), who=("same",))),
+    ),
+    Story(
+        name="two failures at once",
+        beats=(Beat(), Beat(when=("at once",), who=("another", "same node"))),
+    ),
+    Story(
+        name="a failure in the first steps or the last",
+        beats=(Beat(when=("first", "last")), Beat(when=("at once", "soon", *MENDING), share=0.4)),
+    ),
+    Story(
+        name="a failure around a save",
+        beats=(Beat(when=("saving", "saved", "after a save")), Beat(when=("soon", *MENDING), share=0.4)),
+        needs=("saves",),
+    ),
+    Story(
+        name="a failure while something is slow",
+        beats=(Beat(what=("slow",)), Beat(when=("soon",)), Beat(when=MENDING, share=0.3)),
+    ),
+    Story(
+        name="a job goes on for long after its failures",
+        beats=(Beat(), Beat(when=("soon", *MENDING), share=0.3)),
+        needs=("lasts",),
+    ),
+)  # fmt: skip
+
+
+def told(dice: Dice, world: World, stories: Sequence[Story] = STORIES) -> Tree:
+    """A scenario that tells one of these stories or two, of those for which there are kinds of fault; it says which."""
+    possible = {story.name: story for story in stories if _can_tell(story, world)}
+    names = [dice.pick("story", list(possible)) for _ in range(2 if dice.chance(TWO) else 1)]
+    made = {**job(dice, world), "description": "; ".join(dict.fromkeys(names))}
+    _long_enough(made, dice, world)
+    scale = replace(world.scale, most={**BRIEF, **world.scale.most})
+    telling = _Telling(dice, replace(world, scale=scale), made)
+    for need in dict.fromkeys(need for name in names for need in possible[name].needs):
+        NEEDS[need](made, dice, world)
+    for name in names:
+        telling.tell(possible[name])
+    made["seed"] = dice.rng.randrange(10_000)
+    return made
+
+
+def related(dice: Dice, world: World, tree: Tree) -> None:
+    """One fault more, that belongs to those before it."""
+    telling = _Telling(dice, world, tree)
+    telling.tell(
+        Story(
+            name="",
+            beats=(Beat(what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")),),
+        )
+    )
+
+
+def _can_tell(story: Story, world: World) -> bool:
+    there = {"same"}.union(*(groups(kind) for kind in world.kinds.values()))
+    return all(there & set(beat.what) for beat in story.beats if beat.share == 1.0)
+
+
+@functools.cache
+def groups(kind: type[Fault]) -> frozenset[str]:
+    """What a kind does to a job, by what it says of itself. "state": it can leave one rank with another state, of
+    "values"; "apart": nobody can tell it from a loss, "slow": it lasts and harms nothing."""
+    places = {Where.CHECKPOINT: "checkpoint", Where.STORAGE: "storage", Where.COORDINATOR: "supervisor"}
+    if kind.where in places:
+        return frozenset({places[kind.where]})
+    if kind.harmless:
+        return frozenset({"slow"} if kind.lasting else ())
+    if kind.corrupts:
+        return frozenset({"values", "state"} if kind.changes_state else {"values"})
+    follows = kind(**params_of(kind, random.Random(0))).follows()
+    if any(isinstance(one, (StandsStill, HangsUntilDeclared)) for one in follows):
+        return frozenset({"hang"})
+    if any(isinstance(one, (Ends, GoneBy)) for one in follows):
+        return frozenset({"loss"})
+    return frozenset({"apart"})
+
+
+# ---- what a job must be like
+
+
+def _long_enough(made: Tree, dice: Dice, world: World) -> None:
+    """Enough steps for all that is told, in the upper part of what is drawn."""
+    least, most = world.scale.steps
+    made["workload"]["steps"] = dice.rng.randint((least + most) // 2, most)
+
+
+def _saves(made: Tree, dice: Dice, world: World) -> None:
+    """A checkpoint before the middle of the job."""
+    made["workload"]["checkpoint"]["every"] = dice.rng.randint(1, max(1, made["workload"]["steps"] // 4))
+
+
+def _saves_often(made: Tree, dice: Dice, world: World) -> None:
+    made["workload"]["checkpoint"]["every"] = dice.rng.randint(1, 2)
+
+
+def _keeps_few(made: Tree, dice: Dice, world: World) -> None:
+    made["workload"]["checkpoint"]["keep"] = dice.rng.choice((1, 1, 2, 3))
+
+
+def _compares_seldom(made: Tree, dice: Dice, world: World) -> None:
+    """Ranks hold the same, and compare it after several checkpoints, while the job trains."""
+    made["workload"]["verify_every"] = dice.rng.randint(4, max(4, made["workload"]["steps"] // 3))
+    if made["workload"]["parallelism"] == "fsdp":
+        made["workload"]["parallelism"] = "ddp"
+
+
+def _lasts(made: Tree, dice: Dice, world: World) -> None:
+    """Evaluations between the steps, so that a replacement comes and the job goes on with it. One rank evaluates, so it
+    has all of the model."""
+    steps, every = world.scale.steps[1], dice.rng.randint(1, 5)
+    takes = dice.rng.uniform(*LONG_S) * every / steps
+    made["workload"] |= {"steps": steps, "evaluate": {"every": every, "takes": round(takes, 2)}}
+    made["workload"]["parallelism"] = "ddp"
+
+
+NEEDS: Mapping[str, Callable[[Tree, Dice, World], None]] = MappingProxyType(
+    {
+        "saves": _saves,
+        "saves often": _saves_often,
+        "keeps few": _keeps_few,
+        "compares seldom": _compares_seldom,
+        "lasts": _lasts,
+    }
+)
+
+
+# ---- faults
+
+
+class _Telling:
+    """Faults of stories, one after the other. ``made``: the scenario, whose faults they become."""
+
+    def __init__(self, dice: Dice, world: World, made: Tree) -> None:
+        self._dice, self._world, self._made = dice, world, made
+        self._job, self._place = made["workload"], made["launcher"]
+        self._parts = (self._job, made["recovery"], self._place)
+        steps = [fault["at"]["step"] for fault in made["faults"] if "step" in fault["at"]]
+        self._step = steps[-1] if steps else 0
+        """At which the last one with a step strikes; 0: none has yet."""
+
+    def tell(self, story: Story) -> None:
+        """Draw them all."""
+        dice, faults = self._dice, self._made["faults"]
+        for beat in story.beats:
+            if beat.share == 1.0 or dice.chance(beat.share):
+                faults += self._faults(beat, faults[-1] if faults else None, len(faults))
+
+    def _faults(self, beat: Beat, before: Tree | None, number: int) -> list[Tree]:
+        """One, or none where there is no such kind."""
+        name = self._kind(beat, before)
+        if name is None:
+            return []
+        made = fault_of(name, self._dice, self._world, *self._parts, number)
+        made["at"] = self._when(self._dice.rng.choice(beat.when), name, before)
+        target = self._who(self._dice.rng.choice(beat.who), made.get("target"), before)
+        return [{**made, "target": target} if target else made]
+
+    def _kind(self, beat: Beat, before: Tree | None) -> str | None:
+        if beat.what == ("same",):
+            return str(before["kind"]) if before else None
+        there = {
+            group: [name for name, kind in sorted(self._world.kinds.items()) if group in groups(kind)]
+            for group in beat.what
+        }
+        names = there[self._dice.rng.choice(beat.what)] or [name for each in there.values() for name in each]
+        return str(self._dice.pick("kind", names)) if names else None
+
+    def _when(self, word: str, name: str, before: Tree | None) -> Tree:
+        """A trigger. Words: of a part of the job ("first", "midway", "last"), of its saves ("saving", "saved", "after a
+        save"), of a recovery (``MENDING``), and beside the fault before ("at once", "soon", "later")."""
+        rng, steps = self._dice.rng, self._job["steps"]
+        if word in ("saving", "saved"):
+            return {
+                "event": f"checkpoint_{'saving' if word == 'saving' else 'committed'}",
+                "nth": rng.randint(1, 3),
+            }
+        if word in MENDING:
+            done = max(1, sum("step" in fault["at"] for fault in self._made["faults"]))
+            event = "recovery_started" if word == "noticed" else word
+            return {"event": event, "nth": rng.choice((1, done, done, done + 1))}
+        if word == "at once" and before is not None:
+            return dict(before["at"])
+        self._step = max(1, min(steps, self._step_of(word, steps)))
+        return {"step": self._step, **phase(self._dice, name, self._world.kinds[name])}
+
+    def _step_of(self, word: str, steps: int) -> int:
+        rng, since = self._dice.rng, self._step
+        if word == "first":
+            return since + rng.randint(1, 2)
+        if word == "last":
+            return steps - rng.randint(0, 1)
+        if word == "soon":
+            return since + rng.randint(0, 2)
+        if word == "later":
+            return since + rng.randint(2, max(2, steps // 3))
+        step = since + rng.randint(max(1, steps // 8), max(1, steps // 3))
+        every = self._job["checkpoint"]["every"]
+        if word == "after a save" and isinstance(every, int):
+            return max(1, step // every) * every + 1
+        return step
+
+    def _who(self, word: str, target: Tree | None, before: Tree | None) -> Tree | None:
+        """A target; None: none. Whoever was hit before is known where one rank was named."""
+        rank = (before or {}).get("target", {}).get("rank")
+        if target is None or "rank" not in target or rank is None or word == "anyone":
+            return target
+        if word == "another":
+            return {"rank": (rank + self._dice.rng.randint(1, self._job["ranks"] - 1)) % self._job["ranks"]}
+        if word == "same node":
+            per = -(-self._job["ranks"] // self._place["nodes"])
+            return {"node": rank // per, "select": "one"}
+        return {"rank": rank}

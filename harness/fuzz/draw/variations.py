@@ -1,0 +1,49 @@
+"""Scenarios near others that reached something new: one thing of them is drawn again."""
+
+from __future__ import annotations
+
+import copy
+
+from harness.fuzz.draw.draw import (
+    MOST_FAULTS,
+    Dice,
+    Tree,
+    World,
+    checkpoint,
+    fault,
+    fault_of,
+    recovery_of,
+    trigger,
+)
+from harness.fuzz.draw.stories import related
+
+WAYS = ("another", "kind", "more", "related", "when", "recovery", "seed", "checkpoint")
+
+
+def varied(tree: Tree, dice: Dice, world: World) -> Tree:
+    """Another scenario, near this one, which stays as it is."""
+    made: Tree = copy.deepcopy(tree)
+    rng, faults = dice.rng, made["faults"]
+    job, recovery, place = made["workload"], made["recovery"], made["launcher"]
+    how = dice.pick("variation", WAYS)
+    number = rng.randrange(len(faults))
+    if how == "another":
+        faults[number] = fault(dice, world, job, recovery, place, number)
+    elif how == "kind":  # another kind, just then
+        name = dice.pick("kind", sorted(world.kinds))
+        other = fault_of(name, dice, world, job, recovery, place, number)
+        faults[number] = {**other, "at": faults[number]["at"]}
+    elif how == "more" and len(faults) < MOST_FAULTS:
+        faults.append(fault(dice, world, job, recovery, place, len(faults)))
+    elif how == "related" and len(faults) < MOST_FAULTS:
+        related(dice, world, made)
+    elif how == "when":
+        one = faults[number]
+        one["at"] = trigger(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
+    elif how == "recovery":
+        made["recovery"] = recovery_of(dice, world)
+    elif how == "checkpoint":
+        job["checkpoint"] = checkpoint(dice, job["steps"])
+    else:
+        made["seed"] = rng.randrange(10_000)
+    return made

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.project.test_contributing import BLOCKS
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("chaos", "recovery", "harness", "reports")
 FOLDERS = (*ROOMS, "tests", "benchmarks", "scenarios", "docs", "examples", "templates")
@@ -14,6 +16,8 @@ PATH = re.compile(rf"(?<![\w/.$}}-])(?:{'|'.join(FOLDERS)})(?:/[\w.-]+)+/?")
 MODULE = re.compile(rf"``?((?:{'|'.join(ROOMS)})(?:\.\w+)+)``?")
 RECORDS = {"docs/comparison.md", "docs/search.md"}
 """Tables of what was played, with the names of that commit."""
+EXAMPLE = {name for name, _ in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text())}
+"""Files that a reader is shown how to add."""
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
 CODE = [path for room in (*ROOMS, "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))]
 
@@ -23,7 +27,7 @@ def named(path: Path) -> Iterator[str]:
     text = path.read_text()
     for found in PATH.findall(text) if path.suffix == ".md" else ():
         place = ROOT / found.rstrip("./")
-        if not (place.exists() or place.with_name(place.name + ".py").exists()):
+        if found not in EXAMPLE and not (place.exists() or place.with_name(place.name + ".py").exists()):
             yield found
     for found in MODULE.findall(text):
         if not resolves(found):

@@ -1,0 +1,64 @@
+"""The fault that CONTRIBUTING.md adds is complete as it stands there: it is found, lands and is recovered from."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import chaos.faults
+import tests.faultcases
+from chaos import plugins
+from chaos.cli import build_catalogue
+from chaos.fault.base import Fault
+from harness.fuzz.play.oracle import find_in
+from harness.fuzz.play.play import Player
+from tests.support.fault_fakes import OCCURRENCE, FaultCase
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.compile(r"^`(\S+)`, [^\n]*\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Path]]:
+    """The files of the section, by their names, where plugins are looked for."""
+    files = {}
+    for name, text in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text()):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        files[path.name] = path
+    for package in (chaos.faults, tests.faultcases):
+        here = tmp_path / package.__name__.replace(".", "/")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(here)])
+    plugins.load.cache_clear()
+    yield files
+    plugins.load.cache_clear()
+    for package in (chaos.faults, tests.faultcases):
+        sys.modules.pop(f"{package.__name__}.late_kill", None)
+
+
+def test_the_section_adds_these_files(added: dict[str, Path]) -> None:
+    assert sorted(added) == ["late-kill.yaml", "late_kill.py"]  # the fault and how it is tried share a name
+
+
+def test_the_fault_is_found_and_its_evidence_told_apart(added: dict[str, Path]) -> None:
+    fault = plugins.load("chaos.faults", Fault)["late-kill"]()
+    case: FaultCase = importlib.import_module("tests.faultcases.late_kill").CASE
+    assert fault.landed(OCCURRENCE, case.evidence) is not None
+    for events in case.elsewhere:
+        assert fault.landed(OCCURRENCE, events) is None
+
+
+def test_its_scenario_is_recovered_from_in_simulation(added: dict[str, Path]) -> None:
+    tree = YAML(typ="safe", pure=True).load(added["late-kill.yaml"])
+    tree["launcher"] = {"kind": "sim"}
+    played = Player(catalogue=build_catalogue()).play(tree)
+    assert (played.refused, played.crash, find_in(tree, played)) == ("", "", None)
+    assert played.findings["faulted: fault-landed"].verdict == "pass", played.findings
+    assert {finding.verdict for finding in played.findings.values()} == {"pass"}

@@ -1,0 +1,49 @@
+"""Runs that were stored before the rooms had floors (commit e64914e) are judged as they were then.
+
+``stored/*.tar.xz``: what judging reads of a run, and its ``results.json``: four cells with real ranks, four simulated
+ones, and a command that torchrun starts.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cli import invoke
+
+STORED = sorted((Path(__file__).parent / "stored").glob("*.tar.xz"))
+
+
+def leaves(tree: Any, at: str = "") -> dict[str, Any]:
+    """Each value of a JSON tree by its place; numbers to nine digits, as Python 3.12 sums more exactly."""
+    if isinstance(tree, dict):
+        return {place: leaf for key in tree for place, leaf in leaves(tree[key], f"{at}.{key}").items()}
+    if isinstance(tree, list):
+        rows = (leaves(one, f"{at}[{number}]") for number, one in enumerate(tree))
+        return {place: leaf for row in rows for place, leaf in row.items()} | {f"{at}.len": len(tree)}
+    return {at: float(f"{tree:.9g}") if isinstance(tree, float) else tree}
+
+
+@pytest.mark.parametrize("archive", STORED, ids=lambda path: path.name.partition(".")[0])
+def test_a_run_of_before_is_judged_the_same(archive: Path, tmp_path: Path) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.iterdir()
+    before = json.loads((run / "results.json").read_text())
+    (run / "results.json").unlink()
+    assert invoke(["analyze", str(run), "-q"]) == before["exit_code"] == 0
+    assert leaves(json.loads((run / "results.json").read_text())) == leaves(before)
+
+
+def test_a_line_that_is_gone_changes_the_verdict(tmp_path: Path) -> None:
+    with tarfile.open(STORED[0]) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.iterdir()
+    log = min((run / "events").glob("*hot-spare*.faulted/w*.jsonl"))
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:20] + lines[21:]))
+    assert invoke(["analyze", str(run), "-q"]) != 0

@@ -9,7 +9,7 @@ from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
 from harness.judge.record.episodes import Episode
 from harness.judge.record.node_attribution import homes, nodes_hit
-from recovery.checkpoint.memory import ROLE
+from recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
 STOPPED = ("T", "t")
@@ -25,7 +25,8 @@ def keepers(log: Log) -> dict[str, Event]:
 def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> dict[str, int]:
     """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
     that lives then holds every shard: name -> step. One that was refused since as damaged, or let go of, does not
-    count. Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then: it does not answer.
+    count, nor one that made room for as many newer ones as keepers hold, whatever these are worth. Nor does what a
+    keeper holds that was stopped at any time from ``since_ns`` to then: it does not answer.
 
     A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
     that ended has let everything go, and who follows it on the node begins with nothing.
@@ -33,6 +34,7 @@ def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> di
     silent = _stopped(log, since_ns, until_ns)
     lives = [life[1:] for life in _lives(log) if life[0] not in silent]
     nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
+    said: dict[tuple[str, int], set[int]] = defaultdict(set)
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
     for event in log.of(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
@@ -50,6 +52,10 @@ def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> di
                 node in holders and start <= event.time_ns and until_ns < end for node, start, end in lives
             ):
                 held[key].add(event.data["shard"])
+            said[key].add(event.data["shard"])
+            whole = sorted((k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards)
+            for _, _, older in whole[:-KEPT]:
+                del wanted[older]
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
 
 
@@ -99,10 +105,10 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
     return found
 
 
-def _lives(log: Log) -> list[tuple[str, int, int, int]]:
+def _lives(log: Log) -> list[tuple[str, int | None, int, int]]:
     """Name, node, start and end of each keeper."""
     ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
     return [
-        (name, start.data["node"], start.time_ns, ends.get(name, 2**63))
+        (name, start.data.get("node"), start.time_ns, ends.get(name, 2**63))
         for name, start in keepers(log).items()
     ]

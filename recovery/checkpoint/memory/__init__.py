@@ -8,3 +8,6 @@ does not hold. No torch here, and nothing is unpickled. ``header``: what describ
 
 ROLE = "keeper"
 """Of a keeper in ``process_spawned``: it never trains, and no supervisor asks it where it is."""
+
+KEPT = 2
+"""Complete checkpoints that keepers hold; older ones go as the next is complete."""

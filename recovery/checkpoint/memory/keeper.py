@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recovery.checkpoint.memory import talk
+from recovery.checkpoint.memory import KEPT, talk
 from recovery.checkpoint.memory.announcing import Announcer
 from recovery.checkpoint.memory.header import Key
 from recovery.checkpoint.memory.holdings import Holdings, Refusal
@@ -76,7 +76,7 @@ class KeeperConfig(BaseModel):
     name: str
     token: str = Field(min_length=32)
     limit_bytes: int = Field(ge=1)
-    keep: int = Field(default=2, ge=1)
+    keep: int = Field(default=KEPT, ge=1)
     replicate: bool = True
     host: str = "127.0.0.1"
     peers: dict[int, Address] = {}

@@ -203,7 +203,11 @@ class Adopter(Standing):
             return
         known, members = self._past, self._crew.member_processes()
         if known.generation:
-            self._progress.resumed(self.generation, self.members, known.resume_step)
+            held = [process.step for process in members if process.valid]
+            all_said = len(held) == len(members)  # marks of a generation before the one that was to form say nothing
+            self._progress.resumed(
+                self.generation, self.members, max(known.resume_step, min(held) if all_said else 0)
+            )
         if self._differed is not None:
             self.stage = Stage.TRAINING
             self._diverged(self._differed)

@@ -298,13 +298,20 @@ def _explains(episode: Episode, failure: Event) -> bool:
 def _ends(episodes: list[Episode], index: int, *, same_target: bool) -> Callable[[Event], float]:
     """Up to when episode ``index`` may explain a failure: of one of several processes that it hit, until that one is
     hit again, as the others are still as they were. What only changed values neither explains that nobody goes on,
-    nor is it a newer cause of that."""
+    nor is it a newer cause of that. One that hides that a rank works may make the job seem stuck, with nobody to blame,
+    until it is healed, whatever strikes meanwhile."""
     hit = set(episodes[index].processes)
     whole = _until(episodes, index, hit, same_target=same_target)
     if not same_target:
         stuck = _until(episodes, index, hit, same_target=False, values=False)
         stuck = float("-inf") if episodes[index].changed else stuck
-        return lambda failure: stuck if failure.data["cause"] in _STUCK else whole
+        healed, hides = episodes[index].healed, episodes[index].seems_still
+        nameless = max(stuck, healed.time_ns if healed else float("inf")) if hides else stuck
+        return lambda failure: (
+            whole if failure.data["cause"] not in _STUCK
+            else stuck if failure.data["process"] is not None
+            else nameless
+        )  # fmt: skip
     if len(hit) < 2:
         return lambda failure: whole
     each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}

@@ -6,13 +6,14 @@ Each such reason is listed (``EXCUSES``) with what must be true of the scenario 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from chaos.events.log import Kind
-from harness.fuzz.play.play import Played
+from harness.fuzz.play.play import Played, kinds
 from harness.judge.measure.pressure import TOO_BUSY
 from harness.judge.results import Finding
 
@@ -21,6 +22,8 @@ NOTICED_S = 1.0
 """A hang of so many seconds shows in the job's steps."""
 TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
 """Keys of which a fault's ``at`` has one."""
+SILENT = re.compile(r"silent for ([\d.]+) s")
+SECONDS = re.compile(r"no_committed_step_for > ([\d.]+)s")
 MORE = re.compile(r"; and \d+ more$")
 
 
@@ -99,30 +102,42 @@ def _silent_and_uncompared(tree: Tree, played: Played) -> bool:
 
 
 def _ended_uncompared(tree: Tree, played: Played) -> bool:
-    """Whether each generation in which a fault made replicas differ ended before a step came at which they are
-    compared, and whoever came after it took what was saved."""
+    """Whether no step came at which replicas that a fault had made differ are compared, nor did a generation train that
+    had taken its state from them, until all went back to what was saved or the job ended."""
     log = played.logs.get("faulted")
-    changes = ("replica-desync", "tensor-corrupt")
-    changed = [e for e in log.of(Kind.FAULT_INJECTED) if e.data["kind"] in changes] if log else []
+    changed = [e for e in log.of(Kind.FAULT_INJECTED) if kinds()[e.data["kind"]].changes_state] if log else []
     if log is None or not changed:
         return False
     every = tree["workload"].get("verify_every")
     looked = log.of(Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING)
     compared = [(e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every]
-    started = {e.generation: e.data["state"] for e in log.of(Kind.GENERATION_STARTED)}
-    for hit in changed:
-        after = min((number for number in started if number > hit.generation), default=None)
-        if after is not None and started[after] != "checkpoint":
-            return False
-        if any(number == hit.generation and step >= (hit.step or 0) for number, step in compared):
-            return False
-    return True
+    back = [e.generation for e in log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"]
+    compared += [(e.generation, math.inf) for e in log.of(Kind.GENERATION_READY)]
+    return not any(
+        step >= (hit.step or 0)
+        for hit in changed
+        for number, step in compared
+        if hit.generation < number < min((b for b in back if b > hit.generation), default=math.inf)
+        or (number == hit.generation and step != math.inf)
+    )
 
 
 def _cut_off(tree: Tree, played: Played) -> bool:
     """Whether ranks are cut off from each other for so many steps, which nobody makes meanwhile."""
     cuts = ("node-isolate", "partition", "link-flap")
     return any(f["kind"] in cuts and isinstance(f.get("duration"), dict) for f in tree["faults"])
+
+
+def _slow_to_start(tree: Tree, played: Played) -> bool:
+    """Whether no step was ever made, and the supervisor spent half of the time after which a job is halted on hangs,
+    of which it cannot know before the first step how soon they are none."""
+    log = played.logs.get("faulted")
+    if log is None or any(log.of(Kind.STEP_COMMITTED)):
+        return False
+    limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
+    silent = (SILENT.search(e.data["detail"]) for e in log.of(Kind.FAILURE_DETECTED))
+    waited = sum(float(found[1]) for found in silent if found)
+    return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
 
 
 def _slight(tree: Tree, played: Played) -> bool:
@@ -256,6 +271,7 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_unrecovered),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
+    Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start),
     Excuse(name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"),
     *(
         Excuse(

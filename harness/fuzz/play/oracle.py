@@ -110,7 +110,9 @@ def _ended_uncompared(tree: Tree, played: Played) -> bool:
         return False
     every = tree["workload"].get("verify_every")
     looked = log.of(Kind.STEP_COMMITTED if every else Kind.CHECKPOINT_SAVING)
-    compared = [(e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every]
+    compared: list[tuple[int, float]] = [
+        (e.generation, e.step or 0) for e in looked if not every or not (e.step or 0) % every
+    ]
     back = [e.generation for e in log.of(Kind.GENERATION_STARTED) if e.data["state"] == "checkpoint"]
     compared += [(e.generation, math.inf) for e in log.of(Kind.GENERATION_READY)]
     return not any(

@@ -34,6 +34,7 @@ from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 from tests.mutations.tape import Tape
 from tests.support import defects
+from tests.support.logs import Script
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
@@ -186,6 +187,21 @@ def test_giving_up_is_right_where_all_that_was_saved_is_in_doubt(
     tree["workload"] |= {"ranks": 2, "verify_every": 5, "checkpoint": {"every": 2}}
     played = Player(catalogue=CATALOGUE, strategy=strategy).play(tree)
     assert (played.outcomes["faulted"] == "gave-up") == (step == 3 or found)
+    assert (find_in(tree, played) is not None) == found
+
+
+@pytest.mark.parametrize(("steps", "silent_s", "found"), [(0, 60.0, False), (0, 20.0, True), (3, 60.0, True)])
+def test_a_halted_job_is_no_find_only_where_hangs_took_its_time_before_the_first_step(
+    steps: int, silent_s: float, found: bool
+) -> None:
+    script = Script("hot-spare", spares=1)
+    script.train(steps)
+    detail = f"silent for {silent_s:.2f} s in collective of step {steps + 1}"
+    script.orchestrator(Kind.FAILURE_DETECTED, failure=1, cause="hang", process="w1", rank=1, detail=detail)
+    halted = said("fail", f"the job did not finish: halted at step {steps} of 4", "faulted: liveness")
+    played = replace(halted, logs={"faulted": script.finish().log()}, outcomes={"faulted": "halted"})
+    tree = tree_of({"id": "f0", "kind": "rank-hang", "at": {"step": 1}})
+    tree["stop_conditions"] = [{"when": "no_committed_step_for > 100s"}]
     assert (find_in(tree, played) is not None) == found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from chaos.events.log import Event, Kind, Log
 from chaos.fault.aftermath import OVER_WHEN_DONE
@@ -22,11 +22,16 @@ def keepers(log: Log) -> dict[str, Event]:
     }
 
 
-def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> dict[str, int]:
+def held_in_memory(
+    log: Log, *, since_ns: int, until_ns: int, before: int, in_doubt: Callable[[Event, int, int], bool]
+) -> dict[str, int]:
     """Checkpoints in memory that generations ``before`` this one acknowledged by ``until_ns`` and of which some keeper
-    that lives then holds every shard: name -> step. One that was refused since as damaged, or let go of, does not
-    count, nor one that made room for as many newer ones as keepers hold, whatever these are worth. Nor does what a
-    keeper holds that was stopped at any time from ``since_ns`` to then: it does not answer.
+    that lives then holds every shard: name -> step.
+
+    One that was refused since as damaged does not count, nor one that was let go of, if it was ``in_doubt`` (the line
+    that says so, its step, the generation that saved it), nor one that made room for as many newer ones as keepers
+    hold, whatever these are worth. Nor does what a keeper holds that was stopped at any time from ``since_ns`` to then:
+    it does not answer.
 
     A keeper holds what a rank of its node saved, and what such an event names its node for as having a copy; a keeper
     that ended has let everything go, and who follows it on the node begins with nothing.
@@ -42,8 +47,10 @@ def held_in_memory(log: Log, *, since_ns: int, until_ns: int, before: int) -> di
             continue
         name = event.data["checkpoint"]
         if event.kind is not Kind.CHECKPOINT_COMMITTED:
+            refused = event.kind is Kind.CHECKPOINT_REFUSED
             for key in [key for key in wanted if key[0] == name]:
-                del wanted[key]
+                if refused or in_doubt(event, wanted[key][0], key[1]):
+                    del wanted[key]
         elif event.generation < before:
             key = (name, event.generation)
             wanted[key] = (event.step or 0, event.data["shards"])

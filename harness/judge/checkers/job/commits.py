@@ -109,8 +109,9 @@ def _acknowledged(history: History, generation: Generation) -> int:
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0
     known |= held_in_memory(
-        history.log, since_ns=generation.started_ns, until_ns=until, before=generation.number
-    )
+        history.log, since_ns=generation.started_ns, until_ns=until, before=generation.number,
+        in_doubt=lambda gone, step, saved_in: _in_doubt(history, gone, step, saved_in),
+    )  # fmt: skip
     sure = _sure_until(history, generation)
     return max((step for step in known.values() if step <= sure), default=0)
 
@@ -219,7 +220,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
             bad.add(name)
         elif event.kind is Kind.CHECKPOINT_DELETED:
             counts["deleted"] += 1
-            doubtful = name in good and _in_doubt(evidence, event, good[name], saved_in.get(name, 0))
+            doubtful = name in good and _in_doubt(evidence.history, event, good[name], saved_in.get(name, 0))
             wrong = _deleted(name, good, rotten, _agreed_by(event, agreements, evidence))
             problems += () if doubtful else wrong or _too_few(name, there, evidence)
             there.discard(name)
@@ -257,9 +258,9 @@ def _agreed_by(
     return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
 
 
-def _in_doubt(evidence: Evidence, deleted: Event, step: int, saved_in: int) -> bool:
+def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
     """Whether a checkpoint may hold the state of a replica that was found to differ, and is rightly done away with."""
-    history, until_ns = evidence.history, deleted.time_ns + evidence.log.clocks.bound_ns(deleted)
+    until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
     return any(step > agreed_before(history, failure)[0] for failure in found)
 

@@ -11,7 +11,6 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -206,13 +205,11 @@ def memory() -> Path | None:
     return IN_MEMORY if IN_MEMORY.is_dir() else None
 
 
-@cache
 def kinds() -> Mapping[str, type[Fault]]:
     """All kinds of fault."""
     return plugins.load(chaos.faults.__name__, Fault)
 
 
-@cache
 def strategies() -> Mapping[str, type[Strategy]]:
     """All strategies."""
     return plugins.load(recovery.policy.strategies.__name__, Strategy)

